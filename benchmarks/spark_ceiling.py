@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.spark.sources.buffer_reader import freeze_modules
+from penstock.spark.worker import freeze_modules
 
 __all__ = ["ArrowFiles"]
 

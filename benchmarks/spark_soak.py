@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
-from penstock.spark.tables.table import open_table
 from records import MIB, array_of
 from spark_data import OBJECT_RECORDS, RECORD_BYTES, make_queue
 from spark_runs import Bench, Sink

@@ -1,4 +1,4 @@
-"""A store in memory that keeps the promises of Quiver, and an OTLP server that answers as told."""
+"""A Quiver in memory, and an OTLP server with the responses that a test chooses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.schema import Signal
+from penstock.quiver import Subscriber
 
 RAW_SLOTS = {"logs": 60, "traces": 61, "metrics": 62}
 FLAT_SLOTS = {"traces": 50, "logs": 51, "metrics": 52}
@@ -56,9 +57,7 @@ class Bundle:
 
 
 class MemoryStore:
-    """One subscriber's worth of a durable queue; `fail` makes the next ingest raise."""
-
-    takes_writes = True
+    """An `AsyncQuiver` with one subscriber; `fail` makes the next ingest raise."""
 
     def __init__(self) -> None:
         self.pending: deque[Bundle] = deque()
@@ -98,11 +97,8 @@ class MemoryStore:
                 return None
         return self.pending.popleft() if self.pending else None
 
-    def unacked_unleased(self, subscriber: str) -> int:
-        return 0
-
-    def waiting(self, subscriber: str) -> int:
-        return len(self.pending)
+    def subscribers(self) -> list[Subscriber]:
+        return []
 
     async def flush(self) -> None:
         self.flushed = True

@@ -40,7 +40,7 @@ from penstock.console import Console, ConsoleSettings
 from penstock.http.auth import Keyring
 from penstock.quiver import Quiver
 from penstock.services.relay import Relay
-from penstock.services.relay_config import RelayConfig
+from penstock.services.relay_batch import RelayConfig
 from penstock.topics.client import Client
 from penstock.topics.config import TopicConfig
 from penstock.topics.model import NewRecord

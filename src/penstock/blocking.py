@@ -1,26 +1,54 @@
-"""Async rooms for code without an event loop: one loop on one background thread per process.
+"""Async code for callers without an event loop: one loop on one background thread per process.
 
-Every blocking twin is a thin shell over this: the same core runs on the loop, the caller waits.
+`LoopThread` runs coroutines for callers that wait. The `sync` module of each package uses the rest of this
+module to derive a blocking class from each async class:
+
+    class Client(BlockingContext[_client.Client]):
+        write = blocking(_client.Client.write)
+        follow = blocking_iterator(_client.Client.follow)
+
+A method defined that way has the parameters, the docstring and the result of the async method, also for type
+checkers. It runs the coroutine on the loop and raises what the coroutine raises.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
+import inspect
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from penstock.errors import Rejected, Unavailable
 
-__all__ = ["LoopThread", "NativeRuntime", "loop_thread"]
+__all__ = [
+    "BlockingContext",
+    "BlockingMethod",
+    "BlockingOpen",
+    "BlockingProxy",
+    "LoopThread",
+    "NativeRuntime",
+    "blocking",
+    "blocking_call",
+    "blocking_iterator",
+    "blocking_open",
+    "loop_thread",
+]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+InnerT = TypeVar("InnerT")
+ContextT = TypeVar("ContextT", bound="_AsyncContext")
 
 
 class LoopThread:
-    """An event loop on a daemon thread of its own."""
+    """An event loop on its own daemon thread."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -30,14 +58,14 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """False in a forked child: threads do not survive a fork."""
+        """False in a forked child, because threads do not survive a fork."""
         return self._pid == os.getpid() and self._thread.is_alive()
 
-    def run(self, work: Coroutine[None, None, T], timeout_s: float | None = None) -> T:
-        """Run on the loop and wait. Raises what `work` raises; running out of `timeout_s` leaves it running.
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run `work` on the loop, wait for it, and return or raise its outcome.
 
-        A caller that is interrupted (Ctrl-C, or a signal handler that raises) cancels it: what it would
-        return could reach nobody any more.
+        When `timeout_s` expires, raises `TimeoutError` and leaves the work running. An interrupt of the
+        caller (Ctrl-C, or a signal handler that raises) cancels the work: its result would have no receiver.
         """
         if not self.alive:
             work.close()
@@ -56,12 +84,27 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(handoff.abandon)
             raise
 
+    def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield the values of `source`, each fetched when it is asked for. Closes `source` at the end."""
+
+        async def advance() -> T | None:
+            return await anext(source, None)
+
+        async def close() -> None:
+            await source.aclose()
+
+        try:
+            while (value := self.run(advance())) is not None:
+                yield value
+        finally:
+            self.run(close())
+
 
 class _Handoff(Generic[T]):
-    """One piece of work on its way to the loop and back.
+    """One coroutine handed to the loop, and its outcome.
 
-    `start` and `abandon` run on the loop, in the order they were sent. So an interrupt at any instant, even
-    while the work is being sent, leaves nothing running that nobody waits for.
+    `start` and `abandon` run on the loop in the order in which they were scheduled. Therefore an interrupt at
+    any instant, even while the work is being scheduled, leaves nothing running without a waiter.
     """
 
     def __init__(self, work: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
@@ -94,7 +137,7 @@ _making = threading.Lock()
 
 
 def loop_thread() -> LoopThread:
-    """The loop thread of this process."""
+    """Return the loop thread of this process, started on first use."""
     global _shared
     with _making:
         if _shared is None or not _shared.alive:
@@ -111,21 +154,135 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class NativeRuntime:
-    """Whether a library with threads of its own may be used: once started, they do not survive a fork.
+class BlockingMethod(Protocol[P, R_co]):
+    """The type of a method made by `blocking`: parameters `P`, result `R_co`."""
 
-    A child forked after the first use would wait for ever on threads that exist in its parent only.
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Callable[Concatenate[Any, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type, /) -> Callable[P, R_co]: ...
+
+
+class BlockingOpen(Protocol[P]):
+    """The type of a class method made by `blocking_open`: parameters `P`, result an instance of the class."""
+
+    def __get__(self, instance: object, owner: type[T], /) -> Callable[P, T]: ...
+
+
+class BlockingProxy(Generic[InnerT]):
+    """The blocking form of an object that is used on the loop thread only."""
+
+    __slots__ = ("_inner", "_loop")
+
+    def __init__(self, inner: InnerT, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+
+class _AsyncContext(Protocol):
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class BlockingContext(BlockingProxy[ContextT]):
+    """The blocking form of an open async context manager; leaving the `with` block closes it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
+@overload
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> BlockingMethod[P, R]: ...
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], wrap: Callable[[T, LoopThread], R]
+) -> BlockingMethod[P, R]: ...
+def blocking(method: Callable[..., Any], wrap: Callable[[Any, LoopThread], Any] | None = None) -> Any:
+    """Make the blocking form of a coroutine method, for the body of a `BlockingProxy`.
+
+    `wrap` makes the result blocking too, from the async result and the loop.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> Any:
+        result = self._loop.run(getattr(self._inner, name)(*args, **kwargs))
+        return result if wrap is None else wrap(result, self._loop)
+
+    return call
+
+
+@overload
+def blocking_call(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]: ...
+@overload
+def blocking_call(
+    method: Callable[Concatenate[Any, P], T], wrap: Callable[[T, LoopThread], R]
+) -> BlockingMethod[P, R]: ...
+def blocking_call(method: Callable[..., Any], wrap: Callable[[Any, LoopThread], Any] | None = None) -> Any:
+    """Like `blocking`, for a plain method that may only be called on the loop."""
+    name = method.__name__
+
+    async def run(inner: Any, args: Any, kwargs: Any) -> Any:
+        return getattr(inner, name)(*args, **kwargs)
+
+    @functools.wraps(method)
+    def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> Any:
+        result = self._loop.run(run(self._inner, args, kwargs))
+        return result if wrap is None else wrap(result, self._loop)
+
+    return call
+
+
+def blocking_iterator(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
+) -> BlockingMethod[P, Iterator[T]]:
+    """Like `blocking`, for an async generator method. Each value is fetched when it is asked for."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        return self._loop.iterate(getattr(self._inner, name)(*args, **kwargs))
+
+    # The annotation of the async method names an async generator.
+    call.__signature__ = inspect.signature(method).replace(return_annotation="Iterator")  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def blocking_open(method: Callable[P, Coroutine[Any, Any, Any]]) -> BlockingOpen[P]:
+    """Make the blocking form of an async class method that opens the object a `BlockingProxy` is for."""
+
+    @functools.wraps(method.__func__)  # type: ignore[attr-defined]
+    def call(cls: Callable[[Any, LoopThread], Any], *args: Any, **kwargs: Any) -> Any:
+        loop = loop_thread()
+        return cls(loop.run(method(*args, **kwargs)), loop)
+
+    return classmethod(call)
+
+
+class NativeRuntime:
+    """Guard for a library that starts its own threads, which do not survive a fork.
+
+    A child forked after the first use would wait indefinitely for threads that exist only in its parent.
     """
 
     def __init__(self, what: str) -> None:
-        """`what` the parent had used, for people."""
+        """`what` names the library in the error message."""
         self._what = what
         self._used = False
         self._dead = False
         os.register_at_fork(after_in_child=self._forked)
 
     def use(self, name: str) -> None:
-        """Say so before every use. Raises `Unavailable` if the library cannot answer here."""
+        """Record that `name` is about to use the library.
+
+        Raises `Unavailable` in a process that was forked after a use.
+        """
         if self._dead:
             raise Unavailable(
                 f"{name} cannot be used in this process: it was forked from one that had used {self._what}; "

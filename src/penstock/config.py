@@ -3,42 +3,64 @@
     layers = merge(load_mapping(path), from_env("PENSTOCK_", os.environ), flags)
     settings = build(Settings, layers, where=str(path))
 
-Nothing is guessed: an unknown key names its place and the nearest right one, a wrong value says what
-was expected. Every failure is a `ConfigError`.
+Nothing is guessed: an unknown key is reported with its place and the closest known key, a wrong value with
+what was expected. Every failure is a `ConfigError`.
+
+`msgspec` checks and converts single values. The structure around them is walked here, because msgspec ignores
+unknown keys of a dataclass, leaves keys of a mapping out of the place, and stops at the first error.
+
+Sizes and durations are only checked here, where their place is known. The constructor of a class converts
+them, so that code and files may write them in the same ways: see `penstock.units`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from penstock.errors import ConfigError
+from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Secret", "Setting", "build", "faults", "from_env", "load_mapping", "mask", "merge", "unknown_key"]
+__all__ = [
+    "Secret",
+    "Setting",
+    "build",
+    "check_whole_numbers",
+    "closest",
+    "faults",
+    "from_env",
+    "load_mapping",
+    "mask",
+    "merge",
+    "unknown_key",
+]
 
 Setting: TypeAlias = object
-"""What a layer holds at a key: text, a number, a flag, None, a list or a nested mapping."""
+"""The value of a key: text, a number, a flag, None, a list or a nested mapping."""
 
 T = TypeVar("T")
 
-_MASK = "***"
-_MERGE_TAG = "tag:yaml.org,2002:merge"
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
+_MASK: Final = "***"
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
+_FLAGS: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
 
 
 class Secret:
-    """Text that stays out of logs, errors and `repr`; `reveal()` is the only way to it."""
+    """Text that stays out of logs, errors and `repr`; only `reveal()` returns it."""
 
     __slots__ = ("_text",)
 
@@ -70,12 +92,12 @@ class Secret:
 
 
 def mask(text: str | None) -> str:
-    """What to show instead of a secret: nothing about it but whether it is set."""
+    """Return what to show in place of a secret, which is only whether it is set."""
     return _MASK if text else "(not set)"
 
 
 def load_mapping(path: str | Path) -> dict[str, Setting]:
-    """The mapping in a YAML file (an empty file is an empty mapping).
+    """Read a YAML file that holds a mapping; an empty file is an empty mapping.
 
     Raises `ConfigError` if the file cannot be read, is not YAML, repeats a key, or holds no mapping.
     """
@@ -88,7 +110,7 @@ def load_mapping(path: str | Path) -> dict[str, Setting]:
     try:
         loaded = _strict_loader()(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # Not its whole text: that quotes the line, which may hold a secret.
+        # The full text of the error quotes the line, which may hold a secret.
         raise ConfigError(f"{path}: not valid YAML: {_yaml_problem(error)}") from None
     if loaded is None:
         return {}
@@ -106,7 +128,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def merge(*layers: Mapping[str, Setting]) -> dict[str, Setting]:
-    """One mapping out of several: later layers win, nested mappings merge key by key."""
+    """Merge layers into one mapping: later layers win, nested mappings merge key by key."""
     merged: dict[str, Setting] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -119,7 +141,7 @@ def merge(*layers: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def from_env(prefix: str, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """The layer in the environment: `PENSTOCK_BUFFER__FLUSH_INTERVAL=1s` is `buffer.flush_interval`.
+    """Return the layer in the environment: `PENSTOCK_BUFFER__FLUSH_INTERVAL=1s` sets `buffer.flush_interval`.
 
     Raises `ConfigError` if one variable sets a value where another one nests.
     """
@@ -131,98 +153,214 @@ def from_env(prefix: str, environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def build(cls: type[T], mapping: Mapping[str, Setting], *, where: str) -> T:
-    """`cls` (a dataclass) from `mapping`, checked field by field; `where` starts every message.
+    """Decode `mapping` into the dataclass `cls`; `where` starts every message.
 
-    Text is converted to the field's type, so that the environment can set numbers and flags. An error
-    raised by the dataclass itself is told with its place.
+    Text is converted to the type of its field, so that the environment can set numbers and flags. An error
+    raised by the constructor is reported with its place.
     """
-    return typing.cast(T, _dataclass(cls, mapping, _Place(where, ())))
+    decoder = _Decoder()
+    settings = decoder.decode(cls, mapping, _Place(where))
+    if decoder.faults:
+        raise decoder.faults[0]
+    return typing.cast(T, settings)
 
 
 def faults(cls: type, mapping: Mapping[str, Setting], *, where: str) -> list[ConfigError]:
-    """Everything for which `build` would refuse `mapping`, each key by itself; nothing if it would not.
+    """Return every error for which `build` would refuse `mapping`; none if it would not.
 
-    What a dataclass says of its fields together is asked only when each of them is right.
+    The constructor of a dataclass runs only if each of its fields is right.
     """
-    return list(_faults(cls, mapping, _Place(where, ())))
-
-
-def _faults(hint: object, value: Setting, place: _Place) -> Iterator[ConfigError]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        classes = [choice for choice in arguments if dataclasses.is_dataclass(choice)]
-        hint = classes[0] if len(classes) == 1 and isinstance(value, Mapping) else hint
-    found: list[ConfigError] = []
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        known = {field.name for field in dataclasses.fields(hint) if field.init}
-        inner = [(_hints(hint)[key], item, place.at(key)) for key, item in value.items() if key in known]
-        unknown = [key for key in value if key not in known]
-        found += [unknown_key(str(place.at(str(key))), str(key), known) for key in unknown]
-        missing = [field.name for field in dataclasses.fields(hint) if field.init and _required(field)]
-        found += [_not_set(place.at(name)) for name in missing if name not in value]
-    elif origin in (list, tuple) and isinstance(value, list | tuple):
-        inner = [(arguments[0], item, place.at(str(index))) for index, item in enumerate(value)]
-    elif _is_mapping(origin) and isinstance(value, Mapping):
-        inner = [(arguments[1], item, place.at(str(key))) for key, item in value.items()]
-    else:
-        inner = []
-    for kind, item, at in inner:
-        found += _faults(kind, item, at)
-    if not found:
-        try:
-            _convert(hint, value, place)
-        except ConfigError as error:
-            found.append(error)
-    yield from found
+    decoder = _Decoder()
+    decoder.decode(cls, mapping, _Place(where))
+    return decoder.faults
 
 
 def unknown_key(place: str, key: str, known: Iterable[str]) -> ConfigError:
-    """The error for a key nobody knows, naming the nearest one that is known."""
+    """Return the error for an unknown key: it names the closest known key, or all of them."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(names) or '(none)'}"
+    near = closest(key, names)
+    hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(names) or '(none)'}"
     return ConfigError(f"{place}: unknown key, {hint}")
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that `word` was probably meant to be, or None if none is similar."""
+    import difflib  # slow to import, and needed only for an error message
+
+    return next(iter(difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)), None)
+
+
+def check_whole_numbers(settings: object, least: int, *names: str) -> None:
+    """Raise `ConfigError` unless each of the named fields holds a whole number of at least `least`."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands: the file or layer, then the keys that lead to it."""
+    """The file or layer of a value, then the keys that lead to it."""
 
     where: str
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ()
 
-    def at(self, key: str) -> _Place:
-        return _Place(self.where, (*self.keys, key))
+    def at(self, key: object) -> _Place:
+        return _Place(self.where, (*self.keys, str(key)))
 
     def __str__(self) -> str:
         return f"{self.where}: {'.'.join(self.keys)}" if self.keys else self.where
 
-    def wrong(self, value: Setting, expected: str) -> ConfigError:
-        return ConfigError(f"{self}: expected {expected}, found {_kind(value)}")
+
+class _Decoder:
+    """Decodes settings by type and collects the errors, each with its place.
+
+    The value that a method returns after an error is not used.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[ConfigError] = []
+
+    def decode(self, hint: object, value: Setting, place: _Place) -> Setting:
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if isinstance(hint, typing.NewType):
+            return self.decode(hint.__supertype__, value, place)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(arguments, value, place)
+        if origin in (list, tuple):
+            return self._sequence(origin, arguments[0], value, place)
+        if origin is dict or getattr(origin, "__name__", "") == "Mapping":
+            return self._mapping(arguments[1], value, place)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            return value if isinstance(value, hint) else self._dataclass(hint, value, place)
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return self._enum(hint, value, place)
+        return self._scalar(hint, value, place)
+
+    def _dataclass(self, cls: type, value: Setting, place: _Place) -> Setting:
+        if not isinstance(value, Mapping):
+            return self._refuse(place, "a mapping of settings", value)
+        before = len(self.faults)
+        fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        hints = _hints(cls)
+        self.faults += [
+            unknown_key(str(place.at(key)), str(key), fields) for key in value if key not in fields
+        ]
+        decoded = {
+            key: self.decode(hints[key], item, place.at(key)) for key, item in value.items() if key in fields
+        }
+        for name, field in fields.items():
+            if name not in value and _is_required(field):
+                self.faults.append(ConfigError(f"{place.at(name)}: required, but not set"))
+        if len(self.faults) > before:
+            return None
+        try:
+            return typing.cast(Setting, cls(**decoded))
+        except ConfigError as error:
+            fault = ConfigError(f"{place}: {error}")
+            fault.__cause__ = error
+            self.faults.append(fault)
+            return None
+
+    def _union(self, choices: tuple[object, ...], value: Setting, place: _Place) -> Setting:
+        wanted = [choice for choice in choices if choice is not types.NoneType]
+        if value is None and len(wanted) < len(choices):
+            return None
+        for units, parse in _UNITS:
+            if frozenset(wanted) == units:
+                return self._unit(parse, value, place)
+        # A value that already has one of the types stays as it is: "5" is text where text is allowed.
+        if any(type(value) is choice for choice in wanted):
+            return value
+        nested = [choice for choice in wanted if dataclasses.is_dataclass(choice)]
+        if len(wanted) == 1 or (len(nested) == 1 and isinstance(value, Mapping)):
+            return self.decode((nested or wanted)[0], value, place)
+        for choice in wanted:
+            attempt = _Decoder()
+            decoded = attempt.decode(choice, value, place)
+            if not attempt.faults:
+                return decoded
+        return self._refuse(place, " or ".join(_name(choice) for choice in wanted), value)
+
+    def _sequence(self, origin: type, item: object, value: Setting, place: _Place) -> Setting:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")] if value.strip() else []
+        if not isinstance(value, list | tuple):
+            return self._refuse(place, "a list", value)
+        return origin([self.decode(item, part, place.at(index)) for index, part in enumerate(value)])
+
+    def _mapping(self, item: object, value: Setting, place: _Place) -> Setting:
+        if not isinstance(value, Mapping):
+            return self._refuse(place, "a mapping", value)
+        return {str(key): self.decode(item, part, place.at(key)) for key, part in value.items()}
+
+    def _enum(self, hint: type[enum.Enum], value: Setting, place: _Place) -> Setting:
+        if isinstance(value, hint):
+            return value
+        for member in hint:
+            if value == member.value or (isinstance(value, str) and value.lower() == member.name.lower()):
+                return member
+        return self._refuse_choice(place, [member.name.lower() for member in hint], value)
+
+    def _unit(self, parse: Callable[[typing.Any], float], value: Setting, place: _Place) -> Setting:
+        """Check a size or duration where its place is known; the constructor converts it."""
+        try:
+            parse(value)
+        except ConfigError as error:
+            self.faults.append(ConfigError(f"{place}: {error}"))
+        return value
+
+    def _scalar(self, hint: object, value: Setting, place: _Place) -> Setting:
+        if hint is object:
+            return value
+        if isinstance(value, str) and hint in _OF_TEXT:
+            with contextlib.suppress(ValueError):
+                value = _OF_TEXT[hint](value)
+        try:
+            return typing.cast(Setting, msgspec.convert(value, typing.cast(type, hint), dec_hook=_custom))
+        except msgspec.ValidationError:
+            pass
+        if hint is Secret:  # the value is not shown
+            self.faults.append(ConfigError(f"{place}: expected text (put it in quotes)"))
+            return None
+        if typing.get_origin(hint) is Literal:
+            return self._refuse_choice(place, [str(choice) for choice in typing.get_args(hint)], value)
+        return self._refuse(place, _name(hint), value)
+
+    def _refuse_choice(self, place: _Place, choices: list[str], value: Setting) -> Setting:
+        near = closest(str(value), choices)
+        hint = f"; did you mean {near!r}?" if near else ""
+        found = f"expected one of {', '.join(choices)}, found {_kind(value)}{hint}"
+        self.faults.append(ConfigError(f"{place}: {found}"))
+        return None
+
+    def _refuse(self, place: _Place, expected: str, value: Setting) -> Setting:
+        self.faults.append(ConfigError(f"{place}: expected {expected}, found {_kind(value)}"))
+        return None
 
 
-def _dataclass(cls: type, value: Setting, place: _Place) -> object:
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls!r} is not a dataclass")
-    if not isinstance(value, Mapping):
-        raise place.wrong(value, "a mapping of settings")
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    for key in value:
-        if key not in fields:
-            raise unknown_key(str(place.at(str(key))), str(key), fields)
-    hints = _hints(cls)
-    built = {key: _convert(hints[key], item, place.at(key)) for key, item in value.items()}
-    for name, field in fields.items():
-        if name not in built and _required(field):
-            raise _not_set(place.at(name))
-    try:
-        return cls(**built)
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+def _flag(text: str) -> bool | str:
+    return _FLAGS.get(text.lower(), text)
 
 
-def _not_set(place: _Place) -> ConfigError:
-    return ConfigError(f"{place}: required, but not set")
+_OF_TEXT: Final[Mapping[object, Callable[[str], Setting]]] = {bool: _flag, int: int, float: float}
+"""How the environment writes what YAML has types for."""
+
+_UNITS: Final[tuple[tuple[frozenset[object], Callable[[typing.Any], float]], ...]] = (
+    (frozenset(typing.get_args(DurationLike)), parse_duration),
+    (frozenset(typing.get_args(SizeLike)), parse_size),
+)
+
+
+def _custom(kind: type, value: Setting) -> Setting:
+    """Decode the types that msgspec does not know; it reports a `ValueError` as its own error."""
+    if isinstance(value, kind):
+        return value
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value)
+    raise ValueError
 
 
 @cache
@@ -230,167 +368,12 @@ def _hints(cls: type) -> dict[str, object]:
     return typing.get_type_hints(cls)
 
 
-def _required(field: dataclasses.Field[object]) -> bool:
+def _is_required(field: dataclasses.Field[object]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _convert(hint: object, value: Setting, place: _Place) -> Setting:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, typing.NewType):
-        return _convert(hint.__supertype__, value, place)
-    if origin in (typing.Union, types.UnionType):
-        return _union(arguments, value, place)
-    if origin is typing.Literal:
-        return _literal(arguments, value, place)
-    if origin in (list, tuple):
-        return _sequence(origin, arguments, value, place)
-    if _is_mapping(origin):
-        return _mapping(arguments[1], value, place)
-    if isinstance(hint, type):
-        return _class(hint, value, place)
-    raise TypeError(f"{place}: settings of type {hint!r} are not supported")
-
-
-def _is_mapping(origin: object) -> bool:
-    return origin is dict or getattr(origin, "__name__", "") == "Mapping"
-
-
-def _class(hint: type, value: Setting, place: _Place) -> Setting:
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else _dataclass(hint, value, place)
-    if issubclass(hint, enum.Enum):
-        return _enum(hint, value, place)
-    scalar = _SCALARS.get(hint)
-    if scalar is not None:
-        return scalar(value, place)
-    if isinstance(value, hint):
-        return value
-    raise place.wrong(value, f"a {hint.__name__}")
-
-
-def _union(choices: tuple[object, ...], value: Setting, place: _Place) -> Setting:
-    if value is None and types.NoneType in choices:
-        return None
-    # A value that already has one of the types stays as it is: "5" is text where text is allowed.
-    if any(isinstance(choice, type) and type(value) is choice for choice in choices):
-        return value
-    wanted = [choice for choice in choices if choice is not types.NoneType]
-    errors: list[ConfigError] = []
-    for choice in wanted:
-        try:
-            return _convert(choice, value, place)
-        except ConfigError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    raise place.wrong(value, " or ".join(_name(choice) for choice in wanted))
-
-
-def _literal(choices: tuple[object, ...], value: Setting, place: _Place) -> Setting:
-    for choice in choices:
-        if type(choice) is type(value) and choice == value:
-            return choice
-    raise _no_choice(place, value, [str(choice) for choice in choices])
-
-
-def _enum(hint: type[enum.Enum], value: Setting, place: _Place) -> Setting:
-    if isinstance(value, hint):
-        return value
-    for member in hint:
-        if value == member.value or (isinstance(value, str) and value.lower() == member.name.lower()):
-            return member
-    raise _no_choice(place, value, [member.name.lower() for member in hint])
-
-
-def _no_choice(place: _Place, value: Setting, choices: list[str]) -> ConfigError:
-    nearest = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ConfigError(f"{place}: expected one of {', '.join(choices)}, found {_kind(value)}{hint}")
-
-
-def _sequence(origin: type, arguments: tuple[object, ...], value: Setting, place: _Place) -> Setting:
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")] if value.strip() else []
-    if not isinstance(value, list | tuple):
-        raise place.wrong(value, "a list")
-    item = arguments[0]
-    return origin(_convert(item, part, place.at(str(index))) for index, part in enumerate(value))
-
-
-def _mapping(item: object, value: Setting, place: _Place) -> Setting:
-    if not isinstance(value, Mapping):
-        raise place.wrong(value, "a mapping")
-    return {str(key): _convert(item, part, place.at(str(key))) for key, part in value.items()}
-
-
-def _text(value: Setting, place: _Place) -> str:
-    if isinstance(value, str):
-        return value
-    raise place.wrong(value, "text")
-
-
-def _integer(value: Setting, place: _Place) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    raise place.wrong(value, "a whole number")
-
-
-def _float(value: Setting, place: _Place) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    raise place.wrong(value, "a number")
-
-
-def _flag(value: Setting, place: _Place) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    raise place.wrong(value, "true or false")
-
-
-def _secret(value: Setting, place: _Place) -> Secret:
-    if isinstance(value, Secret):
-        return value
-    if isinstance(value, str):
-        return Secret(value)
-    # Not place.wrong: it would show the value.
-    raise ConfigError(f"{place}: expected text (put it in quotes)")
-
-
-def _path(value: Setting, place: _Place) -> Path:
-    if isinstance(value, str | Path) and str(value):
-        return Path(value)
-    raise place.wrong(value, "a path")
-
-
-def _anything(value: Setting, place: _Place) -> Setting:
-    return value
-
-
-_SCALARS: dict[type, Callable[[Setting, _Place], Setting]] = {
-    str: _text,
-    int: _integer,
-    float: _float,
-    bool: _flag,
-    Secret: _secret,
-    Path: _path,
-    object: _anything,
-}
-
-
 def _name(hint: object) -> str:
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
     if isinstance(hint, type):
         return names.get(hint, f"a {hint.__name__}")
     return str(hint)

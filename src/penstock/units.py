@@ -2,27 +2,48 @@
 
 A duration is a number of seconds, a `timedelta`, or text with a unit (`"100ms"`). A size is a whole
 number of bytes or text (`"64MiB"`, `"10MB"`, `"512"`). Anything else raises `ConfigError`.
+
+A class of settings converts them once, when an object is made. Its fields then hold numbers. `size_of` and
+`seconds_of` give a number a second name, which tells its unit and has a plain type:
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class SegmentConfig:
+        target_size: SizeLike = "32MB"
+        target_bytes = size_of("target_size")
+
+        def __post_init__(self) -> None:
+            convert_units(self)
 """
 
 from __future__ import annotations
 
 import datetime
 import math
+import operator
 import re
+import typing
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Final, TypeAlias
+from functools import cache
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.errors import ConfigError
 
 __all__ = [
     "DurationLike",
     "SizeLike",
+    "convert_units",
+    "duration_text",
     "format_count",
     "format_duration",
     "format_size",
     "parse_duration",
     "parse_size",
+    "seconds_of",
+    "size_of",
 ]
+
+N_co = TypeVar("N_co", covariant=True)
 
 DurationLike: TypeAlias = float | int | str | datetime.timedelta
 SizeLike: TypeAlias = int | str
@@ -51,7 +72,10 @@ _SIZE_EXAMPLES: Final = 'write a whole number of bytes, or text such as "64MiB",
 
 
 def parse_duration(value: DurationLike) -> float:
-    """`value` in seconds. Raises `ConfigError` if it is negative, not finite, or text without a unit."""
+    """Return `value` in seconds.
+
+    Raises `ConfigError` if it is negative, not finite, or text without a unit.
+    """
     if isinstance(value, datetime.timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str):
@@ -66,7 +90,7 @@ def parse_duration(value: DurationLike) -> float:
 
 
 def parse_size(value: SizeLike) -> int:
-    """`value` in bytes. Raises `ConfigError` if it is negative, fractional, or in an unknown unit."""
+    """Return `value` in bytes. Raises `ConfigError` if it is negative, fractional, or in an unknown unit."""
     if isinstance(value, str):
         return _size_of_text(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -76,8 +100,69 @@ def parse_size(value: SizeLike) -> int:
     return value
 
 
+class _Number(Generic[N_co]):
+    """The type of `size_of` and `seconds_of` for type checkers."""
+
+    def __get__(self, settings: object, owner: type | None = None) -> N_co: ...  # type: ignore[empty-body]
+
+
+class _Unit(property):
+    """A property that returns a field, and knows how the field becomes a number."""
+
+    def __init__(self, field: str, parse: Callable[[Any], float], *, optional: bool = False) -> None:
+        super().__init__(operator.attrgetter(field))
+        self.field = field
+        self.parse = parse
+        self.optional = optional
+
+
+@typing.overload
+def size_of(field: str) -> _Number[int]: ...
+@typing.overload
+def size_of(field: str, *, optional: Literal[True]) -> _Number[int | None]: ...
+def size_of(field: str, *, optional: bool = False) -> object:
+    """Declare a property: the size in `field` in bytes, typed `int`; `optional` allows None."""
+    return _Unit(field, parse_size, optional=optional)
+
+
+@typing.overload
+def seconds_of(field: str) -> _Number[float]: ...
+@typing.overload
+def seconds_of(field: str, *, optional: Literal[True]) -> _Number[float | None]: ...
+def seconds_of(field: str, *, optional: bool = False) -> object:
+    """Declare a property: the duration in `field` in seconds, typed `float`; `optional` allows None."""
+    return _Unit(field, parse_duration, optional=optional)
+
+
+def convert_units(settings: object) -> None:
+    """Convert every size and duration that `settings` declares into a number, in its own field.
+
+    To be called once, by `__post_init__`. Raises `ConfigError` naming the field.
+    """
+    cls: type = type(settings)
+    for unit in _units(cls):
+        value = getattr(settings, unit.field)
+        if value is None and unit.optional:
+            continue
+        try:
+            object.__setattr__(settings, unit.field, unit.parse(value))
+        except ConfigError as error:
+            raise ConfigError(f"{unit.field}: {error}") from error
+
+
+@cache
+def _units(cls: type) -> list[_Unit]:
+    members = {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
+    return [member for member in members.values() if isinstance(member, _Unit)]
+
+
+def duration_text(duration: DurationLike) -> str:
+    """Return `duration` as text that `parse_duration` accepts, for a file or a command line."""
+    return duration if isinstance(duration, str) else f"{parse_duration(duration):.6f}s"
+
+
 def format_duration(seconds: float) -> str:
-    """For people: three significant digits, in the largest unit that leaves at least one whole."""
+    """Format for people: three significant digits, in the largest unit that gives at least 1."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     units = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"))
@@ -88,12 +173,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """For people: three significant digits, in binary units (`"1.5 MiB"`)."""
+    """Format for people: three significant digits, in binary units (`"1.5 MiB"`)."""
     return _scaled(size_bytes, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
 
 
 def format_count(count: int) -> str:
-    """For people: exact with thousands separators below a million, then `"1.23M"`, `"4.5G"`."""
+    """Format for people: exact with thousands separators below a million, then `"1.23M"`, `"4.5G"`."""
     if abs(count) < 1_000_000:
         return f"{count:,}"
     return _scaled(count, 1000, ("", "k", "M", "G", "T"))

@@ -216,7 +216,7 @@ def test_what_fell_out_while_the_connection_was_away_is_told_as_a_gap(
         for start in range(0, 4100, 100):  # more than the console keeps
             stage.order(*(f"log info many {number}" for number in range(start, start + 100)))
         wire.mend()
-        expect(page.locator("#banner")).to_contain_text("are not shown", timeout=20_000)
+        expect(page.locator("#banner")).to_contain_text("are missing", timeout=20_000)
         expect(page.get_by_role("log")).to_contain_text("many 4099")
 
 
@@ -346,6 +346,6 @@ def test_a_token_opens_one_session_and_leaves_the_address(browser: Browser, stag
         watched.page.goto(url)
         expect(watched.page.get_by_role("dialog")).to_contain_text("a token opens one session")
         assert watched.page.locator(".page-flow").count() == 0
-        watched.page.get_by_label("Key, or the address").fill(stage.url())
+        watched.page.get_by_label("Key, or the printed address").fill(stage.url())
         watched.page.keyboard.press("Enter")
         expect(watched.page.locator(".page-flow .picture")).to_be_visible()

@@ -25,7 +25,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
 
 
 def enter(page: Page, key: str) -> None:
-    page.get_by_label("Key, or the address").fill(key)
+    page.get_by_label("Key, or the printed address").fill(key)
     page.keyboard.press("Enter")
 
 
@@ -36,7 +36,7 @@ def test_a_key_is_asked_for_and_is_kept_in_the_tab_alone(browser: Browser, big: 
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{big.page}#/topics")
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("Who is there?")
+        expect(dialog).to_contain_text("Sign in")
         for wrong in ("wrong", "as-long-as-a-token-is-and-wrong"):
             enter(page, wrong)
             expect(dialog.get_by_role("alert")).to_have_text("this key is not known")
@@ -53,7 +53,7 @@ def test_a_key_is_asked_for_and_is_kept_in_the_tab_alone(browser: Browser, big: 
         expect(page.locator("#link")).to_have_text("live")
         other = page.context.new_page()
         other.goto(big.page)
-        expect(other.get_by_role("dialog")).to_contain_text("Who is there?")
+        expect(other.get_by_role("dialog")).to_contain_text("Sign in")
 
 
 def test_a_key_that_may_only_look_cannot_redrive(browser: Browser, big: StageProcess) -> None:

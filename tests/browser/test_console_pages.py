@@ -113,7 +113,7 @@ def test_promql_draws_a_chart_and_vectors_are_found(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "databases", forgiven=("400",)) as page:
-        query = page.get_by_label("Query (Ctrl+Enter asks)")
+        query = page.get_by_label("Query (Ctrl+Enter to run)")
         query.fill("stage_load{")
         query.press("Control+Enter")
         expect(page.locator("section .error")).to_be_visible()
@@ -188,7 +188,7 @@ def test_a_redrive_asks_first_and_then_reports(
         page.get_by_role("button", name="Redrive all").click()
         expect(dialog).to_contain_text("back into the queue?")
         photograph(page, "console-redrive")
-        expect(dialog.get_by_role("button", name="Leave them")).to_be_focused()
+        expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         assert page.locator("h3", has_text="Redrive ").count() == 0, "nothing was started"
@@ -222,7 +222,7 @@ def test_a_killed_part_is_shown_as_down_and_comes_back(
         expect(page.locator("#spoken")).to_have_text("vector is failed")
         go(page, "databases")
         down = page.locator(".cards .card", has_text="vectors")
-        expect(down).to_contain_text("watermarks are not known")
+        expect(down).to_contain_text("watermarks are unknown")
         stage.order("start vector")
         expect(down).to_contain_text("durable")
         go(page, "flow")

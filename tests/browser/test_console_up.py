@@ -64,7 +64,7 @@ def test_the_console_comes_back_by_itself_and_nothing_acknowledged_is_lost(
         with up(tmp_path, settings) as fleet:
             fleet.until_ready()
             page.goto(f"{fleet.url}/console")
-            page.get_by_label("Key, or the address").fill(KEY)
+            page.get_by_label("Key, or the printed address").fill(KEY)
             page.keyboard.press("Enter")
             all_are_ready(page)
             expect(moving).to_be_attached(timeout=SLOW_MS)

@@ -150,7 +150,7 @@ def assert_held(fs: FileSystem, path: str) -> None:
         pass
 
 
-def test_a_data_directory_has_one_owner_who_is_named(fs: FileSystem, root: str) -> None:
+def test_a_data_directory_has_one_owner_which_is_named(fs: FileSystem, root: str) -> None:
     first, second = DirectoryLock(fs, f"{root}/data"), DirectoryLock(fs, f"{root}/data")
     with first, pytest.raises(LockHeld, match=f"process {os.getpid()} "), second:
         pass
@@ -168,7 +168,7 @@ def test_a_file_is_replaced_in_one_step(fs: FileSystem, root: str) -> None:
     assert fs.list_files(f"{root}/staging") == []
 
 
-def test_a_replacement_that_fails_leaves_nothing_behind(fs: FileSystem, root: str) -> None:
+def test_a_replacement_that_fails_leaves_no_remains(fs: FileSystem, root: str) -> None:
     fs.make_dirs(f"{root}/staging")
     fs.make_dirs(f"{root}/taken")
     with pytest.raises(InvalidInput):

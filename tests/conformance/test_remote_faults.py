@@ -111,7 +111,7 @@ async def test_a_missing_bucket_is_named(seaweedfs: servers.S3Server, moto: serv
         assert all("absent-bucket" in str(error) for error in named)
 
 
-async def test_nobody_listening_is_unavailable_and_nothing_was_sent() -> None:
+async def test_a_refused_connection_is_unavailable_and_nothing_was_sent() -> None:
     (port,) = servers.free_ports(1)
     store = s3(servers.S3Server(endpoint=f"http://127.0.0.1:{port}"))
     for error in await every_call(store):
@@ -136,7 +136,7 @@ async def test_a_store_that_ignores_conditions_is_found_out(ignored: str, folder
             await ensure_conditional_writes(store, "probe")
 
 
-async def test_a_store_is_asked_once_per_process(folder: str) -> None:
+async def test_a_store_is_checked_once_per_process(folder: str) -> None:
     with http_doubles.careless_server("nothing") as endpoint:
         store = s3(servers.S3Server(endpoint=endpoint), f"s3://careful/{folder}")
         await ensure_conditional_writes(store, "probe")
@@ -219,7 +219,7 @@ async def test_settings_come_from_the_environment(
 
 
 @pytest.mark.azurite
-async def test_azure_tells_wrong_keys_and_missing_containers(azurite: str) -> None:
+async def test_azure_distinguishes_wrong_keys_and_missing_containers(azurite: str) -> None:
     options = servers.azure_options(azurite)
     wrong = {**options, "account_key": "d3Jvbmc="}
     for error in await every_call(open_store(StoreConfig(url="az://kit/x", options=wrong, retries=0))):

@@ -29,11 +29,12 @@ from penstock.buffer import (
     append_batches,
     store_batch,
 )
-from penstock.buffer.fsck import Severity, audit
+from penstock.buffer.fsck import audit
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import read_footer
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
+from penstock.findings import Severity
 from penstock.objects import LocalStore
 
 SECTION = "Queue"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.services.test_feeding import gauge
+from tests.unit.services.test_feed import gauge
 from tests.unit.timeseries.database_doubles import START_MS, contents
 
 from penstock.buffer import ConsumerConfig, Producer, ProducerConfig

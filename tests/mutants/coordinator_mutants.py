@@ -55,7 +55,7 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="queued writes have no size",
         where="coordinator:Channel._enter",
-        old="        self._hold(handle.size)\n    self._queue",
+        old="        self._add_size(handle.size)\n    self._queue",
         new="    self._queue",
         test=f"{PRESSURE}::test_queued_writes_count_by_their_size",
     ),
@@ -64,14 +64,14 @@ COORDINATOR_MUTANTS = (
         where="coordinator:FedSource.taking",
         old="        self._refused = position.sequence\n",
         new="",
-        test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_behind_a_batch_that_was_refused",
+        test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_after_a_refused_batch",
     ),
     Mutant(
         name="another queue is taken for the one that fed the database",
-        where="services:Feed._begin_behind",
+        where="services:Feed._start_after",
         old='    if stored is None or stored.source in ("", self.queue_name):\n',
         new="    if stored is None or stored.sequence >= 0:\n",
-        test="tests/unit/services/test_feeding.py"
+        test="tests/unit/services/test_feed.py"
         "::test_another_queue_is_refused_before_anything_of_it_is_dequeued",
     ),
     Mutant(
@@ -89,7 +89,7 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="a flush without a ticket",
         where="coordinator:WriteCoordinator.flush",
-        old="ticket = self._intake.ticket() if epoch is None else {}",
+        old="ticket = self._queues.ticket() if epoch is None else {}",
         new="ticket: dict[str, int] = {}",
         test=f"{FLUSHES}::test_a_flush_covers_every_write_that_returned_before_it",
     ),
@@ -103,8 +103,8 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="close drops what is queued",
         where="coordinator:WriteCoordinator.close",
-        old="        self._intake.close(_shut_down)\n",
-        new="        self._intake.drop(_shut_down)\n",
+        old="        self._queues.close(_shut_down)\n",
+        new="        self._queues.drop(_shut_down)\n",
         test=f"{FLUSHES}::test_close_applies_flushes_and_syncs_what_is_queued",
     ),
     Mutant(
@@ -112,20 +112,13 @@ COORDINATOR_MUTANTS = (
         where="coordinator:Channel._no_room",
         old="full = len(self._queue) + self._granted >= self.capacity or self._waiters",
         new="full = len(self._queue) >= self.capacity",
-        test=f"{PRESSURE}::test_nobody_slips_in_before_those_who_wait",
-    ),
-    Mutant(
-        name="a cache applies a delta wherever it stands",
-        where="coordinator:IncrementalCache._follow",
-        old="    if event.epoch_range.lo == self.epoch:\n",
-        new="    if event.epoch_range.hi > self.epoch:\n",
-        test=f"{READERS}::test_a_lagging_cache_equals_one_that_keeps_up",
+        test=f"{PRESSURE}::test_no_write_overtakes_waiting_writers",
     ),
     Mutant(
         name="a subscriber that lags is not told",
         where="coordinator:Subscription.offer",
         old="        self._missed += len(self._ring)\n",
         new="",
-        test=f"{READERS}::test_a_subscriber_that_lags_is_told_and_gets_the_newest_event",
+        test=f"{READERS}::test_a_subscriber_that_lags_gets_an_error_and_then_the_newest_event",
     ),
 )

@@ -9,15 +9,15 @@ __all__ = ["DATABASE_MUTANTS"]
 POSITIONS = "tests/crash/test_position_damage.py"
 DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
-FOLDING = "tests/unit/timeseries/test_folding.py"
-FEEDING = "tests/unit/services/test_feeding.py"
-API = "tests/unit/servers/test_timeseries_api.py"
+COMPACTION = "tests/unit/timeseries/test_compaction.py"
+FEEDING = "tests/unit/services/test_feed.py"
+API = "tests/unit/servers/timeseries/test_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 START = "tests/unit/spark/pipeline/test_start.py"
 REDRIVE = "tests/unit/spark/pipeline/test_redrive.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
-WRITES = "tests/unit/servers/test_timeseries_writes.py"
+WRITES = "tests/unit/servers/timeseries/test_writes.py"
 SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
 
 LOOKUP = (
@@ -36,8 +36,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a relay does not notice that its queue went back",
         where="services:RelayTarget.position",
-        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _log",
-        new="    if False:\n        _log",
+        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _LOGGER",
+        new="    if False:\n        _LOGGER",
         test="tests/unit/services/test_relay_position.py::test_a_queue_that_went_back_is_reported",
     ),
     Mutant(
@@ -136,7 +136,7 @@ DATABASE_MUTANTS = (
         where="timeseries:load_bucket",
         old="series.next_id = max(named, streamed, in_blocks) + 1",
         new="series.next_id = max(named, streamed, in_blocks, 0)",
-        test=f"{DATABASE}::test_ids_go_on_behind_the_largest_after_a_restart",
+        test=f"{DATABASE}::test_ids_continue_after_the_largest_after_a_restart",
     ),
     Mutant(
         name="samples whose labels are lost do not keep their id",
@@ -176,7 +176,7 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="a flush works on the threads that queries use",
-        where="timeseries:SeriesFlusher._aside",
+        where="timeseries:SeriesFlusher._in_thread",
         old="run_in_executor(self._thread, call)",
         new="run_in_executor(None, call)",
         test=f"{HOURS}::test_a_flush_does_not_wait_for_threads_that_others_use",
@@ -220,67 +220,67 @@ DATABASE_MUTANTS = (
         test=f"{DATABASE}::test_a_bucket_stays_while_a_write_that_needs_it_is_queued",
     ),
     Mutant(
-        name="a bucket that is dropped is folded and comes back",
+        name="a bucket that is dropped is compacted and comes back",
         where="timeseries:SeriesFlusher._is_due",
         old="if bucket in self._damaged or self.retention.is_over(bucket, now_ms):",
         new="if bucket in self._damaged:",
         test=f"{DATABASE}::test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention_is_set",
     ),
     Mutant(
-        name="folded samples win over blocks",
+        name="compacted samples win over blocks",
         where="timeseries:BucketReader.rows",
         old="parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))",
         new="parts = await asyncio.to_thread(within, self._of_blocks(page, wanted)) + parts",
-        test=f"{DATABASE}::test_a_late_sample_wins_over_a_folded_one_and_folds_again",
+        test=f"{DATABASE}::test_a_late_sample_wins_over_a_compacted_one_and_is_compacted_again",
     ),
     Mutant(
-        name="a fold is over after its first step",
+        name="a compaction is over after its first step",
         where="timeseries:Compaction.is_last",
         old="    return end == len(self.streams)\n",
         new="    return True\n",
-        test=f"{FOLDING}::test_each_flush_takes_its_share_and_what_is_read_stays",
+        test=f"{COMPACTION}::test_each_flush_takes_its_share_and_what_is_read_stays",
     ),
     Mutant(
-        name="every step of a fold takes the blocks away",
-        where="timeseries:fold_operations",
-        old="    return [*puts, *(Delete(key) for key in fold.blocks if fold.is_last(end))]\n",
+        name="every step of a compaction takes the blocks away",
+        where="timeseries:compaction_operations",
+        old="    return [*puts, *(Delete(key) for key in compaction.blocks if compaction.is_last(end))]\n",
         new="    return [*puts, *(Delete(key) for key, _ in blocks)]\n",
-        test=f"{FOLDING}::test_the_last_step_takes_the_blocks_away_and_no_other",
+        test=f"{COMPACTION}::test_the_last_step_takes_the_blocks_away_and_no_other",
     ),
     Mutant(
-        name="the fold of one hour goes on with another",
-        where="timeseries:SeriesFlusher._fold_of",
-        old="return self._fold if self._fold is not None and self._fold.bucket == bucket else None",
-        new="return self._fold",
-        test=f"{FOLDING}::test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the_next_one_folded",
+        name="the compaction of one hour continues with another",
+        where="timeseries:SeriesFlusher._compaction_of",
+        old="return compaction if compaction is not None and compaction.bucket == bucket else None",
+        new="return compaction",
+        test=f"{COMPACTION}::test_an_hour_that_expires_during_its_compaction_is_dropped_and_the_next_one_compacted",
     ),
     Mutant(
-        name="a fold falls behind what comes in",
+        name="compaction does not keep up with a load",
         where="timeseries:SeriesFlusher._wanted",
         old="    return 2 * delta.samples if due",
         new="    return 0 * delta.samples if due",
-        test=f"{FOLDING}::test_a_load_does_not_leave_folds_behind",
+        test=f"{COMPACTION}::test_compaction_keeps_up_with_a_load",
     ),
     Mutant(
         name="a late sample has its whole hour rewritten at once",
         where="timeseries:SeriesFlusher._wanted",
         old="    return 2 * delta.samples if due",
         new="    return 2 * delta.samples if True or due",
-        test=f"{FOLDING}::test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once",
+        test=f"{COMPACTION}::test_a_late_sample_does_not_rewrite_a_whole_hour_in_one_flush",
     ),
     Mutant(
-        name="an hour that is always due keeps others from being folded",
-        where="timeseries:SeriesFlusher._take_out",
-        old="    blocks = self.blocks.pop(fold.bucket)\n",
-        new="    blocks = self.blocks[fold.bucket]\n",
-        test=f"{FOLDING}::test_hours_that_are_due_take_turns",
+        name="an hour that is always due prevents the compaction of others",
+        where="timeseries:SeriesFlusher._dequeue_blocks",
+        old="    blocks = self.blocks.pop(compaction.bucket)\n",
+        new="    blocks = self.blocks[compaction.bucket]\n",
+        test=f"{COMPACTION}::test_hours_that_are_due_take_turns",
     ),
     Mutant(
         name="what streams hold does not count for a step",
         where="timeseries:Compactor._next_streams",
         old="            sample_count += len(rows[-1])\n",
         new="",
-        test=f"{FOLDING}::test_what_streams_hold_already_counts_too",
+        test=f"{COMPACTION}::test_what_streams_hold_already_counts_too",
     ),
     Mutant(
         name="a matcher that a missing label satisfies is left to the inverted index",
@@ -334,11 +334,11 @@ DATABASE_MUTANTS = (
         test=f"{API}::test_a_fenced_server_says_so_and_stops",
     ),
     Mutant(
-        name="a bucket that cannot be folded stops the database",
-        where="timeseries:SeriesFlusher._folds",
+        name="a bucket that cannot be compacted stops the database",
+        where="timeseries:SeriesFlusher._compact",
         old="    except Corrupt as error:",
         new="    except ZeroDivisionError as error:",
-        test=f"{DATABASE}::test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on",
+        test=f"{DATABASE}::test_a_bucket_that_cannot_be_compacted_is_left_as_it_is_and_writes_continue",
     ),
     Mutant(
         name="the id of labels that do not decode is given again",
@@ -357,8 +357,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="an hour that cannot be read when it is over stops every flush",
         where="timeseries:SeriesFlusher._drops",
-        old='    except Corrupt as damage:\n        self.damage.tell(bucket, [f"it is over',
-        new='    except ZeroDivisionError as damage:\n        self.damage.tell(bucket, [f"it is over',
+        old='    except Corrupt as damage:\n        self.damage.tell(bucket, [f"it has expired',
+        new='    except ZeroDivisionError as damage:\n        self.damage.tell(bucket, [f"it has expired',
         test=f"{DAMAGE}::test_an_expired_hour_that_cannot_be_read_stays_and_later_ones_are_dropped",
     ),
     Mutant(
@@ -366,12 +366,12 @@ DATABASE_MUTANTS = (
         where="timeseries:BucketReader._leave_out",
         old="        raise damage\n",
         new="        return\n",
-        test=f"{DAMAGE}::test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_record",
+        test=f"{DAMAGE}::test_without_a_list_of_warnings_damage_is_an_error_that_names_hour_and_record",
     ),
     Mutant(
         name="a damaged inverted index fails the query",
         where="timeseries:BucketReader._candidates",
-        old="            continue  # the labels will tell, which takes longer\n",
+        old="            continue  # the labels decide, which takes longer\n",
         new="            raise\n",
         test=f"{DAMAGE}::test_a_damaged_record_of_the_inverted_index_changes_no_answer",
     ),

@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["HTTP_MUTANTS"]
 
-FLOODS = "tests/unit/servers/test_http_floods.py"
+FLOODS = "tests/unit/http/test_http_floods.py"
 SESSIONS = "tests/unit/console/test_sessions.py"
-SITES = "tests/unit/servers/test_sites.py"
+SITES = "tests/unit/http/test_sites.py"
 
 
 HTTP_MUTANTS = (
@@ -17,7 +17,7 @@ HTTP_MUTANTS = (
         where="servers:Framing.receive",
         old="        self._pieces_bytes += len(frame.data) + PIECE_BYTES\n",
         new="        self._pieces_bytes += len(frame.data)\n",
-        test="tests/unit/servers/test_websocket.py"
+        test="tests/unit/servers/topics/test_websocket.py"
         "::test_each_fragment_counts_with_what_it_costs_besides_its_bytes",
     ),
     Mutant(
@@ -25,7 +25,7 @@ HTTP_MUTANTS = (
         where="servers:read_command",
         old="    if problem is not None:\n",
         new="    if False:\n",
-        test="tests/unit/servers/test_websocket.py"
+        test="tests/unit/servers/topics/test_websocket.py"
         "::test_a_message_of_128_levels_is_read_and_one_of_129_is_refused",
     ),
     Mutant(
@@ -152,6 +152,6 @@ HTTP_MUTANTS = (
         where="console:_remembered",
         old="        _LOG.warning(",
         new="        _LOG.debug(",
-        test=f"{SESSIONS}::test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported",
+        test=f"{SESSIONS}::test_a_foreign_sessions_file_gives_no_access_and_is_reported",
     ),
 )

@@ -380,7 +380,7 @@ MUTANTS = (
         where="clock:SteadyClock.cautious_ms",
         old="for last_s, one in leads if last_s >= now_s - age_ms / 1000)",
         new="for last_s, one in [(0, 0), *leads] if last_s <= now_s)",
-        test="tests/unit/test_clock.py"
+        test="tests/unit/foundation/test_clock.py"
         "::test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_than_its_age",
     ),
     Mutant(
@@ -485,6 +485,42 @@ MUTANTS = (
         old="        _close_to_readers(fd)\n",
         new="",
         test=f"{FILE_ACCESS}::test_an_old_lock_file_loses_the_read_bits_of_those_who_may_not_write",
+    ),
+    # Settings
+    Mutant(
+        name="unknown keys of settings are ignored",
+        where="config:_Decoder._dataclass",
+        old=" for key in value if key not in fields\n",
+        new=" for key in () if key not in fields\n",
+        test="tests/unit/foundation/test_config.py::test_an_unknown_key_names_its_place_and_the_closest_key",
+    ),
+    Mutant(
+        name="a wrong secret is shown",
+        where="config:_Decoder._scalar",
+        old="    if hint is Secret:  # the value is not shown\n",
+        new="    if hint is None:\n",
+        test="tests/unit/foundation/test_config.py::test_a_wrong_secret_is_not_shown_in_the_error",
+    ),
+    Mutant(
+        name="a repeated key of a file is accepted",
+        where="config:_strict_loader",
+        old="                if key_node.value in seen:\n",
+        new="                if key_node.value is seen:\n",
+        test="tests/unit/foundation/test_config.py::test_a_wrong_file_is_refused_with_its_name",
+    ),
+    Mutant(
+        name="None passes for any size and duration",
+        where="units:convert_units",
+        old="        if value is None and unit.optional:\n",
+        new="        if value is None:\n",
+        test="tests/unit/foundation/test_units.py::test_a_wrong_field_is_named_in_the_error",
+    ),
+    Mutant(
+        name="a database without keys listens for other machines",
+        where="servers:check_reach",
+        old="    if has_keys or allowed or is_loopback(host):\n",
+        new="    if has_keys or allowed or host:\n",
+        test="tests/unit/servers/vector/test_api.py::test_a_server_that_others_could_reach_needs_keys",
     ),
     # Codecs
     Mutant(

@@ -6,10 +6,10 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["QUIVER_ACK_MUTANTS"]
 
-BOOK = "tests/unit/quiver/test_offsets_store.py"
-DELIVERIES = "tests/unit/quiver/test_deliveries.py"
-SWEEP = "tests/unit/quiver/test_reaper.py"
-DAMAGE = "tests/unit/quiver/test_offsets_damage.py"
+BOOK = "tests/unit/quiver/offsets/test_offsets_store.py"
+DELIVERIES = "tests/unit/quiver/delivery/test_deliveries.py"
+SWEEP = "tests/unit/quiver/retention/test_reaper.py"
+DAMAGE = "tests/unit/quiver/offsets/test_offsets_damage.py"
 CRASH = "tests/crash/quiver/test_ack_crash.py"
 
 
@@ -52,9 +52,9 @@ QUIVER_ACK_MUTANTS = (
     Mutant(
         name="a segment is deleted that somebody registered for meanwhile",
         where="quiver:SubscriptionStore.mark_deleted",
-        old="        chosen = [seq for seq in seqs if self._state.is_finished(seq)]\n",
+        old="        chosen = [seq for seq in seqs if self.state.is_finished(seq)]\n",
         new="        chosen = list(seqs)\n",
-        test=f"{BOOK}::test_somebody_who_registers_before_the_deletion_keeps_the_segment",
+        test=f"{BOOK}::test_a_subscriber_that_registers_before_the_deletion_keeps_the_segment",
     ),
     Mutant(
         name="a claim that ran out is still answered",
@@ -68,7 +68,7 @@ QUIVER_ACK_MUTANTS = (
         where="quiver:LeaseTable.end",
         old="    if held is None or held.token != claim.token or now_s >= held.expires_s:\n",
         new="    if held is None or now_s >= held.expires_s:\n",
-        test=f"{DELIVERIES}::test_a_claim_that_runs_out_goes_to_the_next_who_asks",
+        test=f"{DELIVERIES}::test_a_claim_that_expires_goes_to_the_next_consumer",
     ),
     Mutant(
         name="a segment is dropped out of somebody's hands",
@@ -80,9 +80,9 @@ QUIVER_ACK_MUTANTS = (
     Mutant(
         name="files are removed before the sync",
         where="quiver:Reaper._remove",
-        old="    if self._offsets.has_tombstones:\n        self._offsets.sync()\n",
+        old="    if self._offsets.state.tombstoned:\n        self._offsets.sync()\n",
         new="",
-        test=f"{SWEEP}::test_what_everybody_processed_goes_at_once",
+        test=f"{SWEEP}::test_segments_that_every_subscriber_processed_are_deleted",
     ),
     Mutant(
         name="a damaged checkpoint takes the place of the good one before it",

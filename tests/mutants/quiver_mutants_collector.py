@@ -16,19 +16,23 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a collector is ready although its disk takes no write",
         where="collector:Collector._takes_requests",
-        old="    return self.is_ready and all(store.takes_writes for store in stores)\n",
-        new="    return self.is_ready\n",
+        old=" and all(pipeline.health.takes_writes for pipeline in self._pipelines.values())\n",
+        new="\n",
         test="tests/process/collector/test_disk_trouble.py"
         "::test_ready_is_503_while_no_write_succeeds_and_200_again_after_that",
     ),
     Mutant(
         name="a request is answered before the store has it",
         where="collector:RawConsumer.take",
-        old="    await self._store.ingest_raw(data, signal.value)\n    return TAKEN\n",
+        old=(
+            "    with self._health.watching():\n"
+            "        await self._quiver.ingest_raw(data, signal.value)\n"
+            "    return TAKEN\n"
+        ),
         new=(
             "    import asyncio\n"
             "\n"
-            "    keeping = asyncio.ensure_future(self._store.ingest_raw(data, signal.value))\n"
+            "    keeping = asyncio.ensure_future(self._quiver.ingest_raw(data, signal.value))\n"
             "    keeping.add_done_callback(lambda done: done.exception())\n"
             "    return TAKEN\n"
         ),
@@ -57,14 +61,14 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="a refused bundle is rejected although it was not kept",
-        where="collector:ExportWorker._is_kept",
+        where="collector:ExportWorker._is_stored",
         old='        delivery.nack(f"{outcome.reason}; not kept: {error}")\n        return False\n',
         new="        return True\n",
         test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
     ),
     Mutant(
         name="a destination that is down is tried with everything",
-        where="collector:CircuitBreaker.enter",
+        where="collector:CircuitBreaker.try_acquire",
         old="        self.state = CircuitState.PROBING\n        return True\n",
         new="        self.state = CircuitState.CLOSED\n        return True\n",
         test=f"{COURIER}::test_a_destination_that_is_down_gets_one_bundle_at_a_time",
@@ -88,7 +92,7 @@ COLLECTOR_MUTANTS = (
         where="collector:BufferExportWorker._gather",
         old="        while group and self._source.unacked_unleased():\n",
         new="        while False:\n",
-        test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands",
+        test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased",
     ),
     Mutant(
         name="a file that is delivered again is a second file",
@@ -106,10 +110,10 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="who was let in before a failure ends the probe of another",
-        where="collector:CircuitBreaker.left",
+        where="collector:CircuitBreaker.release",
         old="    if was_probe and self.state is CircuitState.PROBING:\n",
         new="    if self.state is CircuitState.PROBING:\n",
-        test=f"{OUTCOMES}::test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe",
+        test=f"{OUTCOMES}::test_a_bundle_sent_before_the_destination_failed_does_not_end_a_probe",
     ),
     Mutant(
         name="the rest of a group is tried although the destination is down",
@@ -158,6 +162,6 @@ COLLECTOR_MUTANTS = (
         where="collector:directory_identity",
         old='        if any("/segments/" in name',
         new='        if any("?" in name',
-        test=f"{STORED}::test_an_identity_that_is_missing_beside_segments_is_reported",
+        test=f"{STORED}::test_a_missing_identity_of_a_directory_with_segments_is_reported",
     ),
 )

@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["QUIVER_ENDING_MUTANTS"]
 
-DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
+DAMAGED = "tests/unit/quiver/segments/test_damaged_segments.py"
 ENDINGS = "tests/unit/quiver/test_endings.py"
-FAIR = "tests/unit/quiver/test_fair_eviction.py"
+FAIR = "tests/unit/quiver/retention/test_fair_eviction.py"
 
 
 QUIVER_ENDING_MUTANTS = (
@@ -22,14 +22,14 @@ QUIVER_ENDING_MUTANTS = (
     Mutant(
         name="a segment that was set aside counts as never written",
         where="quiver:SubscriptionStore.reconcile",
-        old="        holes = self._state.take_in(infos, quarantined_infos)\n",
-        new="        holes = self._state.take_in(infos)\n",
-        test=f"{DAMAGED}::test_the_book_tells_corrupt_from_missing_and_from_never_written",
+        old="        holes = self.state.take_in(infos, quarantined_infos)\n",
+        new="        holes = self.state.take_in(infos)\n",
+        test=f"{DAMAGED}::test_offsets_distinguish_corrupt_from_missing_and_never_written",
     ),
     Mutant(
         name="dropping a subscriber by hand draws conclusions from what it does not see",
         where="quiver:drop_subscriber",
-        old="            offsets.compare(infos)\n",
+        old="            offsets.state.take_in(infos)\n",
         new="            offsets.reconcile(infos)\n",
         test=f"{DAMAGED}::test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others",
     ),
@@ -38,14 +38,14 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:OffsetLogWriter.sync",
         old="        if self._is_closed:\n",
         new="        if False:\n",
-        test=f"{ENDINGS}::test_a_closed_book_writes_nothing_more",
+        test=f"{ENDINGS}::test_closed_offsets_write_nothing_more",
     ),
     Mutant(
-        name="whoever waits for a finalizer that ended waits for ever",
+        name="a wait for a writer that stopped never ends",
         where="quiver:OrderedQueue._check_running",
         old="    if self._stopping:\n        raise Unavailable(",
         new="    if False:\n        raise Unavailable(",
-        test=f"{ENDINGS}::test_whoever_waits_for_segments_is_told_when_the_finalizer_ends",
+        test=f"{ENDINGS}::test_a_wait_for_segments_ends_when_the_writer_stops",
     ),
     Mutant(
         name="a core drops its own data though another has older",

@@ -15,13 +15,9 @@ VIEWS = "tests/unit/otlp/test_views.py"
 OTLP_MUTANTS = (
     Mutant(
         name="an explicit zero is taken for an unset value",
-        where="otlp:_cells",
-        old='    if field == "bool_value":\n',
-        new=(
-            '    if field == "bool_value" and not value.bool_value:\n'
-            "        return EMPTY, _NOTHING\n"
-            '    if field == "bool_value":\n'
-        ),
+        where="otlp:any_values",
+        old="        elif _has(leaf):\n",
+        new="        elif _has(leaf) and leaf.drop_null().to_pylist() != [False]:\n",
         test=f"{DECODE}::test_an_explicit_zero_is_not_an_unset_value",
     ),
     Mutant(
@@ -29,9 +25,7 @@ OTLP_MUTANTS = (
         where="otlp:decode",
         old="    request = parse(data, signal)\n",
         new=(
-            "    if available():\n"
-            '        return Decoded(flatten(data, signal), 0, 0, "")\n'
-            "    request = parse(data, signal)\n"
+            '    return Decoded(proto_to_arrow(data, signal), 0, 0, "")\n    request = parse(data, signal)\n'
         ),
         test=f"{DECODE}::test_values_nested_deeper_than_the_protocol_reads_are_invalid_input",
     ),

@@ -6,15 +6,15 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["SEGMENT_MUTANTS"]
 
-DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
+DAMAGED = "tests/unit/quiver/segments/test_damaged_segments.py"
 CRASH = "tests/crash/quiver/test_segment_crash.py"
-STORE = "tests/unit/quiver/test_segment_store.py"
-FINALIZE = "tests/unit/quiver/test_segment_writer.py"
-UPLOAD = "tests/unit/quiver/test_upload.py"
-INBOX = "tests/unit/quiver/test_external_acks.py"
-OPEN = "tests/unit/quiver/test_memtable.py"
-READERS = "tests/unit/quiver/test_segment_readers.py"
-OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
+STORE = "tests/unit/quiver/segments/test_segment_store.py"
+WRITER = "tests/unit/quiver/segments/test_segment_writer.py"
+UPLOAD = "tests/unit/quiver/segments/test_upload.py"
+INBOX = "tests/unit/quiver/offsets/test_external_acks.py"
+OPEN = "tests/unit/quiver/segments/test_memtable.py"
+READERS = "tests/unit/quiver/segments/test_segment_readers.py"
+OFFSETS = "tests/unit/spark/sources/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
     Mutant(
@@ -22,19 +22,19 @@ SEGMENT_MUTANTS = (
         where="quiver:_check_positions",
         old="            checked.problem(subject, str(error), advice)\n            continue\n",
         new="            continue\n",
-        test=f"{DAMAGED}::test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+        test=f"{DAMAGED}::test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
     ),
     Mutant(
         name="a segment stamped in the future is kept until then",
         where="quiver:Retention.expired",
         old="(info.ingest_ns_max < before_ns or info.seq in known_for_long)",
         new="info.ingest_ns_max < before_ns",
-        test="tests/unit/quiver/test_reaper.py"
+        test="tests/unit/quiver/retention/test_reaper.py"
         "::test_a_segment_stamped_in_the_future_expires_at_its_age_after_the_start",
     ),
     Mutant(
         name="an orphan is dropped by the wall clock alone",
-        where="quiver:Maintenance._drop_orphans",
+        where="quiver:SubscriberUpkeep.drop_orphans",
         old="        if since_ns > limit_ns and (name, since_ns) not in known_for_long:\n",
         new="        if since_ns > limit_ns:\n",
         test="tests/unit/quiver/test_engine.py"
@@ -101,21 +101,21 @@ SEGMENT_MUTANTS = (
         where="quiver:OrderedQueue.step",
         old="            self._put_off(job, error)\n            return False\n        except Ex",
         new="            self.finish(job.item)\n            return False\n        except Ex",
-        test=f"{FINALIZE}::test_a_write_that_fails_twice_is_kept_and_then_written",
+        test=f"{WRITER}::test_a_write_that_fails_twice_is_kept_and_then_written",
     ),
     Mutant(
         name="a sealed segment does not hold back the log",
         where="quiver:SegmentWriter.lowest_wal_start",
         old="    return min((each.sealed.wal_start for each in self._work.items()), default=None)\n",
         new="    return None\n",
-        test=f"{FINALIZE}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
+        test=f"{WRITER}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
     ),
     Mutant(
         name="sealing forgets what it took",
         where="quiver:ActiveSegments.take",
         old="    self._byte_count -= stream.byte_count\n",
         new="",
-        test=f"{OPEN}::test_sealing_takes_a_stream_out_and_the_next_part_starts_anew",
+        test=f"{OPEN}::test_sealing_removes_a_stream_and_the_next_part_starts_a_new_one",
     ),
     Mutant(
         name="a copy counts before its data is there",
@@ -140,7 +140,7 @@ SEGMENT_MUTANTS = (
     ),
     Mutant(
         name="another directory passes under an old checkpoint",
-        where="spark:check_identity",
+        where="spark:SegmentOffsets.check_identity",
         old="        if (is_last and info.xxh3 != checksum) or (\n",
         new="        if (\n",
         test=f"{OFFSETS}::test_the_last_segment_that_was_read_is_known_again",

@@ -9,7 +9,7 @@ __all__ = ["QUIVER_WAL_MUTANTS"]
 ADMISSION = "tests/unit/quiver/test_admission.py"
 ENGINE = "tests/unit/quiver/test_engine.py"
 INTAKE = "tests/unit/quiver/test_append.py"
-WAL = "tests/unit/quiver/test_wal.py"
+WAL = "tests/unit/quiver/wal/test_wal.py"
 CRASH = "tests/crash/quiver/test_wal_crash.py"
 
 
@@ -44,10 +44,10 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a processed segment goes while the log still has its bundles",
-        where="quiver:Maintenance._may_remove",
-        old="        return core.store.get(seq).wal_end <= core.wal.cursor\n",
+        where="quiver:RemovableSegments.may_remove",
+        old="        return self._store.get(seq).wal_end <= self._wal.cursor\n",
         new="        return True\n",
-        test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it",
+        test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_after_it",
     ),
     Mutant(
         name="a cursor beyond the log is believed",
@@ -59,7 +59,7 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="a log that ends before what was durable is not compared with the acknowledgements",
         where="quiver:recover",
-        old="    replay.expect(offsets.logged[0])\n",
+        old="    replay.expect(offsets.state.logged[0])\n",
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
         "::test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded",
@@ -98,10 +98,10 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="delivered payloads stay in the log until it rotates",
-        where="quiver:Maintenance._forget_delivered",
-        old="    is_delivered = not core.store.infos() and core.memtable.needed() >= core.memtable.end\n",
+        where="quiver:DiskSpace.remove_delivered_log",
+        old="    is_delivered = not self._store.infos() and self._is_log_covered\n",
         new="    is_delivered = False\n",
-        test="tests/unit/quiver/test_delivered_payloads.py"
+        test="tests/unit/quiver/delivery/test_delivered_payloads.py"
         "::test_maintenance_leaves_no_delivered_payload_once_everything_is_acknowledged",
     ),
     Mutant(
@@ -109,7 +109,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:Core._clear_log",
         old="            self.wal.clear()\n",
         new="            pass\n",
-        test="tests/unit/quiver/test_delivered_payloads.py"
+        test="tests/unit/quiver/delivery/test_delivered_payloads.py"
         "::test_a_clean_shutdown_leaves_no_delivered_payload_and_no_file_made_ahead",
     ),
     Mutant(
@@ -131,7 +131,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:Appender._submit",
         old="        committer.resume()\n",
         new="",
-        test=f"{INTAKE}::test_a_failed_sync_is_told_and_the_next_bundle_is_accepted",
+        test=f"{INTAKE}::test_a_failed_sync_is_reported_and_the_next_bundle_is_accepted",
     ),
     Mutant(
         name="bundles of the log are renewed however old they are",
@@ -156,21 +156,21 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="the same room is given to everybody who asks",
-        where="quiver:Maintenance.reserve",
+        where="quiver:DiskSpace.reserve",
         old="        self._quota.charge(_RESERVED, self._footprint(byte_count))\n",
         new="",
         test=f"{ADMISSION}::test_room_is_given_once",
     ),
     Mutant(
         name="what is left of the log keeps large bundles out for ever",
-        where="quiver:Maintenance._shed_log",
-        old="            core.appender.rotate()\n            core.cut()\n",
+        where="quiver:DiskSpace._cut_active_log",
+        old="            self._appender.rotate()\n            self._flusher.cut_log()\n",
         new="            pass\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
     ),
     Mutant(
         name="data is dropped before the log is cut",
-        where="quiver:Maintenance._reclaim",
+        where="quiver:DiskSpace._reclaim",
         old="        if self._reaper.reclaim(needed_bytes, may_drop=False):\n",
         new="        if self._reaper.reclaim(needed_bytes):\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
@@ -198,15 +198,15 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="the log of a closed directory is rotated",
-        where="quiver:Maintenance.stop",
+        where="quiver:CloseGuard.wait_idle",
         old="self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))",
         new="pass",
-        test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
+        test=f"{ADMISSION}::test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin",
     ),
     Mutant(
         name="a full device keeps the oldest from going",
-        where="quiver:Maintenance._free_log",
-        old='            self._warn("what is open could not be written to make room", error)\n',
+        where="quiver:DiskSpace._free_log",
+        old='            self._throttle.warn("open segments could not be written to free the log", error)\n',
         new="            raise\n",
         test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
     ),
@@ -215,7 +215,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:recover",
         old=(
             "        numbers.append(replay.end)\n"
-            "    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))\n"
+            "    found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))\n"
         ),
         new="        pass\n    found.next_wal_seq = 1 + max(numbers)\n",
         test="tests/crash/quiver/test_admission_crash.py::test_a_crash_at_every_call_loses_and_doubles_nothing",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["SPARK_MUTANTS"]
 
-ENDING = "tests/unit/spark/test_java_ending.py"
+ENDING = "tests/unit/spark/session/test_java_ending.py"
 START = "tests/process/test_java_start.py"
 SUPERVISOR = "tests/unit/cli/test_run_supervisor.py"
 LINES = "tests/unit/up/test_log.py"
@@ -33,7 +33,7 @@ SPARK_MUTANTS = (
         where="spark:not_ready",
         old="    if not reason:\n",
         new="    if words == []:\n",
-        test=f"{ENDING}::test_a_java_that_ended_by_itself_is_judged_by_its_words",
+        test=f"{ENDING}::test_a_java_that_exited_is_judged_by_its_output",
     ),
     Mutant(
         name="the exit status of a Java that PySpark has started is not looked for",
@@ -58,17 +58,17 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="the noise of two workers at once is an error",
-        where="up:NoiseFilter.hear",
+        where="up:SparkTraceFilter.hear",
         old="    if line == _OPENING:\n        self._open += 1\n",
         new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
-        test=f"{LINES}::test_the_noise_of_several_workers_is_debug_however_its_lines_mix",
+        test=f"{LINES}::test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix",
     ),
     Mutant(
         name="noise is an error if its worker pauses",
         where="up:LogFilter.overdue",
         old="now_s - self._heard_s >= HELD_MAX_S",
         new="now_s > self._heard_s",
-        test=f"{LINES}::test_a_worker_that_pauses_within_its_trace_still_prints_noise",
+        test=f"{LINES}::test_a_worker_that_pauses_within_its_traceback_is_still_harmless",
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
@@ -80,15 +80,15 @@ SPARK_MUTANTS = (
     Mutant(
         name="a trace after the reason of a failure is the last error",
         where="up:Runner._is_news",
-        old="said.is_verdict or not self._has_verdict or",
-        new="said.is_verdict or self._has_verdict or not self._has_verdict or",
+        old="line.is_verdict or not self._has_verdict or",
+        new="line.is_verdict or self._has_verdict or not self._has_verdict or",
         test=f"{FLEET}::test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error",
     ),
     Mutant(
         name="a core that is killed while it starts ends all",
-        where="cli:_CoreProcess.look",
-        old="    if is_new and code < 0:\n",
-        new="    if is_new and code < -64:\n",
+        where="cli:CoreProcess.check",
+        old="        return ended.code ",
+        new="        return ended.code or 1 ",
         test=f"{KILLED}::test_a_core_that_is_killed_while_it_starts_is_started_again",
     ),
     Mutant(
@@ -107,10 +107,18 @@ SPARK_MUTANTS = (
         "test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_again",
     ),
     Mutant(
+        name="a process that has ended is signalled by its reused number",
+        where="child_process:ChildProcess.kill",
+        old="        if self._exit is None:\n",
+        new="        if self._process:\n",
+        test="tests/unit/foundation/test_child_process.py::"
+        "test_a_process_that_has_ended_is_never_signalled_again",
+    ),
+    Mutant(
         name="the demo calls a signal an exit code",
-        where="cli:_failed",
-        old="    if code is not None and code < 0:\n",
-        new="    if code is not None and code < -64:\n",
+        where="cli:failure_of",
+        old="{ended.reason}",
+        new="ended with code {ended.code}",
         test=f"{KILLED}::test_the_demo_says_which_signal_has_killed_a_process",
     ),
 )

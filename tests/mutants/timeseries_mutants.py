@@ -35,7 +35,7 @@ TIMESERIES_MUTANTS = (
         where="timeseries:_windows",
         old="opening = own_stream != current or own_lead < lead or own_trail < trail",
         new="opening = not current or own_lead < lead or own_trail < trail",
-        test=f"{GORILLA}::test_many_are_encoded_as_each_by_itself",
+        test=f"{GORILLA}::test_many_are_encoded_as_each_alone",
     ),
     Mutant(
         name="any NaN ends a series",
@@ -98,7 +98,7 @@ TIMESERIES_MUTANTS = (
         where="timeseries:BucketReader._pages",
         old="        self._budget.check()\n        yield page\n",
         new="        yield page\n",
-        test=f"{LIMITS}::test_time_is_looked_at_for_every_page_that_is_read",
+        test=f"{LIMITS}::test_time_is_checked_for_every_page_that_is_read",
     ),
     Mutant(
         name="the time is not looked at between windows",
@@ -115,7 +115,7 @@ TIMESERIES_MUTANTS = (
             "            await self._querying.acquire()\n"
         ),
         new="        await self._querying.acquire()\n",
-        test=f"{LIMITS}::test_a_reader_without_a_place_is_told_to_come_back",
+        test=f"{LIMITS}::test_a_reader_without_a_slot_is_unavailable",
     ),
     Mutant(
         name="histograms of two metrics are one",

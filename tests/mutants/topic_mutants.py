@@ -10,32 +10,32 @@ PROMISES = "tests/mutants/test_topic_promises.py"
 LOG_SCAN = "tests/unit/storage/test_log_scan.py"
 GROUP_COMMIT = "tests/unit/storage/test_group_commit.py"
 WRITE = "tests/unit/topics/test_engine_write.py"
-GATHERING = "tests/unit/topics/test_gathering.py"
-LONE_WRITE = "tests/unit/topics/test_lone_write.py"
+GATHERING = "tests/unit/topics/write/test_append_batches.py"
+LONE_WRITE = "tests/unit/topics/write/test_lone_write.py"
 RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
-RECOVERY = "tests/unit/topics/test_recovery.py"
-RELOCATION = "tests/unit/topics/test_cold_relocation.py"
-FANOUT = "tests/unit/servers/test_fanout.py"
-DISPATCH = "tests/unit/servers/test_dispatch.py"
-STRONG = "tests/unit/servers/test_strong_watch.py"
-WEBSOCKET = "tests/unit/servers/test_websocket.py"
+RECOVERY = "tests/unit/topics/checkpoints/test_recovery.py"
+RELOCATION = "tests/unit/topics/checkpoints/test_cold_relocation.py"
+FANOUT = "tests/unit/servers/topics/test_broadcaster.py"
+DISPATCH = "tests/unit/servers/topics/test_scheduler.py"
+STRONG = "tests/unit/servers/topics/test_strong_watch.py"
+WEBSOCKET = "tests/unit/servers/topics/test_websocket.py"
 QUEUE = "tests/unit/topics/test_engine_queue.py"
 QUEUE_RESTART = "tests/unit/topics/test_engine_queue_restart.py"
-LETTERS = "tests/unit/topics/test_dead_letters.py"
-WORK = "tests/unit/topics/test_work.py"
-QUEUE_FAULTS = "tests/unit/topics/test_queue_faults.py"
-ROUTERS = "tests/unit/topics/test_routers.py"
-ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
-ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
-STEPS = "tests/unit/topics/test_wall_clock_steps.py"
+LETTERS = "tests/unit/topics/queues/test_dead_letters.py"
+WORK = "tests/unit/topics/queues/test_work.py"
+QUEUE_FAULTS = "tests/unit/topics/queues/test_faults.py"
+ROUTERS = "tests/unit/topics/routers/test_routers.py"
+ROUTER_FAULTS = "tests/unit/topics/routers/test_faults.py"
+ROUTER_RECOVERY = "tests/unit/topics/routers/test_recovery.py"
+STEPS = "tests/unit/topics/topic/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
-BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
+BAD_SECTORS = "tests/unit/topics/segments/test_bad_sectors.py"
 FILE_VIEW = "tests/unit/storage/test_file_view.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
-STORED = "tests/unit/topics/test_deep_records.py"
-RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
+STORED = "tests/unit/topics/read/test_deep_records.py"
+RELAY_DRAFT = "tests/unit/services/test_relay_batch.py"
 
 
 TOPIC_MUTANTS = (
@@ -129,7 +129,7 @@ TOPIC_MUTANTS = (
         where="buffer:_side",
         old='    except errors.Corrupt as error:\n        advice = "restore',
         new='    except errors.Rejected as error:\n        advice = "restore',
-        test="tests/unit/buffer/test_audit.py::"
+        test="tests/unit/buffer/test_fsck.py::"
         "test_objects_that_the_device_cannot_read_are_named_and_the_others_are_checked",
     ),
     Mutant(
@@ -137,7 +137,7 @@ TOPIC_MUTANTS = (
         where="quiver:LocalSegments._read",
         old="        except MediaError as error:\n            self._sidecars.damaged[name] = error\n",
         new="",
-        test="tests/unit/quiver/test_damaged_segments.py::"
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
         "test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown",
     ),
     Mutant(
@@ -145,8 +145,8 @@ TOPIC_MUTANTS = (
         where="quiver:_replay_file",
         old="for start, end in view.bad]",
         new="for start, end in ()]",
-        test="tests/unit/quiver/test_damaged_segments.py::"
-        "test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
+        "test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
     ),
     # Logs that lost their end
     Mutant(
@@ -173,7 +173,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="numbers that were lost with the log are assigned again",
         where="topics:_Recovery._replay",
-        old="        topic.mark_log_lost(lost)\n",
+        old="        topic.log.mark_log_lost(lost)\n",
         new="",
         test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
     ),
@@ -195,7 +195,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="the log does not keep where a topic began after a loss",
         where="topics:_Recovery._create_topics",
-        old="topic.mark_log_lost(change.lost_seq)",
+        old="topic.log.mark_log_lost(change.lost_seq)",
         new="pass",
         test=f"{RECOVERY}::"
         "test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged",
@@ -248,7 +248,7 @@ TOPIC_MUTANTS = (
         where="topics:LogCheck._check_files",
         old="read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start",
         new="read = damage.end is None or (damage.file, damage.end) > group.start",
-        test="tests/unit/topics/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
+        test="tests/unit/topics/tools/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
     ),
     # Clocks, keys, probes
     Mutant(
@@ -286,7 +286,7 @@ TOPIC_MUTANTS = (
         where="topics:_finder",
         old="        return _inside if _finders(shown.cls) else None\n",
         new="        return None\n",
-        test="tests/unit/servers/test_names_in_requests.py::test_names_are_found_at_every_depth",
+        test="tests/unit/servers/topics/test_names_in_requests.py::test_names_are_found_at_every_depth",
     ),
     Mutant(
         name="ready although no write succeeds",
@@ -336,8 +336,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="an unreadable record is passed without a dead letter",
         where="services:Relay._relay",
-        old="            for bad, text in draft.letters:\n",
-        new="            for bad, text in draft.letters[:0]:\n",
+        old="            for bad, text in batch.dead_letters:\n",
+        new="            for bad, text in batch.dead_letters[:0]:\n",
         test=f"{UNREADABLE}::test_relay_sets_unreadable_records_aside_names_them_and_moves_the_others",
     ),
     Mutant(
@@ -460,7 +460,7 @@ TOPIC_MUTANTS = (
         where="storage:GroupCommitter._commit_alone",
         old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
         new="    if not is_lone or not self.is_quick:\n",
-        test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
+        test=f"{GROUP_COMMIT}::test_the_order_is_kept_by_any_committing_thread",
     ),
     Mutant(
         name="a write made by who is told of another overtakes those behind it",
@@ -481,13 +481,13 @@ TOPIC_MUTANTS = (
         where="topics:_Place.band_at",
         old="    aged = self.priority + _AGEING_PER_MS * min(",
         new="    aged = self.priority + 0 * min(",
-        test="tests/unit/topics/test_ready_set.py::test_what_waits_rises_band_by_band_until_it_is_served",
+        test="tests/unit/topics/schedule/test_ready_set.py::test_what_waits_rises_band_by_band_until_it_is_served",
     ),
     # Writing and reading
     Mutant(
         name="records are published before their commit",
         where="topics:Writer._submit",
-        old="    frames = topic.moved_floors()\n    reserved = 0\n",
+        old="    frames = topic.log.moved_floors()\n    reserved = 0\n",
         new="    topic.keep_in_memory(batch, now_ms=0)\n    frames, reserved = [], 0\n",
         test=f"{WRITE}::test_nothing_is_visible_before_its_commit[fsync]",
     ),
@@ -521,9 +521,9 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a key is unknown while its write is under way",
-        where="topics:Writer.write",
-        old="        if key is None:\n            return await self._append(",
-        new="        if key is None or key in topic.writing:\n            return await self._append(",
+        where="topics:Writer.append",
+        old="    if topic is not None and (key is None or key not in topic.writing):\n",
+        new="    if topic is not None:\n",
         test=f"{WRITE}::test_concurrent_writes_with_one_key_append_once",
     ),
     Mutant(
@@ -536,21 +536,21 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a reader that waits is not woken",
         where="topics:Topic.publish",
-        old="    self.retain(now_ms)\n    self.waiters.wake()\n",
-        new="    self.retain(now_ms)\n",
+        old="    self.subscribers.notify()\n",
+        new="",
         test=f"{PROMISES}::test_a_reader_that_waits_is_woken_by_what_is_published",
     ),
     # Retention and deletion
     Mutant(
         name="nothing is logged of what expired",
-        where="topics:Topic.moved_floors",
+        where="topics:TopicLog.moved_floors",
         old="    if now == self._logged_floors or not self._kept_something():\n",
         new="    if now:\n",
         test=f"{PROMISES}::test_what_had_expired_does_not_come_back_with_a_longer_life",
     ),
     Mutant(
         name="a deletion moves the floor",
-        where="topics:Topic.delete",
+        where="topics:TopicLog.delete",
         old="        self.delete_below = max(self.delete_below, before)\n",
         new=(
             "        self.delete_below = max(self.delete_below, before)\n"
@@ -560,7 +560,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a cap counts sequences",
-        where="topics:Topic.retain",
+        where="topics:TopicLog.retain",
         old=(
             "        if config.cap_records and index.live > config.cap_records:\n"
             "            removed += self._note(index.evict_to_count(config.cap_records), "
@@ -574,7 +574,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a topic that rejects is evicted from",
-        where="topics:Topic.retain",
+        where="topics:TopicLog.retain",
         old='    if config.discard == "old":\n',
         new="    if config.discard:\n",
         test=f"{RETENTION}::test_a_topic_that_rejects_is_never_evicted_from",
@@ -649,14 +649,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a relay passes over a gap in silence",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if self.on_gap == "fail":\n',
         new='    if self.on_gap == "never":\n',
         test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_draft_as_it_was",
     ),
     Mutant(
         name="a relay takes a new topic for the old one with a gap",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
         new="    if page.next_from_seq < 0:\n",
         test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",
@@ -673,7 +673,7 @@ TOPIC_MUTANTS = (
         where="spark:chunk_key",
         old="    digest.update(body)\n",
         new="",
-        test="tests/unit/spark/test_topic_rows.py::test_a_key_tells_steps_and_contents_apart_and_fits",
+        test="tests/unit/spark/sinks/test_topic.py::test_a_key_differs_by_step_and_contents_and_fits",
     ),
     # Queues
     Mutant(
@@ -700,28 +700,28 @@ TOPIC_MUTANTS = (
     Mutant(
         name="lease numbers are given out before they are reserved",
         where="topics:LeaseAllocator._begin_to_reserve",
-        old="    state.reserving = commit(topic, [frame], apply=apply, sync=True)\n",
-        new="    apply()\n    state.reserving = commit(topic, [], sync=False)\n",
+        old="    queue.reserving = topic.commit([frame], apply=apply, sync=True)\n",
+        new="    apply()\n    queue.reserving = topic.commit([], sync=False)\n",
         test=f"{QUEUE_RESTART}::test_a_lease_number_is_never_given_out_twice",
     ),
     Mutant(
         name="a job is deleted before its dead letter is durable",
         where="topics:DeadLetters._move_one",
-        old="        await sync(letters)\n",
+        old="        await letters.sync()\n",
         new="        pass\n",
         test=f"{LETTERS}::test_whenever_the_power_goes_the_job_is_in_one_of_both",
     ),
     Mutant(
         name="a claim that failed keeps its jobs",
         where="topics:LeaseAllocator.claim",
-        old="    except BaseException:\n        self.release(topic, state, requests)\n",
+        old="    except BaseException:\n        self.release(topic, queue, requests)\n",
         new="    except BaseException:\n",
         test=f"{QUEUE_RESTART}::test_a_durable_claim_that_cannot_be_logged_hands_out_nothing",
     ),
     Mutant(
         name="a worker is not woken when a job comes back",
         where="topics:Queues.nack",
-        old="    state.returned.wake()\n    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
+        old="    queue.returned.notify()\n    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
         new="    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
         test=f"{WORK}::test_a_stream_that_waits_is_woken_at_once",
     ),
@@ -756,21 +756,21 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what was dealt to somebody who left stays with it",
         where="topics:Queues._join",
-        old="        self._allocator.release(topic, state, [request])\n",
+        old="        self._allocator.release(topic, queue, [request])\n",
         new="",
         test=f"{WORK}::test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back",
     ),
     Mutant(
         name="a snapshot does not know of claims that were not logged",
-        where="topics:LeaseAllocator._allocate",
-        old="            topic.captured = None  # the next snapshot has the deliveries\n",
-        new="            pass\n",
+        where="topics:Topic.version",
+        old=" if self.queue is None else self.log.version + self.queue.leases.version",
+        new="",
         test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
     ),
     Mutant(
         name="leases come back that ended while they were not durable",
         where="topics:_Recovery._control",
-        old="                topic.leases.end_leases()\n",
+        old="                topic.queue.leases.end_leases()\n",
         new="                pass\n",
         test=f"{QUEUE_FAULTS}::test_a_crash_before_current_leases_are_logged_brings_back_no_ended_ones",
     ),
@@ -918,7 +918,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="lost ranges of routers gather in a queue",
-        where="topics:Topic.mark_lost",
+        where="topics:TopicLog.mark_lost",
         old="    self.trims.fold(self.floors, self.index.earliest_seq)\n",
         new="",
         test=f"{ROUTER_FAULTS}::test_lost_ranges_of_a_queue_do_not_gather",
@@ -948,8 +948,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a watcher behind the head waits for the next publish",
         where="servers:Subscription.take",
-        old="    if step.to_seq != end_seq:\n        subscriber.broadcaster.put(self)\n",
-        new="    if step.to_seq != end_seq:\n        pass\n",
+        old="    if page.to_seq != end_seq:\n        subscriber.continue_later(self)\n",
+        new="    if page.to_seq != end_seq:\n        pass\n",
         test=f"{FANOUT}::test_a_turn_ends_when_much_was_read",
     ),
     Mutant(
@@ -970,7 +970,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what is put off is forgotten",
         where="servers:DeliveryScheduler.end",
-        old="    if len(self._ready):\n        self._pulse()\n",
+        old="    if len(self._ready):\n        self._check_soon()\n",
         new="",
         test=f"{DISPATCH}::test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write",
     ),
@@ -999,14 +999,14 @@ TOPIC_MUTANTS = (
     Mutant(
         name="an origin in the destination is not looked for",
         where="topics:_take",
-        old="is_once and router.origins.takes(seq, router.dest)",
+        old="is_once and router.dedup_window.takes(seq, router.dest)",
         new="False",
         test=f"{ROUTERS}::test_exactly_once_makes_no_copy_whose_origin_stands_in_the_destination",
     ),
     Mutant(
         name="the origin of a deleted record keeps a copy away",
         where="topics:DedupWindow.takes",
-        old="return place is not None and dest.index.locate(place) is not None",
+        old="return place is not None and dest.log.index.locate(place) is not None",
         new="return place is not None",
         test=f"{ROUTERS}::test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away",
     ),
@@ -1022,15 +1022,15 @@ TOPIC_MUTANTS = (
         where="topics:_Watching._create",
         old="        self._body.topics[name] = _Start()\n",
         new="        pass\n",
-        test="tests/unit/topics/test_client_watch.py"
+        test="tests/unit/topics/client/test_watch.py"
         "::test_topics_that_appeared_before_the_first_event_are_not_passed_over",
     ),
     # Synced records only
     Mutant(
         name="what is not synced is pushed",
         where="topics:DurableWatermark.ask",
-        old="    self._asked_seq = topic.index.head_seq\n    self._pending,",
-        new="    self._synced_seq = self._asked_seq = topic.index.head_seq\n    self._pending,",
+        old="    self._asked_seq = topic.log.index.head_seq\n    self._pending,",
+        new="    self._synced_seq = self._asked_seq = topic.log.index.head_seq\n    self._pending,",
         test=f"{STRONG}::test_a_record_is_pushed_when_it_is_synced_and_no_later",
     ),
     Mutant(
@@ -1050,7 +1050,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a copy counts as synced before its source is",
         where="topics:DurableWatermark.ask",
-        old="self._shards if topic.has_chunks else (topic.shard,)",
+        old="self._shards if topic.log.has_chunks else (topic.shard,)",
         new="(topic.shard,)",
         test=f"{STRONG}::test_a_copy_waits_for_what_it_is_a_copy_of",
     ),
@@ -1059,7 +1059,7 @@ TOPIC_MUTANTS = (
         where="topics:PageCursor.step",
         old="    bound = self._last_seq() + 1\n",
         new="    bound = self._index.head_seq + 1\n",
-        test="tests/unit/topics/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",
+        test="tests/unit/topics/read/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",
     ),
     Mutant(
         name="publishes overtake one that has no place yet",

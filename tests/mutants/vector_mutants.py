@@ -12,7 +12,7 @@ SEARCH = "tests/unit/vector/test_search.py"
 FORMATS = "tests/unit/vector/test_formats.py"
 RECALL = "tests/unit/vector/test_recall.py"
 LIMITS = "tests/unit/vector/test_limits.py"
-API = "tests/unit/servers/test_vector_api.py"
+API = "tests/unit/servers/vector/test_api.py"
 SLATE_CRASH = "tests/crash/vector/test_slate_crash.py"
 
 
@@ -22,14 +22,14 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher._plan",
         old="    operations += self._blocks()\n",
         new="",
-        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_continue",
     ),
     Mutant(
         name="the position of the source is not in the batch",
         where="vector:VectorFlusher._plan",
         old="        operations.append(Put(record_prefix(RecordType.POSITION), ",
         new="        print(Put(record_prefix(RecordType.POSITION), ",
-        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_continue",
     ),
     Mutant(
         name="the position of the source is stored in a batch of its own",
@@ -52,7 +52,7 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher.flush",
         old="    self._is_poisoned = True\n",
         new="",
-        test=f"{STORE}::test_a_flusher_that_failed_does_not_go_on",
+        test=f"{STORE}::test_a_flusher_that_failed_does_not_continue",
     ),
     Mutant(
         name="a write is taken vector by vector",
@@ -120,8 +120,8 @@ VECTOR_MUTANTS = (
     Mutant(
         name="dot products are searched by centroids alone",
         where="vector:Index._ordered",
-        old="        reach = np.float32(length) * self.spreads\n",
-        new="        reach = np.float32(0) * self.spreads\n",
+        old="        reach = np.float32(length) * self.radii\n",
+        new="        reach = np.float32(0) * self.radii\n",
         test=f"{RECALL}::test_dot_products_of_vectors_of_very_different_lengths_are_found",
     ),
     Mutant(
@@ -134,7 +134,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="lists that may hold something better are not looked at",
         where="vector:Index._probed",
-        old="rest[hopes[rest] < bound]",
+        old="rest[bounds[rest] < bound]",
         new="rest[:0]",
         test=f"{RECALL}::test_the_usual_search_finds_nineteen_of_twenty_also_where_there_are_no_groups",
     ),
@@ -143,7 +143,7 @@ VECTOR_MUTANTS = (
         where="vector:Readers.place",
         old="    self._under_way += 1\n",
         new="",
-        test=f"{LIMITS}::test_more_searches_than_the_cap_are_told_to_come_back",
+        test=f"{LIMITS}::test_more_searches_than_the_cap_are_unavailable",
     ),
     Mutant(
         name="an acknowledgement does not wait for the storage",
@@ -157,13 +157,13 @@ VECTOR_MUTANTS = (
         where="vector:_check_block",
         old="        blocks.go_on_behind(max(first, last))\n",
         new="        pass\n",
-        test=f"{DAMAGE}::test_ids_go_on_in_the_block_behind_the_largest_that_any_record_names",
+        test=f"{DAMAGE}::test_ids_continue_in_the_block_after_the_largest_that_any_record_names",
     ),
     Mutant(
         name="what is lost cannot be deleted",
         where="vector:VectorFlusher._deletions_of_records",
         old=" is not None or was_lost):\n",
         new=" is not None):\n",
-        test=f"{DAMAGE}::test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_goes_on[delete]",
+        test=f"{DAMAGE}::test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_works[delete]",
     ),
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from tests.peers.peer import Reply
 
-__all__ = ["difference", "place"]
+__all__ = ["difference"]
 
 RELATIVE = 1e-9
-_PLACE = re.compile(r"(?:^|: )(\d+:\d+): parse error")
 
 
 def difference(theirs: Reply, ours: Reply, *, ordered: bool, noise: float = 0.0) -> str | None:
@@ -30,12 +28,6 @@ def difference(theirs: Reply, ours: Reply, *, ordered: bool, noise: float = 0.0)
     if kinds[0] == "scalar":
         return _of_points([results[0]], [results[1]], noise)
     return _of_series(*results, ordered=ordered, noise=noise)
-
-
-def place(reply: Reply) -> str | None:
-    """`line:column` of the error, if one is told."""
-    found = _PLACE.search(reply.body.get("error", ""))
-    return None if found is None else found[1]
 
 
 def _of_series(

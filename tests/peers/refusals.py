@@ -7,6 +7,7 @@ from tests.peers.generated import END_S, START_S
 __all__ = ["BAD", "BAD_RANGES", "IMPOSSIBLE"]
 
 BAD = (
+    "",
     "x +",
     "x y",
     "sum(x",
@@ -77,6 +78,13 @@ BAD = (
     "histogram_quantile(0.5)",
     "histogram_quantile(0.5, x[5m])",
     "x @ foo()",
+    "x{a==b}",
+    "1..2",
+    ")",
+    "x)",
+    "x offset 1h30m)",
+    "x @ 99999999999999999999",
+    '"grün" + nosuch(x)',
     "x @ start",
     "x @",
     "x @ y",

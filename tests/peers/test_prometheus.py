@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.peers.comparison import difference, place
+from tests.peers.comparison import difference
 from tests.peers.composed import composed
 from tests.peers.differences import DIFFERENT, REFUSED_OTHERWISE, REQUESTED
 from tests.peers.expressions import MATRICES, NOISY, ORDERED, QUERIES
@@ -97,18 +97,17 @@ def test_every_sample_arrived_as_it_was_sent(both: Both) -> None:
 
 
 @pytest.mark.parametrize("query", BAD)
-def test_a_text_that_is_no_query_is_refused_at_the_same_place(both: Both, query: str) -> None:
+def test_a_text_that_is_no_query_is_refused_alike(both: Both, query: str) -> None:
     theirs, ours = (peer.get("query", query=query, time=AT_S) for peer in both)
     assert (theirs.status, theirs.body["errorType"]) == (400, "bad_data")
     assert difference(theirs, ours, ordered=False) is None
-    assert place(theirs) == place(ours), (theirs.body, ours.body)
 
 
 @pytest.mark.parametrize("query", REFUSED_OTHERWISE)
 def test_a_refusal_that_differs_for_a_reason_still_does(both: Both, query: str) -> None:
     _only_for_the_version_of_the_lists(both)
     theirs, ours = (peer.get("query", query=query, time=AT_S) for peer in both)
-    assert difference(theirs, ours, ordered=False) or place(theirs) != place(ours)
+    assert difference(theirs, ours, ordered=False)
 
 
 @pytest.mark.parametrize("query", IMPOSSIBLE)

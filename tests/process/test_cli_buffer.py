@@ -112,7 +112,7 @@ def test_a_signal_makes_produce_flush_what_it_accepted_and_report(
     assert len(penstock("buffer", "tail", tmp_path, "--raw").stdout.splitlines()) == account["durable"]
 
 
-def test_records_that_are_not_durable_are_counted_and_the_exit_code_tells(tmp_path: Path) -> None:
+def test_records_that_are_not_durable_are_counted_and_set_the_exit_code(tmp_path: Path) -> None:
     penstock("buffer", "produce", tmp_path, given=b"a\n")
     (tmp_path / "ingest" / "manifest.floor").write_bytes(b"damaged")
     impatient = {"PENSTOCK_BUFFER__APPEND_DEADLINE": "1s"}
@@ -132,7 +132,7 @@ def test_reading_stops_at_the_first_failure_and_says_from_where_on(tmp_path: Pat
     assert account["durable"] == 0
     assert 0 < account["accepted"] == account["not_durable"] < 1_000_000
     assert account["first_not_durable"] == 0
-    assert b"all before record 0" in run.stderr
+    assert b"all records before number 0" in run.stderr
 
 
 def test_sharded_records_go_by_key_and_stat_shows_each_shard(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_sharded_records_go_by_key_and_stat_shows_each_shard(tmp_path: Path) -> 
     assert [line.split()[0] for line in table[1:]] == ["shard", "0000", "0001", "0002", "total"]
     assert len({len(line) for line in table[1:]}) == 1
     penstock("buffer", "fsck", tmp_path, "--deep")
-    assert b"say which with --shard" in penstock("buffer", "dump", tmp_path, code=1).stderr
+    assert b"choose one with --shard" in penstock("buffer", "dump", tmp_path, code=1).stderr
     plain = penstock("buffer", "produce", tmp_path / "new", "--key", "k", given=b"k\n", code=2)
     assert b"not sharded" in plain.stderr
 
@@ -206,7 +206,7 @@ def test_looking_never_fences_the_consumer(queue: Path) -> None:
     assert b"- (empty)" in penstock("buffer", "stat", queue).stdout
 
 
-def test_stat_tells_length_lag_and_garbage(queue: Path) -> None:
+def test_stat_shows_length_lag_and_garbage(queue: Path) -> None:
     (found,) = json.loads(penstock("buffer", "stat", queue, "--json").stdout)["queues"]
     assert (found["queue_length"], found["first_sequence"], found["next_sequence"]) == (1, 0, 1)
     assert found["ingestion_lag_ms"] >= 0
@@ -271,7 +271,7 @@ def test_fsck_finds_damage_says_what_to_do_and_touches_nothing(queue: Path) -> N
     assert b"error: " in penstock("buffer", "stat", queue, code=5).stderr
 
 
-def test_gc_withholds_what_is_not_sealed_and_fences_only_when_told(queue: Path) -> None:
+def test_gc_withholds_what_is_not_sealed_and_fences_only_on_request(queue: Path) -> None:
     with Consumer.open(ConsumerConfig(store=str(queue), gc_enabled=False)) as consumer:
         batch = consumer.next_batch()
         assert batch is not None
@@ -300,7 +300,7 @@ def test_a_directory_that_is_not_there_is_an_error_and_is_not_made(verb: str, tm
     assert b"nothing was produced there" in penstock("buffer", verb, tmp_path, code=2).stderr
 
 
-def test_wrong_addresses_and_settings_are_told_in_one_line(queue: Path, tmp_path: Path) -> None:
+def test_wrong_addresses_and_settings_are_reported_in_one_line(queue: Path, tmp_path: Path) -> None:
     assert b"did you mean s3://" in penstock("buffer", "stat", "s4://bucket", code=2).stderr
     settings = tmp_path / "queue.yaml"
     settings.write_text(f"store: {queue}\nmanifest_pth: x\n", encoding="utf-8")

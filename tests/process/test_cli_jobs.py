@@ -45,7 +45,7 @@ def test_jobs_are_claimed_given_back_extended_and_done(server: Server) -> None:
     held = server.json("extend", "mails", refs[0], "--node", "w", "--lease", "1h")["deadlines_ms"]
     assert isinstance(held, dict)
     assert held["1"] > int(str(jobs[0]["deadline"]))
-    assert b"back: 1 job" in server.run("nack", "mails", "2", "--node", "w", "--delay", "1h")
+    assert b"returned: 1 job" in server.run("nack", "mails", "2", "--node", "w", "--delay", "1h")
     done = server.json("ack", "mails", *refs, "--node", "w", code=2)
     assert (done["acked"], done["skipped"], done["ready"]) == (1, [2], 1)
     assert b"1 ready, 0 held" in server.run("stat", "mails")
@@ -53,7 +53,7 @@ def test_jobs_are_claimed_given_back_extended_and_done(server: Server) -> None:
     assert server.run("claim", "mails", "--node", "w") == b""
 
 
-def test_what_makes_no_sense_is_told(server: Server) -> None:
+def test_contradictory_options_are_reported(server: Server) -> None:
     server.run("write", "log", given=b"1\n")
     server.run("claim", "log", code=2)
     server.run("ack", "none", "1", code=2)
@@ -120,7 +120,7 @@ def ready_and_held(server: Server) -> tuple[int, int]:
         return counts.ready, counts.in_flight
 
 
-def test_a_command_that_is_not_there_is_told_before_a_job_is_taken(server: Server) -> None:
+def test_a_missing_command_is_reported_before_a_job_is_claimed(server: Server) -> None:
     server.run("put", "mails", "--type", "queue")
     server.run("write", "mails", given=b"1\n")
     options = ["--url", server.url, "--drain"]
@@ -130,7 +130,9 @@ def test_a_command_that_is_not_there_is_told_before_a_job_is_taken(server: Serve
     assert b'"deliveries":1,' in server.run("claim", "mails", "--json").replace(b" ", b"")
 
 
-def test_a_command_that_cannot_be_run_is_told_and_its_job_goes_back(server: Server, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_reported_and_its_job_is_returned(
+    server: Server, tmp_path: Path
+) -> None:
     """It may be executed, says its file, but what shall execute it is not there."""
     server.run("put", "mails", "--type", "queue", "--lease", "10m")
     server.run("write", "mails", given=b"1\n")
@@ -193,7 +195,7 @@ def test_a_command_is_stopped_when_its_lease_cannot_be_extended(server: Server, 
         server.process.kill()
         _, stderr = worker.communicate(timeout=20)
         assert worker.returncode == 3
-        assert b"job 1 could not be held any longer" in stderr
+        assert b"job 1 could not be held" in stderr
         assert b"Traceback" not in stderr
         assert b"never retrieved" not in stderr
     assert not ended.exists()
@@ -203,4 +205,4 @@ def test_the_help_says_how_to_give_a_command_with_options() -> None:
     told = penstock("topics", "work", "--help").stdout
     assert b"[--] COMMAND..." in told
     assert b"Put -- before a COMMAND" in told
-    assert b"nothing ready, held or delayed" in b" ".join(told.split())
+    assert b"no job ready, held or delayed" in b" ".join(told.split())

@@ -151,7 +151,7 @@ def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: lis
 
 
 @pytest.mark.long
-def test_a_stop_loses_nothing_and_the_next_run_goes_on(root: Path, runs: list[Run]) -> None:
+def test_a_stop_loses_nothing_and_the_next_run_continues(root: Path, runs: list[Run]) -> None:
     produce(root, range(12))
     first = Run(root)
     runs.append(first)
@@ -197,7 +197,7 @@ def test_a_java_that_refuses_its_options_means_wrong_settings(root: Path, runs: 
     )  # Java's own line, and the error
 
 
-def test_a_signal_while_spark_starts_leaves_at_once(root: Path, runs: list[Run]) -> None:
+def test_a_signal_while_spark_starts_stops_immediately(root: Path, runs: list[Run]) -> None:
     run = Run(root)
     runs.append(run)
     deadline = time.monotonic() + PATIENCE_S
@@ -206,7 +206,7 @@ def test_a_signal_while_spark_starts_leaves_at_once(root: Path, runs: list[Run])
         time.sleep(0.05)
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 143
-    assert "stopped at once" in run.errors.read_text()
+    assert "stopped immediately" in run.errors.read_text()
 
 
 def running_children(parent: int) -> set[str]:

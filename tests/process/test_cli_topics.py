@@ -28,7 +28,7 @@ def lines(raw: bytes) -> list[dict[str, object]]:
     return [json.loads(line) for line in raw.splitlines()]
 
 
-def test_put_creates_a_topic_and_keeps_what_it_is_told_to(server: Server) -> None:
+def test_put_creates_a_topic_and_keeps_what_is_requested(server: Server) -> None:
     made = server.json("put", "clicks", "--durability", "fsync", "--ttl", "1h", "--cap-bytes", "1MiB")
     assert made["created"]
     config = made["config"]
@@ -87,7 +87,7 @@ def test_a_bad_line_stops_the_write_and_is_named(server: Server) -> None:
     assert server.run("diff", "t", "--raw") == b"1\n2\n"
 
 
-def test_a_gap_is_told_and_may_be_fatal(server: Server) -> None:
+def test_a_gap_is_reported_and_may_be_fatal(server: Server) -> None:
     server.run("put", "small", "--cap-records", "2")
     server.run("write", "small", given=b"1\n2\n3\n4\n5\n")
     told = penstock("topics", "diff", "small", "--raw", "--url", server.url, "--key", KEY)
@@ -166,13 +166,13 @@ def test_what_a_topic_cannot_become_is_a_wrong_request(server: Server) -> None:
     assert b"hint" not in told.stderr
 
 
-def test_one_is_not_told_as_many(server: Server) -> None:
+def test_a_count_of_one_is_singular(server: Server) -> None:
     assert b"1 record," in server.run("write", "one", given=b"1")
     assert b"cap                 1 record, then" in server.run("put", "one", "--cap-records", "1")
     assert b"deleted 1 record of one" in server.run("delete", "one", "--before", "2")
 
 
-def test_ls_tells_which_topics_are_durable(server: Server) -> None:
+def test_ls_shows_which_topics_are_durable(server: Server) -> None:
     server.run("put", "a", "--durability", "fsync")
     server.run("put", "b")
     header, *rows = (line.split() for line in server.run("ls").splitlines())
@@ -180,7 +180,7 @@ def test_ls_tells_which_topics_are_durable(server: Server) -> None:
     assert [row[place] for row in rows] == [b"yes", b"no"]
 
 
-def test_removing_a_topic_needs_a_yes_where_nobody_can_be_asked(server: Server) -> None:
+def test_removing_a_topic_without_a_terminal_needs_a_yes(server: Server) -> None:
     server.run("put", "t")
     told = penstock(
         "topics", "delete", "t", "--topic", "--url", server.url, "--key", KEY, given=b"y\n", code=2
@@ -189,19 +189,19 @@ def test_removing_a_topic_needs_a_yes_where_nobody_can_be_asked(server: Server) 
     assert server.json("stat", "t")["topic"] == "t"
 
 
-def test_a_copy_of_a_topic_with_a_gap_goes_on_behind_it(server: Server) -> None:
+def test_a_copy_of_a_topic_with_a_gap_continues_after_it(server: Server) -> None:
     server.run("put", "small", "--cap-records", "2")
     server.run("write", "small", given=b"1\n2\n3\n4\n5\n")
     told = penstock(
         *("topics", "write", "copy", "--envelope", "--url", server.url, "--key", KEY),
         given=server.run("diff", "small", "--json"),
     )
-    assert b"gap: line 1 of the input tells of records 1 to 3, which are gone (cap)" in told.stderr
+    assert b"gap: line 1 of the input stands for records 1 to 3, which are gone (cap)" in told.stderr
     assert server.run("diff", "copy", "--raw") == b"4\n5\n"
 
 
-def test_the_help_tells_that_stat_shows_the_server_too() -> None:
-    assert b"Show one topic, or how the server is." in penstock("topics", "--help").stdout
+def test_the_help_says_that_stat_shows_the_server_too() -> None:
+    assert b"Show the state of a topic, or of the server." in penstock("topics", "--help").stdout
     assert b"-1000 to 1000" in penstock("topics", "put", "--help").stdout
 
 

@@ -57,7 +57,7 @@ def test_the_demo_refuses_a_directory_in_use(tmp_path: Path) -> None:
     assert b"several" in penstock("demo", "--data", tmp_path / "d", "--store", "memory://x", code=2).stderr
 
 
-def test_without_pyspark_the_demo_tells_what_to_install() -> None:
+def test_without_pyspark_the_demo_says_what_to_install() -> None:
     program = "import sys\nsys.modules['pyspark'] = None\nfrom penstock.cli.main import main\nmain(['demo'])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=False, text=True, env=environment()

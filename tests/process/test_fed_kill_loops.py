@@ -20,7 +20,7 @@ from penstock.buffer import Producer, ProducerConfig
 from penstock.buffer.manifest import read_footer
 from penstock.cli.failure import ExitCode
 from penstock.objects import LocalStore
-from penstock.services.record_letters import read_letters
+from penstock.services.feed import read_dead_letters
 from penstock.timeseries.sync import TimeSeries
 from penstock.vector import Vector, VectorConfig
 from penstock.vector.records import DELETE_METADATA, UPSERT_METADATA, encode_deletes, encode_upserts
@@ -92,7 +92,7 @@ def letters_of(queue: Path) -> dict[int, list[int]]:
         store = LocalStore(queue)
         try:
             found = [
-                read_letters(bytes((await store.get(info.key)).data))
+                read_dead_letters(bytes((await store.get(info.key)).data))
                 for info in await store.list("ingest/manifest.dead/records/")
             ]
         finally:

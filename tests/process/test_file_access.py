@@ -20,7 +20,7 @@ from tests.unit.quiver.engine_doubles import rows
 import penstock
 from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, StorageError
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.exporters.file import FileExporter
+from penstock.collector.exporters import FileExporter
 from penstock.collector.payload import RawPayload
 from penstock.errors import ConfigError
 from penstock.quiver import AsyncQuiver

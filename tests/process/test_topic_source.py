@@ -14,11 +14,11 @@ from tests.process.topics_server import KEY, Server, serving
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, InvalidInput
 from penstock.ids import mint_ulid
-from penstock.spark.sources import topic_reader
-from penstock.spark.sources.topic import TopicStreamReader
-from penstock.spark.sources.topic_offsets import StoredOffset, TopicGap
+from penstock.spark.sources.offsets import StoredOffset
+from penstock.spark.sources.topic import TopicReader, TopicStreamReader
+from penstock.spark.sources.topic_client import RecordPage, fetch_page
+from penstock.spark.sources.topic_offsets import TopicGap
 from penstock.spark.sources.topic_options import TopicAddress, TopicOptions
-from penstock.spark.sources.topic_reader import RecordPage, TopicReader, fetch_page
 from penstock.topics.client import Unauthorized
 from penstock.topics.client.sync import Client
 from penstock.topics.config import TopicConfig
@@ -79,9 +79,9 @@ def test_a_range_is_read_and_no_more(server: Server, client: Client, topic: str)
     assert seqs(read(server, topic, startingOffsets="5", endingOffsets="8", columns="seq")) == [5, 6, 7]
     assert read(server, topic, startingOffsets="latest") == []
     assert read(server, topic, startingOffsets="4", endingOffsets="4") == []
-    with pytest.raises(ConfigError, match="lies behind endingOffsets 3"):
+    with pytest.raises(ConfigError, match="is after endingOffsets 3"):
         read(server, topic, startingOffsets="5", endingOffsets="3")
-    with pytest.raises(InvalidInput, match="ends at 20; 22 lies behind"):
+    with pytest.raises(InvalidInput, match="to 20; 22 is outside"):
         read(server, topic, startingOffsets="22")
 
 
@@ -129,7 +129,7 @@ def test_a_long_deleted_stretch_is_not_asked_for_page_by_page(
         asked.append(from_seq)
         return fetch_page(address, name, from_seq, *given, with_meta=with_meta)
 
-    monkeypatch.setattr(topic_reader, "fetch_page", counted)
+    monkeypatch.setattr("penstock.spark.sources.topic.fetch_page", counted)
     assert seqs(read(server, topic, partitions="1")) == [*range(1, 11), *range(50_011, 53_011)]
     assert len(asked) < 15
 
@@ -211,20 +211,18 @@ def test_what_is_gone_does_not_use_up_the_limit(server: Server, client: Client, 
 
 
 @pytest.mark.parametrize("anew", [2, 5, 8])
-def test_a_topic_that_was_made_anew_is_never_read_on(
-    server: Server, client: Client, topic: str, anew: int
-) -> None:
+def test_a_recreated_topic_is_not_read_further(server: Server, client: Client, topic: str, anew: int) -> None:
     client.write(topic, range(5))
     reader = TopicStreamReader(options(server, topic, onGap="record"))
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     client.remove_topic(topic)
     time.sleep(0.005)  # a record of the same number and the same millisecond would be taken for it
     client.write(topic, range(anew))
-    with pytest.raises(TopicGap, match="made anew"):
+    with pytest.raises(TopicGap, match="created again"):
         reader.partitions(offset, reader.latestOffset(offset, ReadAllAvailable()))
 
 
-def test_what_the_server_refuses_is_told(server: Server, topic: str) -> None:
+def test_refusals_of_the_server_are_reported(server: Server, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         read(server, topic)
     with pytest.raises(Unauthorized):

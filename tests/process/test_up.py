@@ -160,7 +160,7 @@ async def queued(config: ConsumerConfig) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_fleet_killed_in_the_middle_of_traffic_loses_nothing_and_leaves_nothing_behind(
+def test_a_fleet_killed_in_the_middle_of_traffic_loses_nothing_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     settings = ports_for(TOPICS, "console.port", "topics.port")
@@ -212,7 +212,7 @@ def test_a_part_with_wrong_settings_fails_and_the_others_run(tmp_path: Path) -> 
         assert fleet.stop() == 0
 
 
-def test_every_fault_is_told_at_once_and_nothing_is_started(tmp_path: Path) -> None:
+def test_all_faults_are_reported_together_and_nothing_is_started(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x")
     file = tmp_path / "penstock.yaml"
     file.write_text("topics: {prt: 1}\npipelines: [{file: bad.yaml}]\nvector: {port: x}\n")
@@ -228,7 +228,7 @@ def test_every_fault_is_told_at_once_and_nothing_is_started(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(120)
-def test_a_fleet_runs_without_standard_streams_and_stops_at_once_while_it_starts(tmp_path: Path) -> None:
+def test_a_fleet_runs_without_standard_streams_and_stops_promptly_while_it_starts(tmp_path: Path) -> None:
     settings = ports_for(TOPICS, "console.port", "topics.port")
     (tmp_path / "penstock.yaml").write_text(json.dumps(settings))
     process = subprocess.Popen(
@@ -255,7 +255,7 @@ def answers(url: str) -> bool:
     return False
 
 
-def test_a_directory_has_one_fleet_and_the_second_says_who_has_it(tmp_path: Path) -> None:
+def test_a_directory_has_one_fleet_and_the_second_names_its_process(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("data_dir: data\ntopics:\n")
     with DirectoryLock(OsFileSystem(), str(tmp_path / "data"), name=preflight.LOCK_NAME):
@@ -273,8 +273,8 @@ def test_ports_that_are_taken_are_all_named_with_their_keys(
         numbers = [one.getsockname()[1] for one in (first, second)]
         file.write_text(f"topics: {{port: {numbers[0]}}}\nconsole: {{port: {numbers[1]}}}\n")
         told = penstock("up", file, code=3).stderr.decode()
-    assert f"port {numbers[0]} of 127.0.0.1 is taken (topics.port)" in told
-    assert f"port {numbers[1]} of 127.0.0.1 is taken (console.port)" in told
+    assert f"port {numbers[0]} of 127.0.0.1 is in use (topics.port)" in told
+    assert f"port {numbers[1]} of 127.0.0.1 is in use (console.port)" in told
     assert "change" in told
 
 
@@ -289,12 +289,12 @@ def test_what_init_writes_runs_and_is_never_replaced_unasked(tmp_path: Path) -> 
         "timeseries",
         "vector",
     ]
-    assert all(part["what"] and "is not run" not in part["what"] for part in checked["parts"])
+    assert all(part["what"] and "does not run" not in part["what"] for part in checked["parts"])
     site = ("up", tmp_path / "site" / "penstock.yaml", "--data-dir", tmp_path / "elsewhere")
     assert json.loads(penstock(*site, "--check", "--json").stdout)["faults"] == []
     (tmp_path / "site" / "events.yaml").write_text("mine")
     told = penstock("init", tmp_path / "site", code=2).stderr.decode()
-    assert "events.yaml: there already; --force replaces what is there" in told
+    assert "events.yaml: exists already; use --force to replace it" in told
     assert (tmp_path / "site" / "events.yaml").read_text() == "mine"
     penstock("init", tmp_path / "site", "--force")
     assert (tmp_path / "site" / "events.yaml").read_text() != "mine"

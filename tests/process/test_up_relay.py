@@ -10,7 +10,7 @@ from tests.process.cli_runner import command, environment
 from tests.process.topics_server import KEY, serving
 
 
-def test_a_relay_without_work_tells_that_it_lives(tmp_path: Path) -> None:
+def test_a_relay_without_work_sends_heartbeats(tmp_path: Path) -> None:
     with serving(tmp_path / "topics") as server:
         arguments = ("topics", "relay", "quiet", tmp_path / "store", "--create", "--events")
         relay = subprocess.Popen(

@@ -7,7 +7,7 @@ import json
 import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.servers.test_websocket import FakeClient, masked
+from tests.unit.servers.topics.test_websocket import FakeClient, masked
 
 from penstock.http.errors import Refusal
 from penstock.http.message import Request

@@ -67,7 +67,7 @@ def test_a_start_survives_any_records_and_takes_new_data(parts: list[bytes]) -> 
     file = disk.create(f"{CORE}/ack/ack.log")
     file.write([bytes(32), *parts])
     core = Core(disk).open()
-    floor = core.offsets.next_segment_seq_floor
+    floor = core.offsets.state.next_segment_seq
     core.subscribe("fresh")
     if floor < 2**63:
         core.add(floor, bundles=1)

@@ -51,7 +51,7 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule(bundles=BUNDLES, skip=st.sampled_from([1, 1, 1, 3]))
     def add(self, bundles: int, skip: int) -> None:
-        self.highest = max(self.highest, self.core.offsets.next_segment_seq_floor - 1) + skip
+        self.highest = max(self.highest, self.core.offsets.state.next_segment_seq - 1) + skip
         self.core.add(self.highest, bundles)
         if skip > 1:
             self.sync()
@@ -162,14 +162,14 @@ class AckMachine(RuleBasedStateMachine):
         assert self.core.found.missing == ()
         assert offsets.damage == ()
         assert set(offsets.names()) == self.known
-        assert offsets.next_segment_seq_floor > max(self.removed, default=0)
+        assert offsets.state.next_segment_seq > max(self.removed, default=0)
         actual = set()
         for name in self.known:
             assert offsets.subscriber(name).hwm >= self.marks.get(name, 0)
             for info in self.core.infos.values():
                 for bundle in range(info.bundle_count):
                     if (
-                        offsets.is_resolved(name, BundleRef(info.seq, bundle))
+                        offsets.state.entry(name).progress.is_resolved(BundleRef(info.seq, bundle))
                         and info.seq >= self.first[name]
                     ):
                         actual.add((name, info.seq, bundle))
@@ -193,7 +193,9 @@ class AckMachine(RuleBasedStateMachine):
                 else hwm >= max((info.seq for info in offsets.infos()), default=0)
             )
         for info in offsets.infos():
-            assert offsets.outstanding(info.seq) == len({who for who, seq, _ in waiting if seq == info.seq})
+            assert offsets.state.outstanding(info.seq) == len(
+                {who for who, seq, _ in waiting if seq == info.seq}
+            )
 
     @invariant()
     def nothing_is_deletable_that_somebody_needs(self) -> None:

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.unit.topics.engine_doubles import World, settle
-from tests.unit.topics.router_notes import ROUTES, SOURCES, Notes
+from tests.unit.topics.routers.router_notes import ROUTES, SOURCES, Notes
 
 from penstock.testing.disk import Survival
 

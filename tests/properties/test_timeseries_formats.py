@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Corrupt, InvalidInput, Rejected
-from penstock.timeseries import Bucket, Labels, Metadata, MetricType, Samples, Temporality
+from penstock.timeseries import Labels, Metadata, MetricType, Samples, Temporality
 from penstock.timeseries.gorilla import decode, decode_many, encode, encode_many, merge_streams
 from penstock.timeseries.ingest import decode_remote_write
-from penstock.timeseries.keys import InvertedKey, SamplesKey, decode_key, terminated, unterminated
-from penstock.timeseries.model import SeriesId
+from penstock.timeseries.keys import terminated, unterminated
 from penstock.timeseries.promql import Engine
 from penstock.timeseries.records import decode_forward, decode_series_ids, encode_forward
 
@@ -90,13 +89,6 @@ def test_terminated_texts_come_back(first: bytes, second: bytes, rest: bytes) ->
         assert not terminated(first).startswith(terminated(second))
 
 
-@given(name=TEXTS, value=TEXTS, series_id=st.integers(0, 2**32 - 1), hour=st.integers(0, 2**20))
-def test_keys_come_back(name: str, value: str, series_id: int, hour: int) -> None:
-    bucket = Bucket(hour * 60)
-    for key in (InvertedKey(bucket, name, value), SamplesKey(bucket, name, SeriesId(series_id))):
-        assert decode_key(key.encode()) == key
-
-
 @given(
     pairs=st.dictionaries(TEXTS.filter(bool), TEXTS),
     unit=TEXTS,
@@ -114,7 +106,7 @@ def test_forward_records_come_back(
 
 @given(raw=st.binary(max_size=60))
 def test_hostile_bytes_are_corrupt_or_refused_and_nothing_else(raw: bytes) -> None:
-    for read in (decode, decode_key, decode_forward, decode_series_ids):
+    for read in (decode, unterminated, decode_forward, decode_series_ids):
         with contextlib.suppress(Corrupt):
             read(raw)
     for body in (raw, bytes(cramjam.snappy.compress_raw(raw))):

@@ -17,17 +17,17 @@ from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate, canonical, parse_match
-from penstock.topics.queues.lease_log import (
+from penstock.topics.read.page import DiffRequest
+from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyFrame, CopyRun
+from penstock.topics.routers.model import RouterEntry, decode_created, encode_created
+from penstock.topics.topic.lease_log import (
     LeaseEvent,
     dead_letter_frame,
     lease_frame,
     replay_lease,
     reservation_frame,
 )
-from penstock.topics.queues.leases import JobState, LeaseTable
-from penstock.topics.read.page import DiffRequest
-from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyFrame, CopyRun
-from penstock.topics.routers.model import RouterEntry, decode_created, encode_created
+from penstock.topics.topic.leases import JobState, LeaseTable
 
 WAL = WalFormat()
 

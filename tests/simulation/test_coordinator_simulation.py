@@ -9,7 +9,7 @@ import asyncio
 import os
 
 import pytest
-from tests.unit.coordinator.doubles import COUNTER, SIZE, WordDelta, WordFlusher, Words, words_in
+from tests.unit.coordinator.doubles import COUNTER, SIZE, Follower, WordDelta, WordFlusher, Words, words_in
 
 from penstock.coordinator import (
     ApplyError,
@@ -17,8 +17,6 @@ from penstock.coordinator import (
     CoordinatorConfig,
     CoordinatorError,
     Durability,
-    IncrementalCache,
-    StorageRead,
     SyncMode,
     WriteCoordinator,
 )
@@ -30,10 +28,6 @@ SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "240"))
 ONE_SEED = os.environ.get("PENSTOCK_SEED")
 CHUNKS = 1 if ONE_SEED else 6
 HORIZON_S = 24 * 3600.0
-
-
-def added(state: list[str], delta: WordDelta) -> list[str]:
-    return [*state, *delta.words.values()]
 
 
 class Day:
@@ -115,16 +109,14 @@ class Day:
                 return
 
     async def reader(self, coordinator: Words) -> None:
-        cache: IncrementalCache[WordDelta, StorageRead, list[str]] = await IncrementalCache.open(
-            coordinator.subscribe(), rebuild=words_in, apply=added
-        )
+        follower = await Follower.open(coordinator)
         try:
-            while await cache.step():
+            while await follower.step():
                 if self.rng.random() < 0.3:
                     await asyncio.sleep(self.rng.uniform(0, 10))
         except CoordinatorError:
             return
-        assert cache.state == await words_in(coordinator.view().snapshot)
+        assert follower.words == await words_in(coordinator.view().snapshot)
 
     async def life(self, name: str) -> None:
         coordinator = await self.open()

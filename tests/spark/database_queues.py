@@ -11,7 +11,7 @@ from tests.spark.conftest import MANIFEST
 from penstock.buffer import BatchDescriptor
 from penstock.buffer.inspect import QueueReader
 from penstock.objects import LocalStore
-from penstock.services.feeding import payload_per_record
+from penstock.services.feed import payload_per_record
 from penstock.timeseries.ingest import series_of_metrics
 from penstock.vector.delta import TOMBSTONE
 from penstock.vector.records import decode_record

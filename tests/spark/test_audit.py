@@ -182,7 +182,7 @@ def test_damage_is_named_by_sequence_and_record(
     assert [text.replace(place, "TABLE") for text in findings(spec_in(root))] == expected
 
 
-def test_a_lost_checkpoint_is_told_and_the_ledger_speaks_for_the_query(root: Path) -> None:
+def test_a_lost_checkpoint_is_reported_and_the_ledger_gives_the_query(root: Path) -> None:
     spec = spec_in(root)
     checkpoint = Path(spec.checkpoint_path)
     checkpoint.rename(checkpoint.with_name("elsewhere"))

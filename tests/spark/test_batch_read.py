@@ -77,14 +77,14 @@ def test_many_batches_are_divided_among_few_tasks(plant: Plant) -> None:
         ({"colums": "value"}, "did you mean 'columns'?"),
         ({"columns": "sequence,valu"}, "did you mean 'value'?"),
         ({"mode": "consume"}, "a batch query only reads"),
-        ({"startingOffsets": "9"}, "holds the sequences 0 to 0; 9 is outside"),
+        ({"startingOffsets": "9"}, "holds 0 to 0; 9 is outside"),
         ({"startingOffsets": "soon"}, "expected earliest, latest, a sequence or JSON"),
         ({"manifest_path": "no/manifest"}, "there is no manifest no/manifest"),
         ({"sharded": "true"}, "is not a sharded queue"),
         ({"store.region": "x"}, "file:// takes no options"),
     ],
 )
-def test_a_wrong_option_is_told_with_what_would_be_right(
+def test_a_wrong_option_is_reported_with_what_would_be_right(
     plant: Plant, options: dict[str, str], sentence: str
 ) -> None:
     plant.produce(records(1, 1))

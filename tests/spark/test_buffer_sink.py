@@ -21,8 +21,7 @@ from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.sharded import shard_of
 from penstock.buffer.transactions import find_tag
 from penstock.objects import LocalStore
-from penstock.spark.sinks.buffer import BufferStreamWriter, Uploaded
-from penstock.spark.sources.buffer import BufferSource
+from penstock.spark.sinks.buffer import BufferFormat, BufferStreamWriter, Uploaded
 
 OUT = "out/manifest"
 
@@ -120,7 +119,7 @@ def register_raising(plant: Plant, where: str) -> str:
             BufferStreamWriter.commit(self, messages, batchId)
             raise_once("commit")
 
-    class RaisingSink(BufferSource):
+    class RaisingSink(BufferFormat):
         @classmethod
         def name(cls) -> str:
             return sink

@@ -21,12 +21,7 @@ from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.check import check_pipeline
 from penstock.spark.pipeline.rows import rows_to_write
 from penstock.spark.pipeline.spec import read_spec
-from penstock.spark.sinks.databases import (
-    SeriesStreamWriter,
-    TimeSeriesFormat,
-    VectorFormat,
-    VectorStreamWriter,
-)
+from penstock.spark.sinks.databases import DatabaseStreamWriter, TimeSeriesFormat, VectorFormat
 from penstock.vector.delta import TOMBSTONE
 from penstock.vector.records import decode_record
 
@@ -108,14 +103,9 @@ def register_raising(plant: Plant, format_name: str) -> str:
             Path(marker).touch()
             raise RuntimeError("it was done")
 
-    class RaisingSeries(SeriesStreamWriter):
+    class RaisingWriter(DatabaseStreamWriter):
         def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-            SeriesStreamWriter.commit(self, messages, batchId)
-            raise_once()
-
-    class RaisingVectors(VectorStreamWriter):
-        def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-            VectorStreamWriter.commit(self, messages, batchId)
+            DatabaseStreamWriter.commit(self, messages, batchId)
             raise_once()
 
     class RaisingTimeSeriesFormat(TimeSeriesFormat):
@@ -123,16 +113,16 @@ def register_raising(plant: Plant, format_name: str) -> str:
         def name(cls) -> str:
             return sink
 
-        def streamWriter(self, schema: StructType, overwrite: bool) -> SeriesStreamWriter:
-            return RaisingSeries(self._queue, self._columns, self._columns.layout(schema))
+        def streamWriter(self, schema: StructType, overwrite: bool) -> DatabaseStreamWriter:
+            return RaisingWriter(self._queue, self._encoding(schema))
 
     class RaisingVectorFormat(VectorFormat):
         @classmethod
         def name(cls) -> str:
             return sink
 
-        def streamWriter(self, schema: StructType, overwrite: bool) -> VectorStreamWriter:
-            return RaisingVectors(self._queue, self._columns, self._columns.attribute_columns(schema))
+        def streamWriter(self, schema: StructType, overwrite: bool) -> DatabaseStreamWriter:
+            return RaisingWriter(self._queue, self._encoding(schema))
 
     series = format_name == "penstock-timeseries"
     plant.spark.dataSource.register(RaisingTimeSeriesFormat if series else RaisingVectorFormat)

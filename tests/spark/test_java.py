@@ -34,7 +34,7 @@ def make_home(path: Path, version: str, modules: str = "java.base jdk.incubator.
 @pytest.mark.parametrize(
     ("version", "major"), [("17.0.15", 17), ("25", 25), ("1.8.0_412", 8), ("", None), ("x", None)]
 )
-def test_the_release_file_tells_version_and_modules(version: str, major: int | None) -> None:
+def test_the_release_file_gives_version_and_modules(version: str, major: int | None) -> None:
     text = f'IMPLEMENTOR="X"\nJAVA_VERSION="{version}"\nMODULES="java.base java.sql"\n'
     assert read_release(text) == (major, frozenset({"java.base", "java.sql"}))
 
@@ -126,7 +126,7 @@ def test_a_home_that_cannot_be_written_leads_to_the_temporary_directory(
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700
 
 
-def test_a_temporary_directory_that_somebody_else_laid_out_is_refused(
+def test_a_temporary_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

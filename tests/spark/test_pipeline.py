@@ -337,7 +337,7 @@ def test_a_schema_that_changes_under_a_batch_that_a_sink_has_is_refused(
         patched.setattr(MicroBatches, "_write_letters", crash)
         with pytest.raises(Exception, match="disk is full"):
             run(plant, decode={"schema": "n int"})
-    with pytest.raises(PenstockError, match="begun with another decode section"):
+    with pytest.raises(PenstockError, match="started with another decode section"):
         run(plant, decode={"schema": "n bigint"})
     run(plant, decode={"schema": "n int"})
     assert len(rows(plant.root / "table")) + len(rows(plant.root / "table_dead_letters")) == 2

@@ -86,7 +86,7 @@ def assert_exact(server: servers.S3Server) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_pipeline_from_s3_to_s3_is_exact_also_when_a_micro_batch_runs_again(
+def test_a_pipeline_from_s3_to_s3_is_exact_even_if_a_micro_batch_runs_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with servers.seaweedfs(tmp_path / "seaweedfs") as server:

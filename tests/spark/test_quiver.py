@@ -22,7 +22,7 @@ from penstock.quiver import Quiver, QuiverConfig
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.external import ExternalAck, read_external_ack
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.tools.upload import Uploader
+from penstock.quiver.segments.upload import Uploader
 from penstock.spark.session.failures import explain
 from penstock.spark.sources.quiver_offsets import SegmentGap
 from penstock.storage.fs import OsFileSystem
@@ -125,7 +125,7 @@ def test_telemetry_comes_with_its_types_or_as_a_view(place: Directory) -> None:
     assert (text.trace_id, text.v) == (bytes(range(16)).hex(), "v")
 
 
-def test_a_stream_brings_each_row_into_delta_once_also_when_a_batch_is_run_again(place: Directory) -> None:
+def test_a_stream_brings_each_row_into_delta_once_even_if_a_batch_is_run_again(place: Directory) -> None:
     for seq in (1, 2, 3):
         place.add(seq, batch(seq * 10, seq * 10 + 1))
     query = place.stream(maxSegmentsPerTrigger="2")
@@ -190,7 +190,7 @@ def test_another_directory_under_an_old_checkpoint_is_refused(place: Directory) 
     place.stream()
     place.core().remove(1)
     place.add(1, batch(7))
-    with pytest.raises(Exception, match="made anew") as caught:
+    with pytest.raises(Exception, match="created again") as caught:
         place.stream()
     assert isinstance(explain(caught.value), SegmentGap)
 

@@ -132,11 +132,11 @@ def test_wrong_sql_ends_a_run_with_a_sentence(plant: Plant, sql: str, reason: st
     assert not (plant.root / "lake").exists()
 
 
-def test_a_plain_run_tells_how_it_goes_on_standard_error(plant: Plant) -> None:
+def test_a_plain_run_prints_its_progress_on_standard_error(plant: Plant) -> None:
     file = how_to(plant)
     plant.produce([[GOOD]])
     result = CliRunner().invoke(run, [str(file), "--once"], standalone_mode=False)
     assert result.return_value == 0
     assert result.stdout == ""
-    assert "done: everything that was there is delivered" in result.stderr
+    assert "done: everything in the queue is delivered" in result.stderr
     assert load_spec(file).outputs.keys() == {"delta"}

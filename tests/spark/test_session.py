@@ -5,8 +5,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, Unsupported
 from penstock.spark import build_session, register
-from penstock.spark.session.formats import check_spark
-from penstock.spark.session.session import is_local, session_settings
+from penstock.spark.session.session import check_spark, is_local, session_settings
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 
@@ -16,7 +15,7 @@ CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
     [("local", True), ("local[2]", True), ("local[*,4]", True), ("local-cluster[2,1,1024]", False)]
     + [("spark://host:7077", False), ("yarn", False), ("k8s://https://host", False)],
 )
-def test_a_local_master_is_told_from_a_cluster(master: str, local: bool) -> None:
+def test_a_local_master_is_distinguished_from_a_cluster(master: str, local: bool) -> None:
     assert is_local(master) is local
 
 

@@ -42,7 +42,7 @@ def test_the_batches_of_a_trigger_are_limited_in_bytes_but_one_always_comes(plan
     assert values(seen) == Counter(produced)
 
 
-def test_progress_tells_how_many_batches_are_left(plant: Plant) -> None:
+def test_progress_shows_how_many_batches_are_left(plant: Plant) -> None:
     plant.produce(records(4, 1))
     query = plant.run(str(plant.root / "table"), maxBatchesPerTrigger="3")
     sources = [progress.sources[0] for progress in query.recentProgress]
@@ -81,7 +81,7 @@ def test_each_start_of_a_query_takes_the_queue_over_once(plant: Plant) -> None:
     assert plant.queue().footer.epoch == 2
 
 
-def test_a_stream_starts_where_it_is_told(plant: Plant) -> None:
+def test_a_stream_starts_at_startingoffsets(plant: Plant) -> None:
     plant.produce(records(5, 1))
     seen = plant.drain(startingOffsets="3")
     assert [sequence for batch in seen for sequence, _, _ in batch] == [3, 4]
@@ -202,27 +202,27 @@ def test_a_damaged_batch_object_stops_the_stream_and_is_named(plant: Plant) -> N
     assert f"batch 1 at {hurt} is damaged" in fails(plant)
 
 
-def test_a_manifest_made_anew_behind_the_checkpoint_is_noticed(plant: Plant) -> None:
+def test_a_manifest_recreated_under_the_checkpoint_is_noticed(plant: Plant) -> None:
     plant.produce(records(3, 1))
     plant.drain()
     (plant.root / "store" / "ingest" / "manifest").unlink()
     plant.produce(records(1, 1))
     message = fails(plant)
     assert "has handed out numbers only up to 0" in message
-    assert "the manifest was deleted and made anew" in message
+    assert "the manifest was deleted and created again" in message
 
 
-def test_a_manifest_made_anew_is_noticed_also_when_it_has_grown_past_the_checkpoint(plant: Plant) -> None:
+def test_a_recreated_manifest_is_noticed_even_if_it_has_grown_past_the_checkpoint(plant: Plant) -> None:
     plant.produce(records(3, 1))
     plant.drain()
     (plant.root / "store" / "ingest" / "manifest").unlink()
     plant.produce(records(5, 1))
     message = fails(plant)
     assert "the checkpoint has read ingest/manifest up to 2, which was" in message
-    assert "the manifest was deleted and made anew" in message
+    assert "the manifest was deleted and created again" in message
 
 
-def test_a_checkpoint_without_last_entries_goes_on(plant: Plant) -> None:
+def test_a_checkpoint_without_marks_continues(plant: Plant) -> None:
     plant.produce(records(2, 1))
     plant.drain()
     stored = plant.checkpoint / "offsets" / "0"
@@ -244,12 +244,12 @@ def test_the_checkpoint_of_another_queue_is_noticed_by_its_shards(plant: Plant) 
     assert "the checkpoint belongs to another queue" in message
 
 
-def test_what_somebody_else_has_acknowledged_is_a_gap_and_not_skipped(plant: Plant) -> None:
+def test_batches_that_another_consumer_acknowledged_are_a_gap_and_not_skipped(plant: Plant) -> None:
     plant.produce(records(2, 1))
     plant.drain()
     plant.produce(records(3, 1))
     plant.acknowledge_through(3)
-    assert "begins at 4, but 2 comes next in this query" in fails(plant)
+    assert "begins at 4, but this query continues at 2" in fails(plant)
 
 
 def test_recorded_gaps_are_rows_of_the_table_and_the_rest_is_read(plant: Plant) -> None:

@@ -135,7 +135,7 @@ def test_every_type_comes_back_from_a_plain_reader(spark: SparkSession, spec: Ta
         assert spark.read.parquet(spec.path).count() == 6
 
 
-def test_a_stream_delivers_once_also_when_its_last_micro_batch_is_run_again(
+def test_a_stream_delivers_once_even_if_its_last_micro_batch_is_run_again(
     plant: Plant, spec: TableSpec
 ) -> None:
     produced = plant.produce(records(5, 10))
@@ -227,7 +227,7 @@ def test_batch_writes_are_once_by_their_transaction_and_always_without_one(
     assert values(spec) == {"v": 3}
 
 
-def test_what_is_wrong_is_told_before_anything_is_written(spark: SparkSession, spec: TableSpec) -> None:
+def test_problems_are_reported_before_anything_is_written(spark: SparkSession, spec: TableSpec) -> None:
     save(spark.sql("select 'v' v, 'a' k"), spec)
     with pytest.raises(PySparkException, match=r"CAST\(v AS string\)"):
         save(spark.sql("select 1 v, 'a' k"), spec)

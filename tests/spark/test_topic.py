@@ -99,7 +99,7 @@ def test_topics_are_a_table(spark: SparkSession, server: Server, client: Client,
     assert total == sum(range(2500))
 
 
-def test_a_stream_brings_each_record_into_delta_once_also_when_a_batch_is_run_again(
+def test_a_stream_brings_each_record_into_delta_once_even_if_a_batch_is_run_again(
     spark: SparkSession, server: Server, client: Client, topic: str, tmp_path: Path
 ) -> None:
     client.write(topic, [{"user": f"u{n}"} for n in range(2000)], config=FSYNC)

@@ -13,7 +13,7 @@ from penstock.servers.errors import response_to, told
 from penstock.storage.fs import explain
 from penstock.timeseries.api.answers import error_answer
 from penstock.topics.errors import CommitFailed
-from penstock.topics.log.pending import commit_error
+from penstock.topics.write.pending import commit_error
 
 ROOT = "/srv/data of ours/topics"
 CODES = [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG]
@@ -49,6 +49,6 @@ def test_what_a_request_says_is_quoted_as_it_is() -> None:
     assert public_text(Unavailable("POST /v0/watch follows it")) == "POST /v0/watch follows it"
 
 
-def test_a_path_that_nobody_declared_is_left_out_too() -> None:
+def test_a_path_that_is_not_declared_is_left_out_too() -> None:
     shown = public_text(Unavailable("key was not stored in file:///srv/x: cannot open /srv/x/y; try again"))
     assert shown == "key was not stored in a file of the server: cannot open a file of the server; try again"

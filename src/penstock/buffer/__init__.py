@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         storage_error,
     )
     from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
-    from penstock.buffer.fsck import Finding, Severity, audit
+    from penstock.buffer.fsck import audit
     from penstock.buffer.gc import GarbageCollector, GcReport
     from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
     from penstock.buffer.manifest import (
@@ -66,7 +66,15 @@ if TYPE_CHECKING:
     )
     from penstock.buffer.manifest_file import ManifestFile, Snapshot
     from penstock.buffer.producer import Producer
-    from penstock.buffer.sharded import ShardedConsumer, ShardedProducer, read_layout, shard_config, shard_of
+    from penstock.buffer.sharded import (
+        ShardedConsumer,
+        ShardedProducer,
+        Shards,
+        read_layout,
+        read_shards,
+        shard_config,
+        shard_of,
+    )
     from penstock.buffer.side_objects import (
         NO_FLOOR,
         DeadLetter,
@@ -99,7 +107,6 @@ __all__ = [
     "EntryIndex",
     "FencedError",
     "FetchHandle",
-    "Finding",
     "Floor",
     "GarbageCollector",
     "GarbageCollectorConfig",
@@ -119,9 +126,9 @@ __all__ = [
     "QueueSurvey",
     "RetriesExhausted",
     "SerializationError",
-    "Severity",
     "ShardedConsumer",
     "ShardedProducer",
+    "Shards",
     "Snapshot",
     "StaleTransaction",
     "StorageError",
@@ -145,6 +152,7 @@ __all__ = [
     "newest_version",
     "read_floor",
     "read_layout",
+    "read_shards",
     "record_count",
     "shard_config",
     "shard_of",
@@ -171,13 +179,13 @@ if not TYPE_CHECKING:
                 "StorageError StorageRejected StorageUnavailable storage_error"
             ),
             "fetch": "BatchDescriptor ConsumedBatch FetchHandle",
-            "fsck": "Finding Severity audit",
+            "fsck": "audit",
             "gc": "GarbageCollector GcReport",
             "inspect": "QueueReader QueueSurvey entry_time_ms survey",
             "manifest": "MANIFEST_VERSION Entry EntryIndex Manifest Metadata decode_manifest",
             "manifest_file": "ManifestFile Snapshot",
             "producer": "Producer",
-            "sharded": "ShardedConsumer ShardedProducer read_layout shard_config shard_of",
+            "sharded": "ShardedConsumer ShardedProducer Shards read_layout read_shards shard_config shard_of",
             "side_objects": "NO_FLOOR DeadLetter Floor dead_sequences read_floor store_dead_letter",
             "transactions": "NO_VERSION Transaction TransactionLog find_tag newest_version",
             "upload": "DurabilityWatcher StoredBatch WriteHandle WriteOutcome store_batch",

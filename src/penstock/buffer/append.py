@@ -48,7 +48,7 @@ from penstock.units import format_size
 _log = logging.getLogger(__name__)
 
 TRANSACTION_LOG_DEADLINE_S = 5.0
-"""How long a finished append keeps its caller for the transaction log, which only foreign consumers need."""
+"""Limit of the time that an append waits for the transaction log, which only foreign consumers need."""
 
 T = TypeVar("T")
 IsDone: TypeAlias = Callable[[Snapshot], Awaitable[bool]]
@@ -58,16 +58,16 @@ CONTENDED_READS = 3
 
 
 class AppendOutcome(enum.Enum):
-    """What a fresh manifest says about an earlier attempt."""
+    """The result of looking for an earlier attempt in a fresh manifest."""
 
     LANDED = "landed"
     LOST = "lost"
-    """It is not in the queue and its base is gone: it can never land."""
+    """Not in the queue, and its base is gone: it can never land."""
     OPEN = "open"
-    """It is not in the queue, but a slow request may still match. The next append has the same
-    base, so at most one of the two can win."""
+    """Not in the queue, but a slow request may still match. The next append has the same base, so at most one
+    of the two can win."""
     DEQUEUED = "dequeued"
-    """Its number was handed out and is gone from the manifest: only the dequeued log shows whose it was."""
+    """Its number was assigned and has left the manifest: only the dequeued log shows whose it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Attempt:
     first: int
     locations: tuple[str, ...]
     refused: bool = False
-    """Whether the store said for certain that this write was not applied."""
+    """Whether the store confirmed that this write was not applied."""
 
     @property
     def last(self) -> int:
@@ -112,11 +112,11 @@ class Upload(Protocol):
     """A stored batch on its way into the queue."""
 
     def entry(self) -> NewEntry:
-        """What to append: the present location and the metadata."""
+        """Return the current location and the metadata to append."""
         ...
 
     def is_stale(self, floor_ms: int) -> bool:
-        """Whether the object may be collected before it is referenced, and must be stored again."""
+        """Return whether the object may be collected before it is referenced, and must be stored again."""
         ...
 
     async def reupload(self, floor_ms: int) -> None:
@@ -125,7 +125,8 @@ class Upload(Protocol):
 
 
 class ManifestAppender:
-    """Keeps the last manifest it wrote, so that an append nobody contends for needs no read at all."""
+    """Appends batches to the manifest. It keeps the last manifest that it wrote, so that an append without
+    contention needs no read."""
 
     def __init__(
         self,
@@ -154,12 +155,12 @@ class ManifestAppender:
 
     @property
     def floor_ms(self) -> int:
-        """The highest floor seen; names must be minted above it."""
+        """The highest known floor; the names of batches must be minted above it."""
         return self._floor[1].floor_ms if self._floor else NO_FLOOR.floor_ms
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the append now under way, should it be abandoned, may be in the queue."""
+        """Whether the current append, if it is abandoned, may be in the queue."""
         return bool(_doubtful(self._open_attempts))
 
     @overload
@@ -169,10 +170,10 @@ class ManifestAppender:
     async def append(self, uploads: Sequence[Upload], is_done: IsDone | None = None) -> Attempt | None:
         """Append all batches in order, in one write; returns the attempt that landed.
 
-        None if `is_done` says of the manifest about to be replaced that there is nothing to do. It is asked
-        again for every attempt: what it said about one manifest means nothing for the next.
-        Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
-        error means that they are not and never will be.
+        Returns None if `is_done` finds that the manifest about to be replaced needs no append. It is called
+        again for every attempt, because its result is valid for one manifest only. Raises `OutcomeUnknown` if
+        the batches may be in the queue and that cannot be determined. After any other error they are not in
+        the queue and never will be.
         """
         open_attempts = self._open_attempts = []
         try:
@@ -205,7 +206,7 @@ class ManifestAppender:
             except ManifestFull:
                 if self._cached is None:
                     raise
-                self._cached = None  # full as we remember it: the consumer may have made room since
+                self._cached = None  # it was full, but the consumer may have dequeued since
             except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable) as error:
                 if isinstance(error, BufferError):
                     raise
@@ -214,7 +215,7 @@ class ManifestAppender:
                     return await self._last_look(open_attempts, error)
 
     async def _base(self) -> Snapshot:
-        """The manifest to append to: the cached one while nobody else writes, else a fresh one."""
+        """Return the manifest to append to: cached while there is no other writer, else fresh."""
         if self._cached is None:
             return await self._file.read()
         if not self._contended:
@@ -231,7 +232,7 @@ class ManifestAppender:
         if len(raw) > self._manifest_bytes_max:
             raise ManifestFull(
                 f"{self._file.path} would grow to {format_size(len(raw))}, above the cap of "
-                f"{format_size(self._manifest_bytes_max)}: its consumer is not running or too far behind"
+                f"{format_size(self._manifest_bytes_max)}: its consumer is not running or lags too far"
             )
         attempt = Attempt(
             base=base.version,
@@ -291,7 +292,7 @@ class ManifestAppender:
         return None
 
     async def _freshen(self, uploads: Sequence[Upload], snapshot: Snapshot) -> None:
-        """Steps b and c of the garbage floor: after the manifest was read, before it is written."""
+        """Do steps b and c of the garbage floor: after the manifest was read, before it is written."""
         epoch = snapshot.footer.epoch
         if self._floor is None or self._floor[0] != epoch:
             self._floor = (epoch, await self._read_side(self._file.floor_path, read_floor, NO_FLOOR))
@@ -301,7 +302,7 @@ class ManifestAppender:
                 await upload.reupload(self.floor_ms)
 
     async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
-        """A side object. One that does not decode is read once more: it may have been cut short."""
+        """Read a side object, and once more if it does not decode, as it may have been truncated."""
         raw, _ = await self._file.read_side(path)
         try:
             return absent if raw is None else decode(raw)
@@ -310,7 +311,7 @@ class ManifestAppender:
             return absent if raw is None else decode(raw)
 
     async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> Attempt:
-        """The deadline passed: what can still be found out decides the caller's error."""
+        """Determine the error for the caller after the deadline, from what can still be read."""
         if open_attempts:
             snapshot = await self._file.read()
             landed = await self._settle(open_attempts, snapshot)
@@ -336,12 +337,12 @@ def _doubtful(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What an append came to. `first` is the sequence of its first batch; None if nothing was appended."""
+    """The result of an append. `first` is the sequence of its first batch; None if nothing was appended."""
 
     first: int | None
     count: int
     repeated: bool
-    """Whether the transaction had been committed before, so that there was nothing to do."""
+    """Whether the transaction was already committed, so that nothing was appended."""
 
 
 async def append_batches(
@@ -413,7 +414,7 @@ async def last_version(
     rng: random.Random = SYSTEM_RNG,
     retry_deadline_s: float = 30.0,
 ) -> int | None:
-    """The last version that `app` has committed to the queue, or None. Raises `StorageError`."""
+    """Return the last version that `app` has committed to the queue, or None. Raises `StorageError`."""
     async with _opened(config, store, retry_deadline_s) as opened:
         file = ManifestFile(opened, config.manifest_key, checks_dequeued=True)
         policy = RetryPolicy(deadline_s=retry_deadline_s)
@@ -431,7 +432,7 @@ async def last_version(
 async def _opened(
     config: QueueConfig, store: ObjectStore | None, deadline_s: float
 ) -> AsyncIterator[ObjectStore]:
-    """The store to use; closed in the end if it was opened here."""
+    """Open the store if needed, and close it at the end if it was opened here."""
     opened = store or open_store(config.store, deadline_s=deadline_s)
     try:
         yield opened
@@ -484,5 +485,5 @@ class StoredAppend:
                 f"{batch.location} waited too long to be appended to the queue and was collected as garbage: "
                 "store its records again"
             ) from error
-        # Only now: a name that was not stored must never look like one that can be referenced.
+        # Set last: the name of an object that was not stored must never be referenced.
         self._batch = replace(batch, location=location, minted_ms=minted_ms)

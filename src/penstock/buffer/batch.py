@@ -26,23 +26,23 @@ FOOTER_BYTES = _FOOTER.size
 _SUFFIX = ".batch"
 
 PIECE_BYTES = 4 << 20
-"""How much is encoded at a time: small enough for the cache, large enough to be worth its call."""
+"""The amount encoded at a time: small enough for the cache, large enough to be worth a call."""
 
 
 def batch_minted_ms(key: str) -> int | None:
-    """When a `{ULID}.batch` was minted, or None for any other name."""
+    """Return when a `{ULID}.batch` was minted, or None for any other name."""
     name = key.rpartition("/")[2]
     stem = name.removesuffix(_SUFFIX)
     return ulid_ms(stem) if stem != name and is_ulid(stem) else None
 
 
 def is_own(key: str, prefix: str) -> bool:
-    """Whether `key` lies directly in the folder `prefix`: what lies deeper may be another queue's."""
+    """Return whether `key` lies directly in the folder `prefix`; deeper ones may belong to another queue."""
     return key.rpartition("/")[0] == prefix
 
 
 class CompressionType(enum.IntEnum):
-    """How the block of a batch is stored."""
+    """The compression of the block of a batch."""
 
     NONE = 0
     ZSTD = 1
@@ -50,7 +50,7 @@ class CompressionType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """A batch object, as buffers that are stored one after the other."""
+    """The content of a batch object: buffers that are stored one after the other."""
 
     parts: Sequence[memoryview]
     record_count: int
@@ -61,10 +61,10 @@ class EncodedBatch:
 
 
 class _Parts(Sequence[memoryview]):
-    """An uncompressed batch that is encoded piece by piece, each when it is asked for.
+    """An uncompressed batch that is encoded in pieces, on demand.
 
-    A piece goes from the encoder to the store while it is in the processor's cache, and no second copy of
-    the batch is ever in memory. Going through it again encodes it again, to the same bytes.
+    A piece goes from the encoder to the store while it is in the cache of the processor, and memory never
+    holds a second copy of the batch. Iterating again encodes the same bytes again.
     """
 
     def __init__(self, chunks: Sequence[RecordChunk], tail: bytes) -> None:
@@ -88,7 +88,7 @@ class _Parts(Sequence[memoryview]):
 def encode_batch(
     chunks: Sequence[RecordChunk | pa.BinaryArray], compression: CompressionType
 ) -> EncodedBatch:
-    """All records of all chunks, in order, as one batch object.
+    """Encode the records of all chunks, in order, as one batch object.
 
     Without compression nothing is encoded yet: that happens as the parts are taken.
     """
@@ -108,7 +108,8 @@ def encode_batch(
 
 
 def record_count(footer: memoryview) -> int:
-    """How many records a batch has, by its last `FOOTER_BYTES` bytes. Raises `SerializationError`."""
+    """Return the number of records of a batch from its last `FOOTER_BYTES` bytes. Raises
+    `SerializationError`."""
     if len(footer) != FOOTER_BYTES:
         raise SerializationError(
             f"batch of {len(footer)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
@@ -120,7 +121,7 @@ def record_count(footer: memoryview) -> int:
 
 
 def decode_batch(data: memoryview, *, bytes_max: int = BATCH_BYTES_MAX) -> Block:
-    """The records of a batch object, found and checked but not yet converted.
+    """Find and check the records of a batch object, without converting them.
 
     Raises `SerializationError` for anything truncated, damaged, unknown or larger than `bytes_max`.
     """

@@ -1,7 +1,8 @@
 """Settings of producers, consumers and the garbage collector.
 
-Names and defaults are those of the format's other clients; durations take seconds, a `timedelta` or
-text such as "100ms", sizes take bytes or text such as "64MiB". A wrong value fails when the object is made.
+Names and defaults are those of the format's other clients. Durations take seconds, a `timedelta` or text such
+as "100ms", sizes take bytes or text such as "64MiB"; both hold numbers once the object is made. A wrong value
+raises `ConfigError` when the object is made.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.buffer.batch import CompressionType
-from penstock.config import Setting, build
+from penstock.config import Setting, build, check_whole_numbers
 from penstock.errors import ConfigError, InvalidInput
 from penstock.limits import BATCH_BYTES_MAX, MANIFEST_BYTES_MAX
 from penstock.objects import ObjectStore, StoreAddress, StoreConfig, normalise_key
-from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
+from penstock.units import DurationLike, SizeLike, convert_units, seconds_of, size_of
 
 DEFAULT_PREFIX = "ingest"
 DEFAULT_MANIFEST = "ingest/manifest"
@@ -25,10 +26,10 @@ C = TypeVar("C")
 
 
 class BadBatchPolicy(enum.Enum):
-    """What a consumer does with a batch that is missing or does not decode."""
+    """How a consumer handles a batch that is missing or cannot be decoded."""
 
     RAISE = "raise"
-    """Stop at it: every `next_batch` raises until it is readable again."""
+    """Stop at it: every `next_batch` raises until the batch can be read."""
     SKIP = "skip"
     """Record it as a dead letter, durably, and continue with the next."""
 
@@ -38,12 +39,6 @@ def _compression(value: CompressionType | str) -> CompressionType:
         return value if isinstance(value, CompressionType) else CompressionType[value.upper()]
     except (KeyError, AttributeError):
         raise ConfigError(f"batch_compression is 'none' or 'zstd', not {value!r}") from None
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return value
 
 
 def _check_store(store: str | StoreConfig | ObjectStore) -> None:
@@ -67,7 +62,7 @@ def _path(name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """Which queue: a store, and where in it the manifest and the batches are."""
+    """The place of a queue: a store, and the paths of the manifest and the batches in it."""
 
     store: str | StoreConfig | ObjectStore
     """A URL (`file:///…`, `s3://…`, `az://…`, `gs://…`, `memory://…`), a `StoreConfig`, or a store."""
@@ -76,6 +71,7 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         _check_store(self.store)
+        convert_units(self)
         _ = self.prefix, self.manifest_key
 
     @property
@@ -89,62 +85,42 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(QueueConfig):
-    """Where and how a producer stores what it is given."""
+    """Where and how a producer stores records."""
 
     flush_interval: DurationLike = "100ms"
-    """A batch is stored this long after it was opened: the latency people accept for an ack. Calls that
-    waited for a free upload are stored together, as many as there are."""
+    """Age at which a batch is stored: the latency that is acceptable for an ack. Calls that wait for a free
+    upload are stored together."""
     flush_size_bytes: SizeLike = "64MiB"
-    """Or as soon as it holds this many bytes: requests stay cheap and memory small."""
+    """Size at which a batch is stored early, to bound memory and the cost of a request."""
     max_buffered_inputs: int = 1000
-    """Calls that may wait to be taken into a batch; then `produce` waits."""
+    """Calls that may wait for a batch; above it `produce` waits."""
     batch_compression: CompressionType | str = CompressionType.NONE
     max_inflight_bytes: SizeLike = "512MiB"
-    """Memory for records that are not durable yet; half for them as given, half for their encoded form."""
+    """Memory for records that are not durable yet: half for the records, half for their encoded form."""
     max_parallel_uploads: int = 4
     append_deadline: DurationLike = "60s"
-    """How long to retry the store before the callers get an error."""
+    """How long to retry the store before `produce` fails."""
     max_manifest_bytes: SizeLike = "256MiB"
-    """Refuse to grow the manifest beyond this: every append transfers all of it."""
+    """Limit of the manifest's size, because every append transfers all of it."""
     merge_metadata: bool = False
     """Keep one metadata item for neighbouring calls with equal payload in the same millisecond."""
 
+    flush_interval_s = seconds_of("flush_interval")
+    flush_size = size_of("flush_size_bytes")
+    inflight_bytes_max = size_of("max_inflight_bytes")
+    manifest_bytes_max = size_of("max_manifest_bytes")
+    append_deadline_s = seconds_of("append_deadline")
+
     def __post_init__(self) -> None:
         QueueConfig.__post_init__(self)
-        _positive("max_buffered_inputs", self.max_buffered_inputs)
-        _positive("max_parallel_uploads", self.max_parallel_uploads)
-        for name, value in (
-            ("flush_size_bytes", self.flush_size),
-            ("max_inflight_bytes", self.inflight_bytes_max),
-            ("max_manifest_bytes", self.manifest_bytes_max),
-        ):
-            _positive(name, value)
+        check_whole_numbers(self, 1, "max_buffered_inputs", "max_parallel_uploads")
+        check_whole_numbers(self, 1, "flush_size_bytes", "max_inflight_bytes", "max_manifest_bytes")
         if self.manifest_bytes_max > MANIFEST_BYTES_MAX:
             raise ConfigError(f"max_manifest_bytes must be at most {MANIFEST_BYTES_MAX} bytes")
         _flag("merge_metadata", self.merge_metadata)
         if self.flush_size > BATCH_BYTES_MAX // 2:
             raise ConfigError(f"flush_size_bytes must be at most {BATCH_BYTES_MAX // 2} bytes")
-        _ = self.flush_interval_s, self.append_deadline_s, self.compression
-
-    @property
-    def flush_interval_s(self) -> float:
-        return parse_duration(self.flush_interval)
-
-    @property
-    def flush_size(self) -> int:
-        return parse_size(self.flush_size_bytes)
-
-    @property
-    def inflight_bytes_max(self) -> int:
-        return parse_size(self.max_inflight_bytes)
-
-    @property
-    def manifest_bytes_max(self) -> int:
-        return parse_size(self.max_manifest_bytes)
-
-    @property
-    def append_deadline_s(self) -> float:
-        return parse_duration(self.append_deadline)
+        _ = self.compression
 
     @property
     def compression(self) -> CompressionType:
@@ -153,65 +129,49 @@ class ProducerConfig(QueueConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageCollectorConfig(QueueConfig):
-    """Which objects are looked at, how often, and how old they must be."""
+    """How often unused objects are collected, and how old they must be."""
 
     gc_interval: DurationLike = "5m"
     gc_grace_period: DurationLike = "10m"
-    """Politeness towards clients that do not know the floor: longer than any upload and append takes."""
+    """Must be longer than any upload and append takes, for clients that do not know the floor."""
+
+    gc_interval_s = seconds_of("gc_interval")
+    gc_grace_period_s = seconds_of("gc_grace_period")
 
     def __post_init__(self) -> None:
         QueueConfig.__post_init__(self)
         if self.gc_interval_s <= 0:
-            raise ConfigError("gc_interval must be longer than zero")
-        _ = self.gc_grace_period_s
-
-    @property
-    def gc_interval_s(self) -> float:
-        return parse_duration(self.gc_interval)
-
-    @property
-    def gc_grace_period_s(self) -> float:
-        return parse_duration(self.gc_grace_period)
+            raise ConfigError("gc_interval must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(GarbageCollectorConfig):
-    """Where a consumer reads, how it collects garbage, and what it does about trouble."""
+    """Where a consumer reads, how it collects garbage, and how it handles failures."""
 
     gc_enabled: bool = True
     prefetch: int = 4
-    """Batches fetched ahead of `next_batch`; 0 fetches each when it is asked for."""
+    """Batches fetched ahead of `next_batch`; 0 fetches each one on demand."""
     prefetch_bytes_max: SizeLike = "256MiB"
-    """Bound on what is fetched ahead: bytes that wait, and those under way taken at the usual size."""
+    """Limit of the bytes fetched ahead. A fetch in progress counts with the usual size."""
     max_batch_bytes: SizeLike = BATCH_BYTES_MAX
-    """The largest block, decompressed, that is worth memory; a larger one is a bad batch."""
+    """Limit of a decompressed block; a larger one is a bad batch."""
     on_bad_batch: BadBatchPolicy | str = BadBatchPolicy.RAISE
     retry_deadline: DurationLike = "30s"
-    """How long to retry the store before a call raises."""
+    """How long to retry the store before a call fails."""
     strict_resume: bool = False
     """Raise when `last_acked` lies beyond the queue, instead of warning."""
 
+    prefetch_bytes = size_of("prefetch_bytes_max")
+    batch_bytes_max = size_of("max_batch_bytes")
+    retry_deadline_s = seconds_of("retry_deadline")
+
     def __post_init__(self) -> None:
         GarbageCollectorConfig.__post_init__(self)
-        _ = self.bad_batch_policy, self.retry_deadline_s
+        _ = self.bad_batch_policy
         _flag("gc_enabled", self.gc_enabled)
         _flag("strict_resume", self.strict_resume)
-        _positive("max_batch_bytes", self.batch_bytes_max)
-        _positive("prefetch_bytes_max", self.prefetch_bytes)
-        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
-            raise ConfigError(f"prefetch must be a whole number of at least 0, not {self.prefetch!r}")
-
-    @property
-    def prefetch_bytes(self) -> int:
-        return parse_size(self.prefetch_bytes_max)
-
-    @property
-    def batch_bytes_max(self) -> int:
-        return parse_size(self.max_batch_bytes)
-
-    @property
-    def retry_deadline_s(self) -> float:
-        return parse_duration(self.retry_deadline)
+        check_whole_numbers(self, 1, "max_batch_bytes", "prefetch_bytes_max")
+        check_whole_numbers(self, 0, "prefetch")
 
     @property
     def bad_batch_policy(self) -> BadBatchPolicy:
@@ -225,10 +185,10 @@ _MILLISECOND_FIELDS = ("flush_interval", "gc_interval", "gc_grace_period")
 
 
 def config_from_mapping(cls: type[C], mapping: Mapping[str, Setting], *, where: str) -> C:
-    """A config from the settings file of the format's other clients.
+    """Read the settings file of the format's other clients.
 
     They write `object_store: {type: InMemory | Aws | Local, …}` for the store and whole milliseconds for
-    durations; `store: URL` and text such as "100ms" are taken as well.
+    durations; `store: URL` and text such as "100ms" are accepted as well.
     """
     settings = dict(mapping)
     if "object_store" in settings:

@@ -36,13 +36,13 @@ from penstock.retry import RetryPolicy, retry
 from penstock.units import DurationLike, parse_duration
 
 RECENT_LOCATIONS = 10_000
-"""How many locations are remembered to notice one that comes twice."""
+"""The number of remembered locations, to detect one that is appended twice."""
 
 
 _log = logging.getLogger(__name__)
 
 ACKS_PER_DEQUEUE = 100
-"""Acks are cheap in memory and dear in the manifest: one write for this many."""
+"""Acks are cheap in memory and expensive in the manifest: one write for this many."""
 
 
 class RecentLocations:
@@ -54,7 +54,7 @@ class RecentLocations:
             self.see(location, sequence)
 
     def see(self, location: str, sequence: int) -> int | None:
-        """Remember; returns the earlier sequence if the location is known under another number."""
+        """Remember the location; returns the earlier sequence if it is known under another number."""
         earlier = self._sequences.get(location)
         if earlier is None:
             self._sequences[location] = sequence
@@ -64,7 +64,7 @@ class RecentLocations:
 
 
 class Progress:
-    """Where a consumer stands: what it handed out, what was acknowledged, and what it has seen before.
+    """The position of a consumer: delivered and acknowledged sequences, and known locations.
 
     No I/O. Acks follow the order of delivery, so a hole in the numbering does not wedge the queue.
     """
@@ -76,7 +76,7 @@ class Progress:
         self._skipped: set[int] = set()
 
     def describe(self, entry: Entry, seen: RecentLocations) -> BatchDescriptor:
-        """The entry as it is about to be handed out, with what is odd about it."""
+        """Return the entry to deliver, with anything unusual about it."""
         expected = None if self.handed_out is None else self.handed_out + 1
         return BatchDescriptor(
             sequence=entry.sequence,
@@ -87,7 +87,7 @@ class Progress:
         )
 
     def is_past(self, sequence: int) -> bool:
-        """Whether `sequence` has been handed out or acknowledged already."""
+        """Return whether `sequence` was already delivered or acknowledged."""
         return self.handed_out is not None and sequence <= self.handed_out
 
     def hand_out(self, sequence: int) -> None:
@@ -131,7 +131,7 @@ class Progress:
             )
 
     def ack_through(self, sequence: int) -> int:
-        """Move the frontier; returns by how far, counted from the first delivered sequence."""
+        """Move the frontier; returns by how many sequences, counted from the first delivered one."""
         self.check_ack_through(sequence)
         before = self.acked
         if before is None:
@@ -211,7 +211,7 @@ class Consumer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> Consumer:
-        """A consumer that is ready: `Consumer(config)` and `initialize(last_acked)`."""
+        """Create and initialise a consumer: `Consumer(config)` and `initialize(last_acked)`."""
         consumer = cls(config, store, clock=clock, rng=rng, registry=registry)
         try:
             await consumer.initialize(last_acked)
@@ -227,17 +227,17 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and issubclass(kind, FencedError):
-            await self.release()  # a newer owner is at work: nothing of ours is left to write
+            await self.release()  # a newer owner took over: there is nothing left to write
         else:
             await self.close()
 
     def __len__(self) -> int:
-        """Entries in the queue when the manifest was last read or written."""
+        """The number of entries when the manifest was last read or written."""
         return self._dequeuer.length
 
     @property
     def epoch(self) -> int:
-        """The epoch this consumer holds. It grows when garbage is collected."""
+        """The epoch of this consumer. It grows when garbage is collected."""
         return self._dequeuer.epoch
 
     @property
@@ -287,10 +287,10 @@ class Consumer:
             await self._dequeuer.dequeue(min(last_acked, following - 1))
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch, or None when there is none now.
+        """Return the next batch, or None if there is none now.
 
-        The position moves only when the batch is returned: a call that failed or was cancelled delivers
-        the same batch again. Raises `FencedError` (stop) or another `BufferError`.
+        The position moves only when the batch is returned: a call that failed or was cancelled delivers the
+        same batch again. Raises `FencedError` (stop) or another `BufferError`.
         """
         async with self._delivering:
             while True:
@@ -306,11 +306,11 @@ class Consumer:
                     await self._set_aside(upcoming[0], error)
                     continue
                 if self._progress.is_past(upcoming[0].sequence):
-                    continue  # `ack_through` went past it while it was fetched
+                    continue  # `ack_through` passed it while it was fetched
                 self._prefetcher.taken()
                 self._deliver(upcoming[0])
                 self._count_batch(batch)
-                # It may have been fetched ahead, before what came between was known.
+                # It may have been fetched before a gap or a duplicate was known.
                 return replace(batch, descriptor=upcoming[0])
 
     async def _upcoming(self, limit: int) -> list[BatchDescriptor]:
@@ -321,7 +321,7 @@ class Consumer:
         ]
 
     async def batches(self, poll_interval: DurationLike = "100ms") -> AsyncIterator[ConsumedBatch]:
-        """Batches without end: waits `poll_interval` whenever the queue is empty."""
+        """Iterate over batches indefinitely; waits `poll_interval` when the queue is empty."""
         poll_interval_s = parse_duration(poll_interval)
         while True:
             batch = await self.next_batch()
@@ -331,10 +331,10 @@ class Consumer:
                 yield batch
 
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` batches, not fetched, in one read of the manifest.
+        """Return up to `limit` descriptors of batches, from one read of the manifest.
 
-        The position moves at once; a descriptor that gets lost comes again only to a new consumer that
-        starts from what was acknowledged.
+        The position moves immediately. A descriptor that is lost is delivered again only to a new consumer
+        that starts at the last acknowledged batch.
         """
         if type(limit) is not int:
             raise InvalidInputError(f"limit must be a whole number, not {limit!r}")
@@ -352,25 +352,25 @@ class Consumer:
         return handed
 
     async def entries(self) -> EntryIndex:
-        """The whole queue now, for a caller that keeps its own position: nothing is handed out.
+        """Return the current queue, for a caller that keeps its own position: nothing counts as delivered.
 
         One request, and "not modified" costs no bytes. Raises `FencedError`.
         """
         return await self._dequeuer.entries()
 
     async def dequeued(self) -> dict[int, str]:
-        """Sequence to location of what left the queue lately, as far as the dequeued log remembers.
+        """Return the location of each recent sequence in the dequeued log.
 
         One request in the life of a consumer: its own dequeues are known without reading them back.
         """
         return await self._dequeuer.known_dequeued()
 
     def fetch_handle(self) -> FetchHandle:
-        """What fetches descriptors. Stateless: share it between tasks. It does not notice fencing."""
+        """The fetcher of descriptors. It is stateless: share it between tasks. It does not notice fencing."""
         return self._fetcher
 
     async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch of a descriptor."""
+        """Fetch the batch of a descriptor."""
         batch = await self._fetcher.fetch(descriptor)
         self._count_batch(batch)
         return batch
@@ -397,8 +397,8 @@ class Consumer:
     async def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to `sequence` and remove it from the queue, in one manifest write.
 
-        The caller answers for all of it being processed. Raises `OutOfOrderAck` for what is acknowledged
-        already, and `InvalidInputError` for a sequence that does not exist yet.
+        The caller guarantees that all of it was processed. Raises `OutOfOrderAck` for a sequence that is
+        already acknowledged, and `InvalidInputError` for one that does not exist yet.
         """
         _check_sequence("sequence", sequence)
         self._progress.check_ack_through(sequence)
@@ -414,7 +414,7 @@ class Consumer:
             return
         await self._dequeuer.dequeue(acked)
         if self._progress.acked == acked:
-            self._acks_since_dequeue = 0  # else more was acknowledged meanwhile, and waits for the next flush
+            self._acks_since_dequeue = 0  # otherwise later acks wait for the next flush
 
     async def close(self) -> None:
         """Flush, then stop. Closing a consumer that was never initialised only releases its store."""
@@ -471,7 +471,7 @@ class Consumer:
         self._instruments.bad_batches.inc()
         _log.error("batch %d was set aside as %s: %s", descriptor.sequence, letter.record_key, error)
         if self._progress.is_past(descriptor.sequence):
-            return  # `ack_through` went past it while its record was stored
+            return  # `ack_through` passed it while its record was stored
         self._progress.skip(descriptor.sequence)
         self._acks_since_dequeue += 1
 

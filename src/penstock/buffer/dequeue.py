@@ -33,17 +33,17 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 UNINITIALISED = U64_MAX
-"""The epoch of a consumer that has none; it never stands in a manifest."""
+"""The epoch of a consumer without one; it is never in a manifest."""
 
 
 def next_epoch(epoch: int, step: int = 1) -> int:
-    """The epoch `step` later, skipping the value that means "not initialised"."""
+    """Return the epoch `step` later, skipping the value that means "not initialised"."""
     following = epoch + step
     return following if following < UNINITIALISED else following - UNINITIALISED
 
 
 class Dequeuer:
-    """At most one of these may act on a queue: the one whose epoch the manifest carries."""
+    """The owner of a queue. At most one may change it: the one whose epoch is in the manifest."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Dequeuer:
     ) -> None:
         self.file = file
         self.epoch = UNINITIALISED
-        self._sealing: int | None = None  # the epoch we may have moved to, while that is not certain
+        self._sealing: int | None = None  # the epoch that may be in the manifest after an unknown outcome
         self._fenced_by: int | None = None
         self._closed = False
         self.created = False
-        """Whether there was no manifest when this consumer took the queue over."""
+        """Whether the manifest was absent when this consumer took over."""
         self._policy = policy
         self._clock = clock
         self._rng = rng
@@ -78,11 +78,11 @@ class Dequeuer:
 
     @property
     def length(self) -> int:
-        """Entries when the manifest was last read or written."""
+        """The number of entries when the manifest was last read or written."""
         return 0 if self._index is None else len(self._index)
 
     async def initialize(self) -> EntryIndex:
-        """Take the queue over: epoch + 1, fencing the previous owner. Creates the manifest if absent."""
+        """Take over the queue: create the manifest, or increment the epoch, which fences the last owner."""
         mine = UNINITIALISED
 
         def bump(snapshot: Snapshot) -> bytes:
@@ -95,20 +95,20 @@ class Dequeuer:
             # Repeating after an unknown outcome is safe: the epoch only grows, and the newest wants to win.
             await self._edit(bump)
             self.epoch, self._sealing, self._fenced_by, self._closed = mine, None, None, False
-            self._dequeued = None  # an owner in between may have written it
+            self._dequeued = None  # another owner may have written it meanwhile
         return self._current()
 
     def close(self) -> None:
-        """Every later call raises `FencedError`."""
+        """Release the queue: every later call raises `FencedError`."""
         self._closed = True
 
     async def entries(self) -> EntryIndex:
-        """The queue now. One request; "not modified" costs no bytes. Raises `FencedError`."""
+        """Read the queue. One request; "not modified" transfers no bytes. Raises `FencedError`."""
         while True:
             self.require_epoch()
             known = self._snapshot
             snapshot = await self._retrying(functools.partial(self._read, known), "reading")
-            # Another task of ours may have written meanwhile. What was read before that write is
+            # Another task of this consumer may have written meanwhile. What was read before that write is
             # neither the present queue nor evidence about the present epoch: read again.
             if self._snapshot is known:
                 self._check_epoch(snapshot)
@@ -119,11 +119,11 @@ class Dequeuer:
         return await (self.file.read() if known is None else self.file.reread(known))
 
     async def dequeue(self, through: int) -> int:
-        """Remove the entries up to and including `through`; returns how many went.
+        """Remove the entries up to and including `through`; returns their number.
 
         The dequeued log is written first, so that a producer that finds its number gone can look it up, and
-        the transaction log, so that a transaction is known when its entries are gone.
-        Raises `FencedError`, and `InvalidInput` for a number that is not assigned yet.
+        the transaction log, so that a transaction is known when its entries are gone. Raises `FencedError`,
+        and `InvalidInput` for a number that is not assigned yet.
         """
         self.require_epoch()
         removed = 0
@@ -149,7 +149,7 @@ class Dequeuer:
         return removed
 
     async def seal(self) -> EntryIndex:
-        """Step 2 of the garbage floor (`side_objects`): change the manifest under our own epoch.
+        """Do step 2 of the garbage floor (`side_objects`): change the epoch of the manifest.
 
         Returns the entries of exactly the manifest that was written.
         """
@@ -158,7 +158,7 @@ class Dequeuer:
 
         def move(snapshot: Snapshot) -> bytes | None:
             if snapshot.footer.epoch == target:
-                return None  # an earlier attempt of ours landed
+                return None  # an earlier attempt landed
             self._check_epoch(snapshot)
             return manifest.set_epoch(snapshot.raw, target)
 
@@ -169,7 +169,7 @@ class Dequeuer:
         return self._current()
 
     async def known_dequeued(self) -> dict[int, str]:
-        """What the dequeued log remembers: sequence to location. A damaged one counts as empty."""
+        """Return the dequeued log as sequence to location. A damaged log counts as empty."""
         log, _ = await self._read_dequeued_log()
         return dict(log.known)
 

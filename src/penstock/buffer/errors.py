@@ -11,7 +11,7 @@
         ├── OutcomeUnknown       (OutcomeUnknown)  the append may be in the queue: verify
         ├── BatchMissing         (Corrupt)         the queue names an object that is not there
         ├── OutOfOrderAck        (Rejected)        acks follow delivery order
-        ├── ManifestFull         (LimitExceeded)   the consumer is too far behind
+        ├── ManifestFull         (LimitExceeded)   the consumer lags too far
         ├── StaleTransaction     (Rejected)        a later version of the same application is committed
         └── ProducerClosed       (Rejected)        the producer is shut down
 
@@ -24,7 +24,7 @@ from penstock import errors
 
 
 class BufferError(errors.PenstockError):
-    """Anything the buffer raises on purpose."""
+    """The base of all errors of the buffer."""
 
 
 class InvalidInputError(BufferError, errors.InvalidInput):
@@ -32,7 +32,7 @@ class InvalidInputError(BufferError, errors.InvalidInput):
 
 
 class SerializationError(BufferError, errors.Corrupt):
-    """A manifest or a batch breaks its format. The bytes are left where they are."""
+    """A manifest or a batch breaks its format. The bytes stay in place."""
 
 
 class FencedError(BufferError, errors.Fenced):
@@ -83,7 +83,7 @@ class ProducerClosed(StorageError, errors.Rejected):
 
 
 def storage_error(cause: errors.PenstockError, doing: str) -> BufferError:
-    """The buffer's name for an error of a lower floor, with what was being done."""
+    """Convert an error of a lower layer into one of the buffer, and add the operation."""
     if isinstance(cause, BufferError):
         return cause
     text = f"{doing}: {cause}"

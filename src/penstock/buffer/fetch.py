@@ -27,23 +27,23 @@ from penstock.retry import RetryPolicy, retry
 from penstock.units import format_size
 
 INLINE_BYTES = 256 * 1024
-"""Below this, decoding costs less than a hop to a thread."""
+"""Below this size, decoding costs less than passing it to a thread."""
 
 OBJECT_SLACK_BYTES = 1 << 20
-"""How much longer than its block an object may be: the footer, and what zstd adds to the incompressible."""
+"""The most bytes that an object may exceed its block by: the footer, and the overhead of zstd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDescriptor:
-    """A batch in the queue, before anybody has read it: what to fetch, and what the producers said of it."""
+    """A batch in the queue that is not fetched yet: its location, and the metadata of its producers."""
 
     sequence: int
     location: str
     metadata: tuple[Metadata, ...]
     duplicate_of: int | None = None
-    """An earlier sequence with the same location: some client appended it twice."""
+    """An earlier sequence with the same location, if a client appended it twice."""
     gap_from: int | None = None
-    """The sequence that should have come here, when the queue jumps to this one."""
+    """The expected sequence, if the queue skips to this one."""
     shard: int | None = None
 
     @classmethod
@@ -53,7 +53,7 @@ class BatchDescriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumedBatch:
-    """The records of one batch with everything the queue knows about them."""
+    """The records of a batch, and what the queue knows about it."""
 
     descriptor: BatchDescriptor
     block: Block = field(repr=False)
@@ -87,20 +87,20 @@ class ConsumedBatch:
 
     @cached_property
     def entries(self) -> list[bytes]:
-        """The records, each as its own `bytes`."""
+        """Return the records, each as its own `bytes`."""
         return self.block.to_list()
 
     def to_arrow(self) -> pa.BinaryArray:
-        """The records as a `binary` array, without a Python object per record."""
+        """Return the records as a `binary` array, without a Python object per record."""
         return self.block.to_arrow()
 
     def to_arrow_view(self) -> pa.Array:
-        """The records as a `binary_view` array that shares the fetched bytes."""
+        """Return the records as a `binary_view` array that shares the fetched bytes."""
         return self.block.to_arrow_view()
 
 
 class FetchHandle:
-    """Fetches and decodes batches. It does not notice fencing: that is the consumer's business."""
+    """Fetches and decodes batches. It does not notice fencing, which the consumer does."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class FetchHandle:
         self._instruments = instruments or Instruments()
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch. Raises `BatchMissing`, `SerializationError`, or `StorageError`.
+        """Fetch the batch. Raises `BatchMissing`, `SerializationError`, or `StorageError`.
 
         A batch that does not decode is read once more: the bytes may have been cut short on the way.
         """
@@ -133,7 +133,7 @@ class FetchHandle:
         return ConsumedBatch(descriptor=descriptor, block=block)
 
     async def raw(self, descriptor: BatchDescriptor) -> memoryview:
-        """The object as it is stored, but never more of it than the cap and a little, to notice that."""
+        """Fetch the stored object, at most a little more than the limit, to detect an object above it."""
         most = ByteRange(start=0, length=self._batch_bytes_max + OBJECT_SLACK_BYTES + 1)
         try:
             blob = await retry(
@@ -145,7 +145,7 @@ class FetchHandle:
         except BucketNotFound as error:
             raise storage_error(error, f"fetching batch {descriptor.sequence}") from error
         except (errors.NotFound, errors.InvalidInput, errors.LimitExceeded) as error:
-            # A name that no store accepts is a name under which nothing is stored.
+            # Nothing is stored under a name that no store accepts.
             raise BatchMissing(
                 f"batch {descriptor.sequence} at {descriptor.location} is in the queue but not in the store"
             ) from error
@@ -171,9 +171,9 @@ class FetchHandle:
 
 
 class Prefetcher:
-    """Keeps tasks for the batches that will be asked for next, in that order.
+    """Fetches the next batches ahead of delivery, in order.
 
-    A failed fetch is forgotten when it is taken, so that asking again tries again.
+    A failed fetch is forgotten when it is taken, so that the next call tries again.
     """
 
     def __init__(self, fetcher: FetchHandle, *, ahead: int, bytes_max: int) -> None:
@@ -181,10 +181,12 @@ class Prefetcher:
         self._ahead = ahead
         self._bytes_max = bytes_max
         self._tasks: deque[tuple[int, asyncio.Task[ConsumedBatch]]] = deque()
-        self._usual_bytes: int | None = None  # of one batch, by those seen last; None until one is known
+        self._usual_bytes: int | None = (
+            None  # moving average of the size of a batch; None before the first one
+        )
 
     def plan(self, upcoming: Sequence[BatchDescriptor]) -> None:
-        """Start fetching `upcoming` (in order, the first is wanted now) as far as the bounds allow."""
+        """Start to fetch `upcoming` (in order, the first is needed now) up to the limits."""
         if self._tasks and (not upcoming or self._tasks[0][0] != upcoming[0].sequence or self._head_failed()):
             self.cancel()
         for descriptor in upcoming[len(self._tasks) : self._ahead + 1]:
@@ -194,12 +196,13 @@ class Prefetcher:
             self._tasks.append((descriptor.sequence, task))
 
     def _head_failed(self) -> bool:
-        """A fetch ahead of time that failed is no news by now: it is tried again when it is wanted."""
+        """Drop a failed early fetch; it is repeated when the batch is needed."""
         task = self._tasks[0][1]
         return task.done() and (task.cancelled() or task.exception() is not None)
 
     def _has_room(self) -> bool:
-        """Whether one more fits: what waits is known, what is under way is taken to be of the usual size."""
+        """Return whether one more fits: waiting batches count with their size, running fetches with the usual
+        size."""
         sizes = [
             len(task.result().block.data)
             for _, task in self._tasks
@@ -212,7 +215,7 @@ class Prefetcher:
         return sum(sizes) + under_way * self._usual_bytes <= self._bytes_max
 
     async def take(self) -> ConsumedBatch:
-        """The first planned batch. A cancelled caller loses nothing: the fetch continues for the next one.
+        """Return the first planned batch. If the caller is cancelled, the fetch continues for the next one.
 
         Raises `StorageError` if the fetch was forgotten meanwhile.
         """
@@ -225,9 +228,9 @@ class Prefetcher:
             self._drop(task)
             if _caller_is_cancelled():
                 raise
-            # Not meant for the caller: taken for its own, it would end the caller's task without a word.
+            # The fetch was cancelled, not the caller: passed on, it would cancel the caller's task silently.
             raise StorageError(
-                f"the consumer was closed or started anew while it fetched batch {sequence}"
+                f"the consumer was closed or restarted while it fetched batch {sequence}"
             ) from None
         except BaseException:
             self._drop(task)
@@ -236,7 +239,7 @@ class Prefetcher:
         return batch
 
     def taken(self) -> None:
-        """The first batch was delivered, unless everything was forgotten meanwhile."""
+        """Record that the first batch was delivered, unless everything was forgotten meanwhile."""
         if self._tasks:
             self._tasks.popleft()
 

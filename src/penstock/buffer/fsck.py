@@ -1,4 +1,4 @@
-"""A queue held against its own rules: what is wrong, and what to do about each thing.
+"""Consistency checks of a queue: what is wrong, and what to do about it. Nothing is changed.
 
 Nothing is changed. The checks are pure functions over what was read; `audit` reads and calls them.
 """
@@ -6,10 +6,8 @@ Nothing is changed. The checks are pure functions over what was read; `audit` re
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
@@ -20,6 +18,7 @@ from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile
 from penstock.buffer.side_objects import read_dequeued_log, read_floor
 from penstock.buffer.transactions import read_transaction_log
+from penstock.findings import Finding, Severity
 
 PARALLEL_FETCHES = 4
 _SIDE_SUFFIXES = (".floor", ".ledger", ".txn")
@@ -28,23 +27,6 @@ _RESTORE = (
     "restore the object from a backup or an older version of it; if it is lost for good, let the consumer "
     "set the batch aside with on_bad_batch: skip"
 )
-
-
-class Severity(enum.Enum):
-    """Whether somebody has to act."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was noticed, and what to do about it."""
-
-    severity: Severity
-    subject: str
-    text: str
-    advice: str = ""
 
 
 def _problem(subject: str, text: str, advice: str) -> Finding:
@@ -56,7 +38,7 @@ def _note(subject: str, text: str, advice: str = "") -> Finding:
 
 
 def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) -> Iterator[Finding]:
-    """Entries against each other and against the dequeued log."""
+    """Check entries against each other and against the dequeued log."""
     first_at: dict[str, int] = {}
     before = {location: sequence for sequence, location in dequeued.items()}
     for sequence, location in index.locations():
@@ -67,7 +49,7 @@ def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) ->
             yield _problem(
                 location,
                 f"is in the queue as {sequence}, and was appended before as {earlier}",
-                "a client appended it twice: the consumer must apply it once (batch.duplicate_of tells)",
+                "a client appended it twice: the consumer must apply it once (see batch.duplicate_of)",
             )
         if not location.startswith(f"{prefix}/"):
             yield _note(
@@ -76,7 +58,7 @@ def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) ->
 
 
 def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Iterator[Finding]:
-    """What the listing shows, against what the queue names."""
+    """Check the listed objects against the queue."""
     present = {info.key for info in inventory.referenced}
     for sequence, location in index.locations():
         if location.startswith(f"{prefix}/") and location not in present:
@@ -86,7 +68,7 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
             yield _problem(
                 info.key,
                 "belongs to another queue that shares this folder",
-                "give each queue a folder of its own: their collectors delete each other's batches",
+                "give each queue its own folder: their collectors delete each other's batches",
             )
         else:
             yield _note(info.key, f"has a foreign name ({info.size} bytes)", "the collector never deletes it")
@@ -108,14 +90,14 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
 
 
 def _folder(key: str, prefix: str) -> str:
-    """The folder next below `prefix` that holds `key`."""
+    """Return the folder directly below `prefix` that holds `key`."""
     return f"{prefix}/{key.removeprefix(f'{prefix}/').partition('/')[0]}"
 
 
 def check_side(
     raw_dequeued: bytes | None, raw_floor: bytes | None, raw_transactions: bytes | None, path: str, first: int
 ) -> Iterator[Finding]:
-    """The objects beside the manifest."""
+    """Check the side objects of the manifest."""
     yield from _check_dequeued_log(raw_dequeued, path, first)
     yield from _check_floor(raw_floor, path)
     try:
@@ -170,9 +152,9 @@ async def audit(
     deep: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
-    """Everything wrong with one queue. `deep` also fetches and decodes every batch in it.
+    """Return all problems of a queue. `deep` also fetches and decodes every batch in it.
 
-    Raises `StorageError` only when the store cannot be read at all.
+    Raises `StorageError` only if the store cannot be read.
     """
     file, store = reader.file, reader.store
     findings: list[Finding] = []
@@ -219,7 +201,7 @@ async def audit(
 
 
 async def _side(file: ManifestFile, path: str, findings: list[Finding]) -> bytes | None:
-    """An object beside the manifest; None if there is none, or if it cannot be read, which is a finding."""
+    """Read a side object; None if it is absent, or if it cannot be read, which is reported."""
     try:
         return (await file.read_side(path))[0]
     except errors.Corrupt as error:
@@ -236,7 +218,7 @@ def _dequeued(raw_dequeued: bytes | None) -> dict[int, str]:
 
 
 async def _still_there(reader: QueueReader, found: list[Finding]) -> list[Finding]:
-    """Drop what a live consumer finished meanwhile: an entry that left the queue may lose its object."""
+    """Drop findings that a live consumer caused: an entry that left the queue may lose its object."""
     if not any(finding.severity is Severity.PROBLEM for finding in found):
         return found
     try:

@@ -36,12 +36,11 @@ _log = logging.getLogger(__name__)
 def candidates(
     listed: Iterable[ObjectInfo], referenced: Iterable[str], *, prefix: str, now_ms: int, grace_ms: int
 ) -> list[tuple[str, int]]:
-    """(key, minted) of what the format's rules call garbage.
+    """Return (key, minted) of each object that is garbage by the rules of the format.
 
-    A batch qualifies if it is `{prefix}/{ULID}.batch`, is not referenced, was minted strictly before every
-    referenced batch whose name tells its time, and both its name and the store say that it is past the
-    grace period. A listing is recursive and may show the batches of a queue in a folder below: they are
-    that queue's, whatever this one refers to.
+    A batch is garbage if it is `{prefix}/{ULID}.batch`, is not referenced, was minted strictly before every
+    referenced batch with a time in its name, and is past the grace period both by its name and by the store.
+    A listing is recursive and may include the batches of a queue in a subfolder, which belong to that queue.
     """
     kept = set(referenced)
     minted = [ms for ms in map(batch_minted_ms, kept) if ms is not None]
@@ -58,21 +57,21 @@ def candidates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
-    """What one cycle saw and did."""
+    """The result of a cycle."""
 
     listed: int
     candidates: tuple[str, ...]
     deleted: tuple[str, ...]
     failed: tuple[str, ...]
     withheld: tuple[str, ...]
-    """Garbage that only the queue's consumer may delete, as no floor has been sealed above it."""
+    """Garbage that only the consumer of the queue may delete, because no floor is sealed above it."""
 
 
 class GarbageCollector:
-    """Collects one queue's garbage.
+    """Collects the garbage of one queue.
 
-    With a `queue` (the consumer's own) each cycle seals a floor and deletes everything eligible. Without
-    one it may run beside a live consumer, and deletes only below the floor that consumer sealed before.
+    With a `queue` (that of the consumer) each cycle seals a floor and deletes everything eligible. Without
+    one it may run next to a live consumer, and deletes only objects below the floor that the consumer sealed.
     """
 
     def __init__(
@@ -103,18 +102,18 @@ class GarbageCollector:
         self._strays: list[str] = []
 
     async def run(self) -> None:
-        """Collect every `gc_interval`, the first time after one interval, until fenced or cancelled."""
+        """Collect every `gc_interval`, first after one interval, until fenced or cancelled."""
         while True:
             await self._clock.sleep(self._config.gc_interval_s)
             try:
                 await self.collect()
             except FencedError:
                 return
-            except Exception as error:  # noqa: BLE001  nobody would notice a collector that died
+            except Exception as error:  # noqa: BLE001  a collector that stopped would not be noticed
                 _log.warning("garbage collection of %s failed, will try again: %s", self._file.path, error)
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
-        """One cycle. A dry run tells what is eligible and changes nothing."""
+        """Run one cycle. A dry run returns what is eligible and changes nothing."""
         started = self._clock.monotonic()
         try:
             report = await self._collect(dry_run)
@@ -131,7 +130,7 @@ class GarbageCollector:
             await self._store.close()
 
     async def _collect(self, dry_run: bool) -> GcReport:
-        # The manifest before the listing: what is appended in between is not listed as garbage.
+        # Read the manifest before listing, so that a batch appended in between is not taken for garbage.
         snapshot = await self._file.read()
         listed = await self._store.list(self._config.prefix)
         grace_ms = int(self._config.gc_grace_period_s * 1000)
@@ -161,11 +160,11 @@ class GarbageCollector:
         )
 
     async def _report_strays(self, snapshot: Snapshot, listed: Iterable[ObjectInfo]) -> None:
-        """Warn of batches that are newer than all that was consumed, and not queued.
+        """Warn about unqueued batches that are newer than all consumed ones.
 
-        A manifest that was replaced by an older copy leaves them; so does a producer that ended before it
-        appended what it had stored. Where another implementation consumes, the dequeued log does not say what
-        was consumed: then only those count that are newer than the newest entry.
+        They remain when a manifest was replaced by an older copy, or when a producer ended before it appended
+        a stored batch. If another implementation consumes, the dequeued log does not say what was consumed:
+        then only batches newer than the newest entry count.
         """
         grace_ms, now_ms = int(self._config.gc_grace_period_s * 1000), self._clock.cautious_ms()
         index = manifest.index(snapshot.raw)
@@ -200,7 +199,7 @@ class GarbageCollector:
         self._strays = strays
 
     async def _below_own_floor(self, found: list[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Publish a floor above all candidates, seal it, and keep those that nothing refers to afterwards."""
+        """Publish a floor above all candidates, seal it, and return those that are still unreferenced."""
         assert self._queue is not None
         floor = await self._raise_floor(max(ms for _, ms in found))
         entries = await self._queue.seal()
@@ -218,7 +217,7 @@ class GarbageCollector:
         return (NO_FLOOR if raw is None else read_floor(raw)), version
 
     async def _raise_floor(self, floor_ms: int) -> Floor:
-        """Raise the floor, never lowering what another collector wrote. Safe to repeat after any outcome."""
+        """Raise the floor, never below that of another collector. Safe to repeat after any outcome."""
         backoff = Backoff(RetryPolicy(), clock=self._clock, rng=self._rng)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Looking at a queue without taking part in it: nothing is fenced, acknowledged or changed.
+"""Inspection of a queue without taking part in it: nothing is fenced, acknowledged or changed.
 
 `QueueReader` reads entries and batches beside a live consumer. `survey` counts what a queue holds and what
 lies around it; its arithmetic is pure and works on what was read.
@@ -40,7 +40,7 @@ _PROBE = re.compile(r"probe-[0-9a-f]{32}")
 
 
 class QueueReader:
-    """A plain reader: sees the queue as it is now, and fetches any batch of it.
+    """A reader that sees the current queue, and fetches any batch of it.
 
     It holds no epoch, so what it has read may be consumed and collected a moment later: a fetch may then
     raise `BatchMissing`.
@@ -65,11 +65,11 @@ class QueueReader:
 
     @property
     def known(self) -> Snapshot | None:
-        """The manifest as it was last read."""
+        """The manifest that was last read."""
         return self._known
 
     async def snapshot(self) -> Snapshot:
-        """The manifest's bytes now; `version` is None while there is none. Raises `StorageError`."""
+        """Read the manifest; `version` is None if it is absent. Raises `StorageError`."""
         known = self._known
 
         async def read() -> Snapshot:
@@ -82,7 +82,7 @@ class QueueReader:
         return self._known
 
     async def index(self) -> EntryIndex:
-        """Every entry now. An absent manifest is an empty queue. Raises `SerializationError` too."""
+        """Return all entries. An absent manifest is an empty queue. Also raises `SerializationError`."""
         snapshot = await self.snapshot()
         if self._indexed is None or snapshot is not self._indexed[0]:
             grown = None if self._indexed is None else self._indexed[1].grown_into(snapshot.raw)
@@ -90,11 +90,11 @@ class QueueReader:
         return self._indexed[1]
 
     async def entries(self, after: int | None = None, limit: int = 1000) -> list[BatchDescriptor]:
-        """Up to `limit` entries with a number above `after` (None: from the oldest)."""
+        """Return up to `limit` entries after the number `after` (None: from the oldest)."""
         return [BatchDescriptor.of(entry) for entry in (await self.index()).after(after, limit)]
 
     async def dequeued(self) -> dict[int, str]:
-        """Sequence to location of what left the queue lately; a damaged dequeued log counts as empty."""
+        """Return the dequeued log as sequence to location; a damaged log counts as empty."""
         try:
             raw, _ = await retry(
                 lambda: self.file.read_side(self.file.dequeued_path),
@@ -109,11 +109,11 @@ class QueueReader:
             raise storage_error(error, f"reading {self.file.dequeued_path}") from error
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch. Raises `BatchMissing`, `SerializationError` or another `StorageError`."""
+        """Fetch a batch. Raises `BatchMissing`, `SerializationError` or another `StorageError`."""
         return await self._fetcher.fetch(descriptor)
 
     async def require(self) -> Snapshot:
-        """The manifest, which must exist. Raises `StorageRejected` naming what is missing."""
+        """Read the manifest, which must exist. Raises `StorageRejected` naming what is missing."""
         snapshot = await self.snapshot()
         if snapshot.version is None:
             raise StorageRejected(f"there is no manifest {self.file.path} in {self.store.url}")
@@ -121,7 +121,7 @@ class QueueReader:
 
 
 def entry_time_ms(entry: Entry) -> int | None:
-    """When an entry's first records were taken in; failing that, when its object was named."""
+    """Return when the first records of an entry were accepted, or when its object was named."""
     if entry.metadata:
         return min(meta.ingestion_time_ms for meta in entry.metadata)
     return batch_minted_ms(entry.location)
@@ -129,25 +129,25 @@ def entry_time_ms(entry: Entry) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The objects below a queue's folder, by what they are to the queue."""
+    """The objects in the folder of a queue, by their role."""
 
     referenced: tuple[ObjectInfo, ...]
     unreferenced: tuple[ObjectInfo, ...]
-    """Named as batches, but not in the queue: consumed, or never appended."""
+    """Batches that are not in the queue: consumed, or never appended."""
     side: tuple[ObjectInfo, ...]
-    """The manifest and what stands beside it: dequeued log, floor, transaction log, dead letters, shards."""
+    """The manifest and its side objects: dequeued log, floor, transaction log, dead letters, shards."""
     probes: tuple[ObjectInfo, ...]
-    """Left behind by a check of conditional writes that was cut short."""
+    """Remains of an interrupted check of conditional writes."""
     foreign: tuple[ObjectInfo, ...]
-    """Everything else in the folder itself; the garbage collector never touches it."""
+    """Other objects directly in the folder, which the garbage collector never touches."""
     nested: tuple[ObjectInfo, ...] = ()
-    """In a folder below, such as another queue's objects; the garbage collector never touches them."""
+    """Objects in subfolders, such as those of another queue, which the garbage collector never touches."""
 
 
 def sort_objects(
     listed: Iterable[ObjectInfo], referenced: Iterable[str], manifest_path: str, prefix: str
 ) -> Inventory:
-    """Tell the objects of a listing apart."""
+    """Classify the objects of a listing."""
     kept = set(referenced)
     piles: dict[str, list[ObjectInfo]] = {
         name: [] for name in ("referenced", "unreferenced", "side", "probes", "foreign", "nested")
@@ -171,7 +171,7 @@ def sort_objects(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSurvey:
-    """One queue at one moment, in numbers. Ages are None when there is nothing to have an age."""
+    """The numbers of a queue at one moment. An age is None if there is nothing to measure."""
 
     manifest: str
     exists: bool
@@ -183,13 +183,13 @@ class QueueSurvey:
     oldest_entry_age_ms: int | None
     newest_entry_age_ms: int | None
     ingestion_lag_ms: int | None
-    """Age of the oldest record still in the queue: how far its consumer lags."""
+    """Age of the oldest record in the queue: the lag of its consumer."""
     data_objects: int
     data_bytes: int
     unreferenced_objects: int
     unreferenced_bytes: int
     collectable_objects: int
-    """Unreferenced and past the grace period: what a garbage collection would look at."""
+    """Unreferenced batches past the grace period: candidates of a garbage collection."""
     foreign_objects: int
     dead_letters: int
     floor_ms: int | None
@@ -207,7 +207,7 @@ def summarise(
     now_ms: int,
     grace_ms: int,
 ) -> QueueSurvey:
-    """The numbers, from what was read. Raises `SerializationError` if the manifest does not decode."""
+    """Compute the numbers from what was read. Raises `SerializationError` if the manifest does not decode."""
     index = manifest.index(snapshot.raw)
     locations = [location for _, location in index.locations()]
     listed = list(listed)
@@ -242,7 +242,7 @@ def summarise(
 
 
 async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int) -> QueueSurvey:
-    """Read the manifest, then list: what is appended in between only looks unreferenced."""
+    """Read the manifest before listing, so that a batch appended in between only looks unreferenced."""
     snapshot = await reader.snapshot()
     file = reader.file
     try:
@@ -251,7 +251,7 @@ async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int
         letters = await reader.store.list(f"{file.path}.dead")
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {reader.store.url}") from error
-    # In a thread: a queue that nobody consumes may have a hundred thousand entries.
+    # In a thread: a queue without a consumer may have a hundred thousand entries.
     return await asyncio.to_thread(
         summarise,
         snapshot,

@@ -1,4 +1,4 @@
-"""Every metric of the buffer, by its public name."""
+"""The metrics of the buffer, by their public names."""
 
 from __future__ import annotations
 

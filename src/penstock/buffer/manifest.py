@@ -33,7 +33,7 @@ FOOTER_BYTES = _FOOTER.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What one `produce` call said about its records: they start at `start_index` of the batch."""
+    """The metadata of one `produce` call; its records start at `start_index` of the batch."""
 
     start_index: int
     ingestion_time_ms: int
@@ -42,7 +42,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """A batch that is stored and not yet in the queue."""
+    """A stored batch that is not in the queue yet."""
 
     location: str
     metadata: Sequence[Metadata]
@@ -57,12 +57,12 @@ class Entry:
     location: str
     metadata: tuple[Metadata, ...]
     tail: bytes = b""
-    """The bytes after the metas, whichever client wrote them."""
+    """The bytes after the metas, of any client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """The last 22 bytes: how many entries, the number the next one gets, and who may consume."""
+    """The last 22 bytes: the number of entries, the next sequence, and the epoch of the consumer."""
 
     entry_count: int
     next_sequence: int
@@ -84,7 +84,7 @@ EMPTY_MANIFEST = Footer(entry_count=0, next_sequence=0, epoch=0).pack()
 
 
 def read_footer(raw: bytes) -> Footer:
-    """The footer, with the version checked first."""
+    """Decode the footer, after checking the version."""
     if len(raw) < FOOTER_BYTES:
         raise SerializationError(
             f"manifest of {len(raw)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
@@ -105,7 +105,7 @@ def read_footer(raw: bytes) -> Footer:
 
 
 def first_sequence(raw: bytes) -> int:
-    """The oldest sequence still in the queue, or the next to come when it is empty."""
+    """Return the oldest sequence in the queue, or the next one if it is empty."""
     footer = read_footer(raw)
     if footer.entry_count == 0:
         return footer.next_sequence
@@ -114,7 +114,7 @@ def first_sequence(raw: bytes) -> int:
 
 
 def encode_entry(sequence: int, item: NewEntry) -> bytes:
-    """One entry as it stands in the manifest. Raises `InvalidInputError` beyond the format's limits."""
+    """Encode an entry. Raises `InvalidInputError` beyond the limits of the format."""
     location = item.location.encode()
     if len(location) > LOCATION_BYTES_MAX:
         raise InvalidInputError(f"location of {len(location)} bytes is longer than {LOCATION_BYTES_MAX}")
@@ -137,10 +137,10 @@ def encode_entry(sequence: int, item: NewEntry) -> bytes:
 
 
 def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
-    """`raw` with new entries after the old ones, which are copied and never looked at.
+    """Append entries to `raw`; the old ones are copied without decoding them.
 
-    Raises `SerializationError` when the manifest has no numbers left: no queue lives that long, so its
-    footer is not what was written.
+    Raises `SerializationError` when the manifest has no numbers left: no queue lives that long, so its footer
+    is not what was written.
     """
     footer = read_footer(raw)
     if footer.next_sequence + len(items) > U64_MAX or footer.entry_count + len(items) > 2**32 - 1:
@@ -161,14 +161,14 @@ def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
 
 
 def set_epoch(raw: bytes, epoch: int) -> bytes:
-    """`raw` under another epoch, everything else untouched."""
+    """Replace the epoch in `raw`; everything else stays."""
     footer = read_footer(raw)
     new = Footer(entry_count=footer.entry_count, next_sequence=footer.next_sequence, epoch=epoch)
     return raw[: len(raw) - FOOTER_BYTES] + new.pack()
 
 
 def dequeue(raw: bytes, through: int) -> bytes:
-    """`raw` without its leading entries up to and including `through`; the rest byte for byte.
+    """Remove the leading entries up to and including `through`; all other bytes stay.
 
     Returns `raw` itself when nothing is removed. `next_sequence` and epoch survive an empty queue.
     """
@@ -189,10 +189,10 @@ def dequeue(raw: bytes, through: int) -> bytes:
 
 
 def locate(raw: bytes, location: str) -> int | None:
-    """The sequence under which `location` stands in the queue, or None.
+    """Return the sequence of `location` in the queue, or None.
 
-    One byte search tells the common "no". A hit is confirmed by a walk, as the same bytes may also
-    stand inside somebody's metadata.
+    A byte search usually shows that it is absent. A hit is confirmed by walking over the entries, because the
+    same bytes may be in the metadata of an entry.
     """
     needle = location.encode()
     if raw.find(needle, 0, len(raw) - FOOTER_BYTES) < 0:
@@ -256,10 +256,10 @@ def _read_entry(raw: bytes, start: int, end: int) -> Entry:
 
 
 def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """(sequence, tail) of the entries that hold `needle` anywhere, newest first; none above `through`.
+    """Return (sequence, tail) of the entries that contain `needle`, newest first; none above `through`.
 
-    One byte search tells the common "there is none", and only entries with a hit are decoded. A hit may also
-    lie in somebody's metadata, so the tail is for the caller to judge.
+    A byte search usually shows that there is none, and only entries with a hit are decoded. A hit may also
+    lie in metadata, so the caller has to check the tail.
     """
     if raw.find(needle, 0, len(raw) - FOOTER_BYTES) < 0:
         return
@@ -275,13 +275,13 @@ def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tup
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """Everything, checked in full: bounds, UTF-8, numbering."""
+    """Decode the manifest, with all checks: bounds, UTF-8, numbering."""
     entries = index(raw)
     return Manifest(footer=entries.footer, entries=tuple(entries[n] for n in range(len(entries))))
 
 
 class EntryIndex:
-    """Where each entry of a manifest lies: found once, decoded on demand, extended when it grows."""
+    """The offset of each entry of a manifest: found once, decoded on demand, extended when it grows."""
 
     __slots__ = ("_decoded", "_ends", "_raw", "_starts", "first", "footer")
 
@@ -300,9 +300,10 @@ class EntryIndex:
         return _read_entry(self._raw, self._starts[number], self._ends[number])
 
     def after(self, sequence: int | None, limit: int) -> list[Entry]:
-        """Up to `limit` entries with a number above `sequence` (None: from the first).
+        """Return up to `limit` entries with a number above `sequence` (None: from the first).
 
-        What the last call returned is not decoded again: a caller that looks ahead asks for most of it twice.
+        Entries of the last call are not decoded again, because a caller that reads ahead requests most of
+        them twice.
         """
         skip = 0 if sequence is None else max(0, sequence + 1 - self.first)
         before = self._decoded
@@ -314,14 +315,14 @@ class EntryIndex:
         return found
 
     def locations(self) -> Iterator[tuple[int, str]]:
-        """(sequence, location) of every entry, without its metadata."""
+        """Return (sequence, location) of every entry, without its metadata."""
         for start in self._starts:
             _, sequence, loc_len = _HEAD.unpack_from(self._raw, start)
             begin = start + _HEAD.size
             yield sequence, self._raw[begin : begin + loc_len].decode(errors="replace")
 
     def grown_into(self, raw: bytes) -> EntryIndex | None:
-        """The index of `raw` when it is this manifest plus appends and minus dequeues; else None.
+        """Return the index of `raw` if it is this manifest plus appends and minus dequeues; otherwise None.
 
         A comparison of bytes replaces the walk over entries that are already known.
         """

@@ -32,7 +32,7 @@ class Snapshot:
 
 
 class ManifestFile:
-    """One queue's manifest object and the names of the side objects beside it.
+    """The manifest object of a queue, and the names of its side objects.
 
     A client that writes names the folder of the batches, so that a manifest that was lost is not taken for a
     queue that never began. With `checks_dequeued`, for clients that live long, the first read also reads the
@@ -61,7 +61,7 @@ class ManifestFile:
         since_ms: int = 0,
         checks_dequeued: bool = False,
     ) -> None:
-        """Batches named before `since_ms` are not of the client's own making."""
+        """The client did not create batches that were named before `since_ms`."""
         self.store = store
         self._prefix = prefix
         self._since_ms = since_ms
@@ -74,10 +74,10 @@ class ManifestFile:
         self.transactions_path = f"{path}.txn"
 
     async def read(self) -> Snapshot:
-        """The manifest now; an absent object is an empty queue.
+        """Read the manifest; an absent object is an empty queue.
 
-        One without a readable footer is read once more: the bytes may have been cut short on the way.
-        Raises `SerializationError` if the dequeued log proves, at the first read, that it is an older copy.
+        One without a readable footer is read once more: the bytes may have been cut short on the way. Raises
+        `SerializationError` if the dequeued log proves, at the first read, that it is an older copy.
         """
         # Before the manifest: a dequeue in between only makes the manifest newer.
         raw_dequeued = (await self.read_side(self.dequeued_path))[0] if self._checks_dequeued else None
@@ -106,7 +106,8 @@ class ManifestFile:
         return snapshot
 
     async def _absent(self) -> Snapshot:
-        """An empty queue. If a manifest was lost, numbers and epochs begin above those that it assigned.
+        """Return an empty queue. After the loss of a manifest, numbers and epochs start above those that it
+        assigned.
 
         The dequeued log proves that there was one, or this client saw it. Each number stands for a batch,
         which is in that log or whose object still lies in the folder: an entry leaves the queue after it
@@ -144,7 +145,7 @@ class ManifestFile:
         )
 
     async def reread(self, known: Snapshot) -> Snapshot:
-        """The manifest now, at the cost of a "not modified" while it is still `known`."""
+        """Read the manifest, at the cost of a "not modified" response while it is still `known`."""
         if known.version is None:
             return await self.read()
         try:
@@ -177,7 +178,7 @@ class ManifestFile:
         return await self.store.put_if_match(path, raw, base)
 
     async def read_side(self, path: str) -> tuple[bytes | None, Version | None]:
-        """A side object, or (None, None) while it does not exist."""
+        """Read a side object, or (None, None) if it is absent."""
         try:
             blob = await self.store.get(path)
         except NotFound:
@@ -194,7 +195,7 @@ def _checked(blob: Blob) -> Snapshot:
 
 
 def _known(raw_dequeued: bytes | None) -> tuple[Mapping[int, str], Footer]:
-    """What a dequeued log says and where it ends; a damaged one says nothing."""
+    """Decode the entries and the end of a dequeued log; a damaged log counts as empty."""
     if raw_dequeued is not None:
         try:
             return read_dequeued_log(raw_dequeued), manifest.read_footer(raw_dequeued)
@@ -204,11 +205,11 @@ def _known(raw_dequeued: bytes | None) -> tuple[Mapping[int, str], Footer]:
 
 
 def _check_against_dequeued_log(path: str, raw: bytes, raw_dequeued: bytes) -> None:
-    """Raises `SerializationError` for a manifest that is older than its dequeued log.
+    """Raise `SerializationError` for a manifest that is older than its dequeued log.
 
     An entry is written into the dequeued log before it leaves the queue, by a consumer whose epoch is in the
-    manifest. So a manifest that has not assigned a number of that log, or has another batch under it, or
-    an epoch below that of the log, was replaced by an older copy.
+    manifest. So a manifest that has not assigned a number of that log, or has another batch under it, or an
+    epoch below that of the log, was replaced by an older copy.
     """
     known, ended = _known(raw_dequeued)
     footer = manifest.read_footer(raw)

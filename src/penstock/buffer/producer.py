@@ -3,7 +3,7 @@
     produce ──▶ admission ──▶ open batch ──seal──▶ uploads (parallel) ──▶ committer ──▶ manifest
               bytes and calls   size, time, flush                          in order, one write
 
-One task fills and seals batches, one commits; each upload is a task of its own. A batch that fails fails its
+One task fills and seals batches, one commits, and each upload is another task. A failed batch fails only its
 own callers; the others continue.
 """
 
@@ -53,21 +53,21 @@ from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
 from penstock.retry import RetryPolicy, retry
 
 CHUNK_RECORDS_MIN = 128
-"""A list this long is a chunk of its own; shorter ones are joined with their neighbours."""
+"""A list of this length is a chunk; shorter ones are joined with their neighbours."""
 
 LOOP_TURN_BYTES = 1024 * 1024
-"""How much may come in before the loop gets a turn: a caller that never waits would else keep everything
-from being stored until the producer is full."""
+"""The amount that is accepted before other tasks of the loop run. Otherwise a caller that never waits would
+prevent storing until the producer is full."""
 
 ENTRY_ROOM = 2048
-"""What an entry needs in the manifest besides its metadata, with the longest key a store takes."""
+"""The size of an entry in the manifest without its metadata, with the longest key of a store."""
 
 Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
 Held: TypeAlias = Sequence[bytes] | RecordChunk
 
 
 class Admission:
-    """The bound on what a producer holds: bytes not yet durable, and calls not yet taken into a batch.
+    """The limit of what a producer holds: bytes that are not durable, and calls that are not in a batch.
 
     First come, first served. A call larger than the whole bound is let in alone.
     """
@@ -80,7 +80,7 @@ class Admission:
         self.calls_waiting = 0
 
     async def enter(self, size: int) -> None:
-        """Wait for room, then hold `size` bytes and one call slot."""
+        """Wait for space, then hold `size` bytes and one call slot."""
         if not self._waiting and self._fits(size):
             self._take(size)
             return
@@ -91,28 +91,28 @@ class Admission:
             await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled():
-                # Let in and cancelled at the same moment: give the room back.
+                # Admitted and cancelled at the same moment: free the space.
                 self.leave_queue()
                 self.release(size)
             else:
-                # A caller that made room at this moment may have dropped the ticket already.
+                # A caller that freed space at this moment may have removed the ticket already.
                 if place in self._waiting:
                     self._waiting.remove(place)
                 self._let_in()
             raise
 
     def leave_queue(self, calls: int = 1) -> None:
-        """`calls` were taken into a batch: their slots are free again, their bytes are not."""
+        """Free the slots of `calls` that were taken into a batch, but not their bytes."""
         self.calls_waiting -= calls
         self._let_in()
 
     def release(self, size: int) -> None:
-        """`size` bytes are durable, or were given up."""
+        """Free `size` bytes that are durable or were given up."""
         self.bytes_held -= size
         self._let_in()
 
     def dismiss(self) -> None:
-        """Let everybody in: the caller has stopped taking work and turns them away itself."""
+        """Admit all waiting calls: the producer has stopped and refuses them itself."""
         self._bytes_max = self._calls_max = sys.maxsize
         self._let_in()
 
@@ -139,7 +139,8 @@ class Admission:
 
 
 class Producer:
-    """Stores records durably and queues them, in the order of the calls. Any number may share a queue.
+    """Stores records durably and appends them to a queue, in the order of the calls. A queue may have many
+    producers.
 
     Use it as `async with Producer(config) as producer`, or call `close()`; it works from the first `produce`.
     An acknowledged record (its watcher succeeded) is in a stored object that the manifest names.
@@ -190,7 +191,7 @@ class Producer:
         self._expired = -1
         self._timer: asyncio.Task[None] | None = None
         self._ended_timers: set[asyncio.Task[None]] = set()
-        """Timers that were cancelled because their batch was sealed."""
+        """The number of timers that were cancelled because their batch was sealed."""
         self._pipeline: deque[BatchUpload] = deque()
         self._wake_batcher = asyncio.Event()
         self._wake_committer = asyncio.Event()
@@ -217,10 +218,10 @@ class Producer:
         await self.close()
 
     async def produce(self, entries: Records, metadata: bytes = b"") -> WriteHandle:
-        """Accept records; the handle tells when they are durable.
+        """Accept records; the handle reports when they are durable.
 
-        Waits while the producer holds as much as it may. Raises `InvalidInputError` for no records, a
-        record that is not bytes, or more than the format holds, and `ProducerClosed` after `close`.
+        Waits while the producer is full. Raises `InvalidInputError` for no records, a record that is not
+        bytes, or more than the format allows, and `ProducerClosed` after `close`.
         """
         self._check_loop()
         if self._closing:
@@ -249,7 +250,7 @@ class Producer:
         return WriteHandle(watcher=call.watcher, ingestion_time_ms=call.ingestion_time_ms)
 
     async def flush(self) -> None:
-        """Wait until everything produced before is settled. Raises the first error that this brings.
+        """Wait until everything produced before is settled. Raises the first error of this flush.
 
         What failed earlier is on its own handles already.
         """
@@ -273,9 +274,10 @@ class Producer:
             raise first_error
 
     async def close(self) -> None:
-        """Flush and stop; nothing more is accepted. The error of that flush is raised when all has stopped.
+        """Flush and stop; later calls are refused. Raises the error of that flush after everything has
+        stopped.
 
-        If this is cancelled, calls whose manifest write was under way end with `OutcomeUnknown`.
+        If this is cancelled, calls whose manifest write is in progress end with `OutcomeUnknown`.
         """
         if self._closed:
             return
@@ -298,7 +300,7 @@ class Producer:
         )
 
     def conflict_rate(self) -> float:
-        """Percent of manifest writes that lost against another writer."""
+        """The percentage of manifest writes that lost against another writer."""
         return 100.0 * self._appender.conflicts / self._appender.writes if self._appender.writes else 0.0
 
     def _check_loop(self) -> None:
@@ -330,9 +332,10 @@ class Producer:
             self._fail(StorageError(f"the producer stopped on an internal error: {defect!r}"))
 
     def _fail(self, error: StorageError) -> None:
-        """Settle every call and take no more: nobody is left waiting for a task that is gone.
+        """Settle every call and refuse later ones, so that no caller waits for a task that has ended.
 
-        The other tasks end too: one that continued could append what its callers heard is lost.
+        The other tasks end too: one that continued could append records after their callers were notified of
+        the loss.
         """
         if self._closed or self._defect is not None:
             return
@@ -354,7 +357,7 @@ class Producer:
                 await self._store.close()
 
     def _give_up(self, error: BufferError) -> None:
-        """Settle every waiting call, as no task will any more; nothing is held afterwards."""
+        """Settle every waiting call, because no task will; nothing is held afterwards."""
         self._admission.dismiss()
         if self._appender.in_doubt:
             self._leave_in_doubt(self._appending)
@@ -389,14 +392,14 @@ class Producer:
                 while self._incoming and isinstance(mark := self._incoming[0], _FlushMark):
                     mark.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
                     mark.reached.set()
-                    # Not before: whatever ends this task in between must find the mark and answer it.
+                    # Not earlier: if this task ends in between, the flush request must still be settled.
                     self._incoming.popleft()
 
     def _take_waiting(self) -> bool:
-        """Take every call that waits, up to the flush size; returns whether the batch must be sealed now.
+        """Take waiting calls, up to the flush size; returns whether the batch must be sealed now.
 
-        It must when it is full or a flush is next in line. Nothing is awaited here, so a queue that never
-        runs empty cannot starve the deadline: that is looked at after every turn.
+        It must if it is full or a flush is next in the queue. Nothing is awaited here, so a queue that is
+        never empty cannot starve the deadline, which is checked after every turn.
         """
         while self._incoming:
             item = self._incoming[0]
@@ -425,10 +428,10 @@ class Producer:
             self._wake_batcher.set()
 
     async def _seal(self) -> None:
-        """Hand the open batch to an upload; waits for a free slot, which in time holds back the callers.
+        """Pass the open batch to an upload. Waits for a free slot, which slows down the callers.
 
-        What came in during the wait is stored with it, up to the flush size: when uploads are slow, batches
-        grow instead of becoming more.
+        Calls that arrive during the wait are stored with it, up to the flush size: when uploads are slow,
+        batches grow instead of becoming more.
         """
         if not self._open.calls:
             return
@@ -458,7 +461,7 @@ class Producer:
             self._wake_committer.set()
 
     async def _commit_batches(self) -> None:
-        """Append every batch that is ready, in order: a later one waits for an earlier one."""
+        """Append all ready batches in order: a later one waits for an earlier one."""
         while True:
             await self._wake_committer.wait()
             self._wake_committer.clear()
@@ -501,7 +504,7 @@ class Producer:
             )
 
     async def _commit_less(self, uploads: list[BatchUpload], error: ManifestFull) -> None:
-        """The group as a whole does not fit into the manifest: what fits need not suffer for the rest."""
+        """Append the part of a group that fits into the manifest, and fail only the rest."""
         if len(uploads) == 1:
             uploads[0].error = error
             return
@@ -528,7 +531,7 @@ class Producer:
 
 
 class _FlushMark:
-    """A flush request in the queue of calls: it covers every call that stands before it."""
+    """A flush request in the queue of calls: it covers every call before it."""
 
     __slots__ = ("error", "reached", "watchers")
 
@@ -539,7 +542,7 @@ class _FlushMark:
 
 
 def _checked(entries: Records, metadata: bytes, metadata_max: int) -> tuple[Held, int]:
-    """The records in a form that the caller cannot change any more, and what they weigh."""
+    """Return the records as immutable values, and their size."""
     if not isinstance(metadata, (bytes, bytearray, memoryview)):
         raise InvalidInputError(f"metadata must be bytes, not {type(metadata).__name__}")
     if len(metadata) > metadata_max:
@@ -568,5 +571,5 @@ def _frozen(entries: Records) -> tuple[Held, int]:
     if len(entries) < CHUNK_RECORDS_MIN:
         return tuple(entries), size
     if size > BATCH_WEIGHT_MAX:
-        return entries, size  # refused by the caller; not worth encoding
+        return entries, size  # the caller refuses it; do not encode it
     return RecordChunk.of_list(entries), size

@@ -16,15 +16,15 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import xxhash
 
 from penstock import errors
-from penstock.buffer.config import ConsumerConfig, ProducerConfig
+from penstock.buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from penstock.buffer.consumer import Consumer
 from penstock.buffer.errors import (
     BufferError,
@@ -42,11 +42,20 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, normalise_key, open_store
 
-__all__ = ["SHARDS_MAX", "ShardedConsumer", "ShardedProducer", "read_layout", "shard_config", "shard_of"]
+__all__ = [
+    "SHARDS_MAX",
+    "ShardedConsumer",
+    "ShardedProducer",
+    "Shards",
+    "read_layout",
+    "read_shards",
+    "shard_config",
+    "shard_of",
+]
 
 SHARDS_MAX = 1024
 
-C = TypeVar("C", ProducerConfig, ConsumerConfig)
+C = TypeVar("C", ProducerConfig, ConsumerConfig, QueueConfig)
 
 
 class _Layout(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,12 +64,12 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shard_of(key: bytes, shards: int) -> int:
-    """The shard of a key: the same for every producer, always."""
+    """Return the shard of a key, which is the same for every producer."""
     return int(xxhash.xxh3_64_intdigest(key)) % shards
 
 
 def shard_config(config: C, shard: int) -> C:
-    """The settings of one shard's queue."""
+    """Return the configuration of the queue of one shard."""
     return replace(
         config,
         manifest_path=f"{normalise_key(config.manifest_path)}.shards/{shard:04d}",
@@ -68,8 +77,48 @@ def shard_config(config: C, shard: int) -> C:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards(Generic[C]):
+    """The shards of a queue, as `read_shards` has found them."""
+
+    config: C
+    count: int | None
+    """None for a queue without shards."""
+
+    @property
+    def configs(self) -> dict[int, C]:
+        """The settings of each shard; a queue without shards is its shard 0."""
+        if self.count is None:
+            return {0: self.config}
+        return {shard: shard_config(self.config, shard) for shard in range(self.count)}
+
+    def of_app(self, app: str) -> tuple[int | None, C]:
+        """Return the shard that takes all appends of an application, and its settings.
+
+        So an application has one write at a time, in order, and one place to look up what it has committed.
+        """
+        if self.count is None:
+            return None, self.config
+        shard = shard_of(app.encode(), self.count)
+        return shard, shard_config(self.config, shard)
+
+
+async def read_shards(store: ObjectStore, config: C, *, sharded: bool | None = None) -> Shards[C]:
+    """Find out whether a queue has shards. `sharded=False` takes it as one queue without a request.
+
+    Raises `ConfigError` if it should have shards and has none, and what `read_layout` raises.
+    """
+    count = None if sharded is False else await read_layout(store, config.manifest_key)
+    if count is None and sharded:
+        raise ConfigError(
+            f"sharded: {config.manifest_key} in {store.url} is not a sharded queue (yet); "
+            "start its producers first, or leave the option out"
+        )
+    return Shards(config=config, count=count)
+
+
 async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
-    """How many shards the queue has, or None if it has no layout yet."""
+    """Read the number of shards, or None if the queue has no layout yet."""
     try:
         blob = await store.get(f"{manifest_path}.shards/layout.json")
         layout = msgspec.json.decode(bytes(blob.data), type=_Layout)
@@ -84,7 +133,7 @@ async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
 
 
 async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
-    """Raises `SerializationError` if there are shards. Their number is stored before the first of them."""
+    """Raise `SerializationError` if there are shards. Their number is stored before the first of them."""
     folder = f"{manifest_path}.shards/"
     shards = sorted(
         info.key.removeprefix(folder)[:4]
@@ -99,7 +148,7 @@ async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
 
 
 async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | None) -> int:
-    """The number of shards: what is stored, or `shards` if nothing is. Both must agree."""
+    """Read the number of shards, or store `shards` if there is none. Both must agree."""
     if shards is not None and not 1 <= shards <= SHARDS_MAX:
         raise ConfigError(f"shards must be between 1 and {SHARDS_MAX}, not {shards}")
     stored = await read_layout(store, manifest_path)
@@ -113,7 +162,7 @@ async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | N
         except errors.OutcomeUnknown:
             stored = await read_layout(store, manifest_path)
             if stored is None:
-                raise  # it may yet come: a passing fault, and not for want of a number
+                raise  # a transient fault: the layout may exist
     if stored is None:
         raise ConfigError(f"{manifest_path} is not a sharded queue yet: say how many shards it shall have")
     if shards is not None and stored != shards:
@@ -140,7 +189,7 @@ class ShardedProducer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedProducer:
-        """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
+        """Open all shards. `shards` is required the first time; later it must agree or be None."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.append_deadline_s)
         async with _opening(store, config.manifest_key, owns_store=owns_store):
@@ -167,7 +216,7 @@ class ShardedProducer:
     async def produce(
         self, entries: Records, metadata: bytes = b"", *, key: bytes | None = None
     ) -> WriteHandle:
-        """As `Producer.produce`, on the shard of `key`, or on the next one in turn."""
+        """Produce on the shard of `key`, or on the next one in turn. See `Producer.produce`."""
         shard = next(self._turn) if key is None else shard_of(key, self.shards)
         return await self._producers[shard].produce(entries, metadata)
 
@@ -185,7 +234,7 @@ class ShardedProducer:
 
 
 class ShardedConsumer:
-    """One `Consumer` per shard in one object; `batch.shard` tells where a batch came from."""
+    """One `Consumer` per shard in one object; `batch.shard` is the shard of a batch."""
 
     def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
         self._consumers = consumers
@@ -204,7 +253,8 @@ class ShardedConsumer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedConsumer:
-        """Take all shards over. `last_acked` maps a shard to its stored sequence; others start in front."""
+        """Take over all shards. `last_acked` maps a shard to its stored sequence; others start at the
+        earliest entry."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.retry_deadline_s)
         positions = dict(last_acked or {})
@@ -229,7 +279,7 @@ class ShardedConsumer:
         return len(self._consumers)
 
     def __len__(self) -> int:
-        """Entries in all shards when last seen."""
+        """The number of entries in all shards when they were last read."""
         return sum(len(consumer) for consumer in self._consumers)
 
     async def __aenter__(self) -> ShardedConsumer:
@@ -244,7 +294,7 @@ class ShardedConsumer:
             await self.close()
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch of any shard, taking them in turn; None when all are empty."""
+        """Return the next batch of any shard, in turn; None if all are empty."""
         for _ in range(self.shards):
             shard = self._next
             self._next = (shard + 1) % self.shards
@@ -254,7 +304,7 @@ class ShardedConsumer:
         return None
 
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` descriptors of each shard. If one shard fails, those of the others come next time."""
+        """Return up to `limit` descriptors of each shard. If one shard fails, the others follow next time."""
         handed, self._unclaimed = self._unclaimed, []
         claimed = {descriptor.shard for descriptor in handed}
         try:
@@ -263,12 +313,12 @@ class ShardedConsumer:
                     found = await consumer.next_descriptors(limit)
                     handed += [replace(descriptor, shard=shard) for descriptor in found]
         except BaseException:
-            self._unclaimed += handed  # their positions have moved: nobody else would ever get them
+            self._unclaimed += handed  # their positions have moved, so they would not be delivered again
             raise
         return handed
 
     def consumer(self, shard: int) -> Consumer:
-        """The consumer of one shard."""
+        """Return the consumer of one shard."""
         return self._consumers[shard]
 
     async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
@@ -281,11 +331,11 @@ class ShardedConsumer:
         await self._consumers[batch.shard].ack(batch.sequence)
 
     async def ack_through(self, positions: Mapping[int, int]) -> None:
-        """Acknowledge each named shard through its sequence."""
+        """Acknowledge each given shard up to its sequence."""
         await _all_of([self._consumers[shard].ack_through(seq) for shard, seq in positions.items()])
 
     def positions(self) -> dict[int, int]:
-        """The last acknowledged sequence of every shard that has one: what to store beside the rows."""
+        """The last acknowledged sequence of every shard that has one: store it with the rows."""
         return {s: c.acked for s, c in enumerate(self._consumers) if c.acked is not None}
 
     async def flush(self) -> None:
@@ -306,7 +356,7 @@ class ShardedConsumer:
 
 
 async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
-    """Run all; raise the first error only when every one has ended."""
+    """Run all, and raise the first error when every one has ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -315,7 +365,7 @@ async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
 
 @asynccontextmanager
 async def _opening(store: ObjectStore, manifest_path: str, *, owns_store: bool) -> AsyncIterator[None]:
-    """Raise errors as the buffer's own, and close a store that was opened here."""
+    """Raise errors as those of the buffer, and close a store that was opened here."""
     try:
         yield
     except BaseException as error:

@@ -44,24 +44,24 @@ from penstock.buffer.manifest import Footer, NewEntry
 from penstock.objects import ObjectStore
 
 EPOCH_STRIDE = 1000
-"""How far a consumer moves its own epoch to seal a floor. A new consumer moves it by 1, so after an
-unknown outcome the value alone tells whether it was us."""
+"""The step by which a consumer changes its own epoch to seal a floor. A new consumer changes it by 1, so
+after an unknown outcome the value shows who wrote."""
 
 _MS_END = 2**48  # the milliseconds of a batch name have 48 bits
 
 DEQUEUED_LOG_ENTRIES = 4096
-"""How far back the dequeued log reaches: about 250 KiB, and hours of appends by one producer."""
+"""The number of entries in the dequeued log: about 250 KiB, and hours of appends by one producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Batches minted in or before `floor_ms` must not be appended any more; -1 is no floor."""
+    """The floor: batches minted in or before `floor_ms` must not be appended any more; -1 means no floor."""
 
     floor_ms: int
     sealed_ms: int
 
     def raised(self, floor_ms: int, sealed_ms: int) -> Floor:
-        """Never lower than before."""
+        """Raise the floor; it is never lowered."""
         return Floor(floor_ms=max(self.floor_ms, floor_ms), sealed_ms=max(self.sealed_ms, sealed_ms))
 
 
@@ -79,7 +79,8 @@ def write_floor(floor: Floor) -> bytes:
 
 
 def read_floor(raw: bytes) -> Floor:
-    """Raises `SerializationError`: with an unreadable floor nothing may be appended or collected."""
+    """Decode the floor. Raises `SerializationError`: without a readable floor nothing may be appended or
+    collected."""
     try:
         stored = msgspec.json.decode(raw, type=_StoredFloor)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -96,21 +97,22 @@ _EMPTY = Footer(entry_count=0, next_sequence=0, epoch=0).pack()
 
 @dataclass(frozen=True, slots=True)
 class DequeuedLog:
-    """The log as it is stored and what it says. `after` edits the bytes: no old entry is encoded again."""
+    """The dequeued log as it is stored, and its content. `after` edits the bytes: old entries are not encoded
+    again."""
 
     raw: bytes = _EMPTY
     known: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, raw: bytes) -> DequeuedLog:
-        """Raises `SerializationError`."""
+        """Decode the log. Raises `SerializationError`."""
         return cls(raw, dict(manifest.index(raw).locations()))
 
     def after(self, removed: Sequence[tuple[int, str]], *, epoch: int) -> DequeuedLog:
-        """The dequeued log after `removed` (ascending) left the queue.
+        """Return the dequeued log after `removed` (ascending) left the queue.
 
-        Numbers in the format rise by one, so what lies before a hole is forgotten, as is what lies before the
-        last `DEQUEUED_LOG_ENTRIES`.
+        Numbers in the format rise by one, so entries before a hole are forgotten, and entries before the last
+        `DEQUEUED_LOG_ENTRIES`.
         """
         following = manifest.read_footer(self.raw).next_sequence
         if not removed:
@@ -133,14 +135,14 @@ class DequeuedLog:
 
 
 def read_dequeued_log(raw: bytes) -> dict[int, str]:
-    """Sequence to location, of what the dequeued log remembers. Raises `SerializationError`."""
+    """Decode the dequeued log as sequence to location. Raises `SerializationError`."""
     return dict(manifest.index(raw).locations())
 
 
 def encode_dequeued_log(
     known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epoch: int
 ) -> tuple[bytes, dict[int, str]]:
-    """The log after `removed` (ascending) left the queue, and what it then knows. Encodes all of it."""
+    """Return the log after `removed` (ascending) left the queue, and its content. Encodes all of it."""
     log = _merged(known, removed, epoch=epoch)
     return log.raw, dict(log.known)
 
@@ -161,7 +163,7 @@ def _merged(known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One batch that was skipped, and where its remains are."""
+    """A batch that was skipped, and the location of its remains."""
 
     sequence: int
     location: str
@@ -198,7 +200,7 @@ async def store_dead_letter(
 
 
 async def dead_sequences(store: ObjectStore, manifest_path: str) -> set[int]:
-    """The numbers of the batches that were set aside. Raises as the store does.
+    """Return the numbers of the batches that were set aside. Raises the errors of the store.
 
     Folders below have letters of single records, whose numbers mean something else.
     """

@@ -1,4 +1,4 @@
-"""The buffer without an event loop: the same names, calls that wait. For scripts and Spark tasks.
+"""The buffer without an event loop: the same names, with calls that wait. For scripts and Spark tasks.
 
 with Producer(ProducerConfig(store="file:///var/penstock")) as producer:
     producer.produce([b"a", b"b"]).await_durable()
@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 
-from penstock.blocking import LoopThread, loop_thread
+from penstock.blocking import (
+    BlockingContext,
+    BlockingProxy,
+    LoopThread,
+    blocking,
+    loop_thread,
+)
 from penstock.buffer import consumer as _consumer
 from penstock.buffer import fetch as _fetch
 from penstock.buffer import gc as _gc
@@ -23,9 +28,7 @@ from penstock.buffer import producer as _producer
 from penstock.buffer import sharded as _sharded
 from penstock.buffer import upload as _upload
 from penstock.buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
-from penstock.buffer.gc import GcReport
-from penstock.buffer.producer import Records
+from penstock.buffer.fetch import ConsumedBatch
 from penstock.buffer.side_objects import DeadLetter
 from penstock.buffer.upload import WriteOutcome
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -45,26 +48,25 @@ __all__ = [
 ]
 
 
-class DurabilityWatcher:
-    """Blocking twin of `penstock.buffer.DurabilityWatcher`."""
+class DurabilityWatcher(BlockingProxy[_upload.DurabilityWatcher]):
+    """Blocking form of `penstock.buffer.DurabilityWatcher`."""
 
-    __slots__ = ("_inner", "_loop")
-
-    def __init__(self, inner: _upload.DurabilityWatcher, loop: LoopThread) -> None:
-        self._inner = inner
-        self._loop = loop
+    __slots__ = ()
 
     def result(self) -> WriteOutcome | None:
-        """None while pending, then how it ended."""
+        """Return how the write ended, or None while it is pending."""
         return self._inner.result()
 
     def await_durable(self, timeout_s: float | None = None) -> WriteOutcome:
-        """Wait. Raises the error of the write, or `TimeoutError`, which leaves the write going."""
+        """Wait until the write is durable. Raises its error.
+
+        When `timeout_s` expires, raises `TimeoutError` and leaves the write running.
+        """
         return self._loop.run(self._inner.await_durable(), timeout_s)
 
 
 class WriteHandle:
-    """Blocking twin of `penstock.buffer.WriteHandle`."""
+    """Blocking form of `penstock.buffer.WriteHandle`."""
 
     __slots__ = ("ingestion_time_ms", "watcher")
 
@@ -77,8 +79,8 @@ class WriteHandle:
         return self.watcher.await_durable(timeout_s)
 
 
-class Producer:
-    """Blocking twin of `penstock.buffer.Producer`; threads may share it."""
+class Producer(BlockingContext[_producer.Producer]):
+    """Blocking form of `penstock.buffer.Producer`; threads may share it."""
 
     def __init__(
         self,
@@ -88,54 +90,31 @@ class Producer:
         *,
         registry: Registry | None = None,
     ) -> None:
-        self._loop = loop_thread()
-
         async def make() -> _producer.Producer:
             return await _producer.Producer(config, clock, store, registry=registry).__aenter__()
 
-        self._inner = self._loop.run(make())
+        loop = loop_thread()
+        super().__init__(loop.run(make()), loop)
 
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def produce(self, entries: Records, metadata: bytes = b"") -> WriteHandle:
-        """Accept records; waits while the producer holds as much as it may."""
-        return WriteHandle(self._loop.run(self._inner.produce(entries, metadata)), self._loop)
-
-    def flush(self) -> None:
-        """Wait until everything produced before is durable."""
-        self._loop.run(self._inner.flush())
-
-    def close(self) -> None:
-        """Flush and stop."""
-        self._loop.run(self._inner.close())
+    produce = blocking(_producer.Producer.produce, WriteHandle)
+    flush = blocking(_producer.Producer.flush)
+    close = blocking(_producer.Producer.close)
 
     def conflict_rate(self) -> float:
-        """Percent of manifest writes that lost against another writer."""
+        """Return the percentage of manifest writes that lost against another writer."""
         return self._inner.conflict_rate()
 
 
-class FetchHandle:
-    """Blocking twin of `penstock.buffer.FetchHandle`; threads may share it."""
+class FetchHandle(BlockingProxy[_fetch.FetchHandle]):
+    """Blocking form of `penstock.buffer.FetchHandle`; threads may share it."""
 
-    __slots__ = ("_inner", "_loop")
+    __slots__ = ()
 
-    def __init__(self, inner: _fetch.FetchHandle, loop: LoopThread) -> None:
-        self._inner = inner
-        self._loop = loop
-
-    def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch. Raises `BatchMissing`, `SerializationError`, or `StorageError`."""
-        return self._loop.run(self._inner.fetch(descriptor))
+    fetch = blocking(_fetch.FetchHandle.fetch)
 
 
-class Consumer:
-    """Blocking twin of `penstock.buffer.Consumer`."""
+class Consumer(BlockingContext[_consumer.Consumer]):
+    """Blocking form of `penstock.buffer.Consumer`."""
 
     def __init__(
         self,
@@ -145,12 +124,11 @@ class Consumer:
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
     ) -> None:
-        self._loop = loop_thread()
-
         async def make() -> _consumer.Consumer:
             return _consumer.Consumer(config, store, clock=clock, registry=registry)
 
-        self._inner = self._loop.run(make())
+        loop = loop_thread()
+        super().__init__(loop.run(make()), loop)
 
     @classmethod
     def open(
@@ -162,7 +140,7 @@ class Consumer:
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
     ) -> Consumer:
-        """A consumer that is ready: `Consumer(config)` and `initialize(last_acked)`."""
+        """Make a consumer and `initialize(last_acked)` it."""
         consumer = cls(config, store, clock=clock, registry=registry)
         try:
             consumer.initialize(last_acked)
@@ -170,14 +148,6 @@ class Consumer:
             consumer._loop.run(consumer._inner.release())
             raise
         return consumer
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -190,66 +160,43 @@ class Consumer:
     def acked(self) -> int | None:
         return self._inner.acked
 
-    def initialize(self, last_acked: int | None = None) -> None:
-        """Take the queue over and position after `last_acked`."""
-        self._loop.run(self._inner.initialize(last_acked))
-
-    def next_batch(self) -> ConsumedBatch | None:
-        """The next batch, or None when there is none now."""
-        return self._loop.run(self._inner.next_batch())
-
-    def drain(self) -> Iterator[ConsumedBatch]:
-        """Batches until the queue is empty."""
-        while (batch := self.next_batch()) is not None:
-            yield batch
-
-    def batches(self, poll_interval: DurationLike = "100ms") -> Iterator[ConsumedBatch]:
-        """Batches without end: waits `poll_interval` whenever the queue is empty."""
-        poll_interval_s = parse_duration(poll_interval)
-        while True:
-            yield from self.drain()
-            time.sleep(poll_interval_s)
-
     @property
     def dead_letters(self) -> list[DeadLetter]:
         """The batches this consumer has set aside."""
         return self._inner.dead_letters
 
+    initialize = blocking(_consumer.Consumer.initialize)
+    next_batch = blocking(_consumer.Consumer.next_batch)
+    next_descriptors = blocking(_consumer.Consumer.next_descriptors)
+    fetch_descriptor = blocking(_consumer.Consumer.fetch_descriptor)
+    ack = blocking(_consumer.Consumer.ack)
+    ack_through = blocking(_consumer.Consumer.ack_through)
+    flush = blocking(_consumer.Consumer.flush)
+    close = blocking(_consumer.Consumer.close)
+
     def fetch_handle(self) -> FetchHandle:
-        """What fetches descriptors. Stateless: share it between threads."""
+        """Return a handle that fetches descriptors. It has no state: threads may share it."""
         return FetchHandle(self._inner.fetch_handle(), self._loop)
 
-    def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` batches, not fetched, in one read of the manifest."""
-        return self._loop.run(self._inner.next_descriptors(limit))
+    def drain(self) -> Iterator[ConsumedBatch]:
+        """Yield batches until the queue is empty."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
 
-    def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch of a descriptor. Any thread may call it."""
-        return self._loop.run(self._inner.fetch_descriptor(descriptor))
-
-    def ack(self, sequence: int) -> None:
-        """Acknowledge the oldest delivered batch that has no ack yet."""
-        self._loop.run(self._inner.ack(sequence))
-
-    def ack_through(self, sequence: int) -> None:
-        """Acknowledge everything up to `sequence` in one manifest write."""
-        self._loop.run(self._inner.ack_through(sequence))
-
-    def flush(self) -> None:
-        """Remove everything acknowledged from the queue now."""
-        self._loop.run(self._inner.flush())
-
-    def close(self) -> None:
-        """Flush, then stop."""
-        self._loop.run(self._inner.close())
+    def batches(self, poll_interval: DurationLike = "100ms") -> Iterator[ConsumedBatch]:
+        """Yield batches without end; waits `poll_interval` whenever the queue is empty."""
+        poll_interval_s = parse_duration(poll_interval)
+        while True:
+            yield from self.drain()
+            time.sleep(poll_interval_s)
 
 
-class ShardedProducer:
-    """Blocking twin of `penstock.buffer.ShardedProducer`; threads may share it."""
+class ShardedProducer(BlockingContext[_sharded.ShardedProducer]):
+    """Blocking form of `penstock.buffer.ShardedProducer`; threads may share it."""
 
-    def __init__(self, inner: _sharded.ShardedProducer, loop: LoopThread) -> None:
-        self._inner = inner
-        self._loop = loop
+    @property
+    def shards(self) -> int:
+        return self._inner.shards
 
     @classmethod
     def open(
@@ -259,37 +206,20 @@ class ShardedProducer:
         loop = loop_thread()
         return cls(loop.run(_sharded.ShardedProducer.open(config, shards, registry=registry)), loop)
 
-    def __enter__(self) -> ShardedProducer:
-        return self
+    produce = blocking(_sharded.ShardedProducer.produce, WriteHandle)
+    flush = blocking(_sharded.ShardedProducer.flush)
+    close = blocking(_sharded.ShardedProducer.close)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+
+class ShardedConsumer(BlockingContext[_sharded.ShardedConsumer]):
+    """Blocking form of `penstock.buffer.ShardedConsumer`."""
+
+    def __len__(self) -> int:
+        return len(self._inner)
 
     @property
     def shards(self) -> int:
         return self._inner.shards
-
-    def produce(self, entries: Records, metadata: bytes = b"", *, key: bytes | None = None) -> WriteHandle:
-        """Accept records on the shard of `key`, or on the next one in turn."""
-        return WriteHandle(self._loop.run(self._inner.produce(entries, metadata, key=key)), self._loop)
-
-    def flush(self) -> None:
-        """Wait until everything produced before is durable, in every shard."""
-        self._loop.run(self._inner.flush())
-
-    def close(self) -> None:
-        """Flush and stop every shard."""
-        self._loop.run(self._inner.close())
-
-
-class ShardedConsumer:
-    """Blocking twin of `penstock.buffer.ShardedConsumer`."""
-
-    def __init__(self, inner: _sharded.ShardedConsumer, loop: LoopThread) -> None:
-        self._inner = inner
-        self._loop = loop
 
     @classmethod
     def open(
@@ -299,76 +229,35 @@ class ShardedConsumer:
         *,
         registry: Registry | None = None,
     ) -> ShardedConsumer:
-        """Take all shards over. `last_acked` maps a shard to its stored sequence."""
+        """Take over all shards. `last_acked` maps a shard to its stored sequence."""
         loop = loop_thread()
         return cls(loop.run(_sharded.ShardedConsumer.open(config, last_acked, registry=registry)), loop)
 
-    def __enter__(self) -> ShardedConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    @property
-    def shards(self) -> int:
-        return self._inner.shards
-
-    def next_batch(self) -> ConsumedBatch | None:
-        """The next batch of any shard, taking them in turn; None when all are empty."""
-        return self._loop.run(self._inner.next_batch())
+    next_batch = blocking(_sharded.ShardedConsumer.next_batch)
+    next_descriptors = blocking(_sharded.ShardedConsumer.next_descriptors)
+    fetch_descriptor = blocking(_sharded.ShardedConsumer.fetch_descriptor)
+    ack = blocking(_sharded.ShardedConsumer.ack)
+    ack_through = blocking(_sharded.ShardedConsumer.ack_through)
+    flush = blocking(_sharded.ShardedConsumer.flush)
+    close = blocking(_sharded.ShardedConsumer.close)
 
     def drain(self) -> Iterator[ConsumedBatch]:
-        """Batches until every shard is empty."""
+        """Yield batches until every shard is empty."""
         while (batch := self.next_batch()) is not None:
             yield batch
 
-    def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` descriptors of each shard."""
-        return self._loop.run(self._inner.next_descriptors(limit))
-
-    def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """The batch of a descriptor. Any thread may call it."""
-        return self._loop.run(self._inner.fetch_descriptor(descriptor))
-
-    def ack(self, batch: ConsumedBatch) -> None:
-        """Acknowledge a batch in its shard."""
-        self._loop.run(self._inner.ack(batch))
-
-    def ack_through(self, positions: Mapping[int, int]) -> None:
-        """Acknowledge each named shard through its sequence."""
-        self._loop.run(self._inner.ack_through(positions))
-
     def positions(self) -> dict[int, int]:
-        """The last acknowledged sequence of every shard that has one."""
+        """Return the last acknowledged sequence of every shard that has one."""
         return self._inner.positions()
 
-    def flush(self) -> None:
-        """Remove everything acknowledged from the queues now."""
-        self._loop.run(self._inner.flush())
 
-    def close(self) -> None:
-        """Flush and stop every shard."""
-        self._loop.run(self._inner.close())
-
-
-class GarbageCollector:
-    """Blocking twin of `penstock.buffer.GarbageCollector`, to run beside a live consumer."""
+class GarbageCollector(BlockingProxy[_gc.GarbageCollector]):
+    """Blocking form of `penstock.buffer.GarbageCollector`, to run beside a live consumer."""
 
     def __init__(
         self, config: GarbageCollectorConfig, *, store: ObjectStore | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._loop = loop_thread()
-        self._inner = _gc.GarbageCollector(config, store=store, clock=clock)
+        super().__init__(_gc.GarbageCollector(config, store=store, clock=clock), loop_thread())
 
-    def collect(self, *, dry_run: bool = False) -> GcReport:
-        """One cycle. A dry run tells what is eligible and changes nothing."""
-        return self._loop.run(self._inner.collect(dry_run=dry_run))
-
-    def close(self) -> None:
-        """Release the store, if it was opened here."""
-        self._loop.run(self._inner.close())
+    collect = blocking(_gc.GarbageCollector.collect)
+    close = blocking(_gc.GarbageCollector.close)

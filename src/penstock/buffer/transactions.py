@@ -54,13 +54,14 @@ from penstock.retry import RetryPolicy, retry
 _log = logging.getLogger(__name__)
 
 APP_BYTES_MAX: Final = 200
-"""A tag stands in every entry of the manifest, which every append transfers whole."""
+"""Limit of the name, because each entry has a tag, and every append transfers all entries."""
 VERSION_MAX: Final = 2**63 - 1
 NO_VERSION: Final = -1
-"""In place of a version: the application has committed none yet."""
+"""The version of an application that has committed none."""
 
 TRANSACTION_LOG_APPS: Final = 10_000
-"""How many applications are remembered: at most 2.5 MB, and more than ever write to one queue at a time."""
+"""The number of applications that are remembered: at most 2.5 MB, and more than write to one queue at a time.
+"""
 
 MAGIC: Final = b"PTX1"
 _LENGTH = struct.Struct("<H")
@@ -71,7 +72,7 @@ _APP_START = _BODY_START + _VERSION.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Who appends, and which of its steps this is. Versions of an application only rise.
+    """An application, and the number of one of its steps. Versions of an application only rise.
 
     Raises `InvalidInputError` unless `app` has 1 to 200 bytes of UTF-8 and `version` is 0 to 2**63 - 1.
     """
@@ -97,7 +98,7 @@ class Transaction:
 
 
 def encode_tag(transaction: Transaction) -> bytes:
-    """The tag, to be the tail of an entry."""
+    """Encode the tag, which becomes the tail of an entry."""
     return _head(transaction.app) + _VERSION.pack(transaction.version) + transaction.app.encode()
 
 
@@ -106,7 +107,7 @@ def _head(app: str) -> bytes:
 
 
 def find_tag(tail: bytes) -> Transaction | None:
-    """The tag in a tail, in which other things may stand before and after it; None if there is none."""
+    """Decode the tag in a tail, which may have other bytes before and after it; None if there is none."""
     place = tail.find(MAGIC)
     while place >= 0:
         tag = _read_tag(tail, place)
@@ -131,7 +132,7 @@ def _read_tag(tail: bytes, start: int) -> Transaction | None:
 
 
 def newest_version(raw: bytes, app: str) -> int | None:
-    """The version in the newest tag of `app` among the entries of the manifest `raw`; None without one."""
+    """Return the version in the newest tag of `app` in the manifest `raw`; None if there is none."""
     for _, tail in manifest.tails(raw, _head(app)):
         tag = find_tag(tail)
         if tag is not None and tag.app == app:
@@ -140,7 +141,7 @@ def newest_version(raw: bytes, app: str) -> int | None:
 
 
 def tags(raw: bytes, through: int) -> dict[str, int]:
-    """The highest version of every application among the entries up to `through`, oldest first."""
+    """Return the highest version of every application among the entries up to `through`, oldest first."""
     found: dict[str, int] = {}
     for _, tail in manifest.tails(raw, MAGIC, through):
         tag = find_tag(tail)
@@ -159,7 +160,7 @@ def write_transaction_log(versions: Mapping[str, int]) -> bytes:
 
 
 def read_transaction_log(raw: bytes) -> dict[str, int]:
-    """Application to version, newest entered last. Raises `SerializationError`.
+    """Decode the log as application to version, newest last. Raises `SerializationError`.
 
     With an unreadable log nothing may be appended under a transaction, and nothing dequeued that has a tag:
     starting a new one in its place would forget what must not be appended again.
@@ -181,7 +182,7 @@ def read_transaction_log(raw: bytes) -> dict[str, int]:
 
 
 def merge_versions(known: Mapping[str, int], versions: Mapping[str, int]) -> dict[str, int] | None:
-    """`known` with `versions` entered, or None if it says as much already. No version is ever lowered."""
+    """Add `versions` to `known`, or return None if it has them already. No version is ever lowered."""
     risen = {app: version for app, version in versions.items() if version > known.get(app, -1)}
     if not risen:
         return None
@@ -190,11 +191,11 @@ def merge_versions(known: Mapping[str, int], versions: Mapping[str, int]) -> dic
 
 
 class TransactionLog:
-    """The last version that each application has committed, once its entries may have left the queue.
+    """The transaction log: the last version of each application, after its entries may have left the queue.
 
-    A side object beside the manifest (`.txn`), replaced conditionally: by the consumer before it dequeues
-    tagged entries, and by a writer after it has appended some. What it says stays true, as versions only
-    rise. When there are too many applications it forgets the one that was entered longest ago.
+    A side object of the manifest (`.txn`), replaced conditionally: by the consumer before it dequeues tagged
+    entries, and by a writer after it has appended some. Its content stays true, because versions only rise.
+    If there are too many applications, the one with the oldest change is forgotten.
     """
 
     __slots__ = ("_file", "path")
@@ -204,12 +205,13 @@ class TransactionLog:
         self.path = file.transactions_path
 
     async def read(self) -> dict[str, int]:
-        """Application to version, empty while there is no log. Raises `SerializationError` with advice."""
+        """Read the log as application to version, empty while there is none. Raises `SerializationError` with
+        advice."""
         versions, _ = await self._read()
         return versions
 
     async def _read(self) -> tuple[dict[str, int], Version | None]:
-        """A log that does not decode is read once more: it may have been cut short on the way."""
+        """Read the log; one that does not decode is read once more, because it may have been truncated."""
         raw, version = await self._file.read_side(self.path)
         try:
             return ({} if raw is None else read_transaction_log(raw)), version
@@ -224,7 +226,8 @@ class TransactionLog:
             ) from error
 
     async def enter(self, versions: Mapping[str, int]) -> None:
-        """Enter `versions`, in one conditional write, or none if they are there. Raises as the store does.
+        """Add `versions` in one conditional write, or none if they are present. Raises the errors of the
+        store.
 
         Doing it again is harmless, whatever the outcome was.
         """
@@ -234,14 +237,14 @@ class TransactionLog:
             await self._file.write_side(self.path, write_transaction_log(merged), version)
 
     async def last_version(self, snapshot: Snapshot, app: str) -> int | None:
-        """Steps 1 to 3 of this module: the manifest was read, and now the log is."""
+        """Do steps 1 to 3 of this module: the manifest was read; read the log now."""
         queued = newest_version(snapshot.raw, app)
         known = await self.read()
         return max((version for version in (queued, known.get(app)) if version is not None), default=None)
 
 
 class TransactionGuard:
-    """What keeps a transaction from being committed twice. Without one it lets everything pass."""
+    """The check that a transaction is not committed twice. Without a transaction it allows everything."""
 
     def __init__(self, file: ManifestFile, transaction: Transaction | None, follows: int | None) -> None:
         self._path = file.path
@@ -256,9 +259,9 @@ class TransactionGuard:
         last = await self._transactions.last_version(snapshot, app)
         if last is not None and last > version:
             raise StaleTransaction(
-                f"{app!r} has committed version {last} to {self._path} and now asks for {version}: its "
-                "checkpoint was set back, copied, or is in use twice. Go on with the checkpoint that wrote "
-                f"version {last}, or start anew with an empty one"
+                f"{app!r} has committed version {last} to {self._path} and now appends {version}: its "
+                "checkpoint was set back, copied, or is used twice. Continue with the checkpoint that wrote "
+                f"version {last}, or start again with an empty one"
             )
         if last != version and self._follows is not None:
             self._check_order(NO_VERSION if last is None else last)
@@ -269,13 +272,13 @@ class TransactionGuard:
             assert self._transaction is not None
             app = self._transaction.app
             raise StaleTransaction(
-                f"{app!r} stands at version {_worded(last)} in {self._path}, and this step goes on from "
+                f"{app!r} stands at version {_worded(last)} in {self._path}, and this step continues from "
                 f"{_worded(self._follows)}: another process works under the same name. Stop one of the two, "
-                "or look up the version and go on from there"
+                "or look up the version and continue from there"
             )
 
     async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:
-        """Step 5. The append is done and true without it, so failing is worth a warning only."""
+        """Do step 5. The append is complete without it, so a failure is only logged as a warning."""
         if self._transaction is None:
             return
         versions = {self._transaction.app: self._transaction.version}

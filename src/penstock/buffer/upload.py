@@ -1,8 +1,8 @@
-"""A batch on its way from memory into the store: who waits for it, which calls it holds, its upload.
+"""The upload of a batch: its calls and their watchers, and storing its records.
 
 `store_batch` stores records as a batch that is not in the queue yet: a task uploads it, and its driver
-appends it with `append_batches`. The two run on different machines, so the value that passes between them is
-small and can be pickled; the records are in the store.
+appends it with `append_batches`. The two run on different machines, so the value that is passed between them
+is small and can be pickled; the records are in the store.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy, retry
 
 BATCH_WEIGHT_MAX = BATCH_BYTES_MAX - 64
-"""The most a batch may weigh and still decode under the default cap of a consumer."""
+"""The largest size of a batch that a consumer decodes with its default limit."""
 
 FRAMING_BYTES = 8
-"""What a record costs besides its bytes, at most: its header and its place in the length table."""
+"""The most bytes of a record besides its data: its header and its entry in the length table."""
 
 STALE_AFTER_S = 300.0
-"""Half of the usual grace period: collectors that know no floor go by age alone, so a batch that
+"""Half of the usual grace period. Collectors that do not know the floor use the age alone, so a batch that
 waited this long is stored again before it is referenced."""
 
 INLINE_BYTES = 256 * 1024
-"""Below this, encoding costs less than a hop to a thread."""
+"""Below this size, encoding costs less than passing it to a thread."""
 
 StoredRecords: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray | RecordChunk | Sequence[RecordChunk]
 """Records as a list, as Arrow, or in the encoder's own chunks."""
@@ -46,7 +46,7 @@ StoredRecords: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray | Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOutcome:
-    """How a `produce` call ended. On success it says where the first record is."""
+    """The result of a `produce` call: on success, the position of its first record."""
 
     error: BufferError | None = None
     sequence: int | None = None
@@ -59,9 +59,9 @@ class WriteOutcome:
 
 
 class DurabilityWatcher:
-    """Settled once by the producer; watched by anybody, any number of times.
+    """The handle of a `produce` call: settled once by the producer, and awaited any number of times.
 
-    Cancelling one waiter touches neither the write nor the other waiters.
+    Cancelling a waiter affects neither the write nor other waiters.
     """
 
     __slots__ = ("_outcome", "_waiters")
@@ -71,7 +71,7 @@ class DurabilityWatcher:
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def result(self) -> WriteOutcome | None:
-        """None while pending, then how it ended."""
+        """None while pending, then the result."""
         return self._outcome
 
     async def await_durable(self) -> WriteOutcome:
@@ -93,7 +93,7 @@ class DurabilityWatcher:
         return outcome
 
     def settle(self, outcome: WriteOutcome) -> None:
-        """Decide. Called once, by the producer that made the watcher."""
+        """Settle the watcher. Called once, by the producer that created it."""
         self._outcome = outcome
         for waiter in self._waiters or ():
             if not waiter.done():
@@ -110,7 +110,7 @@ class WriteHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceCall:
-    """One `produce` call, without its records: those are held apart, to be given on to the encoder."""
+    """One `produce` call without its records, which are kept separately for the encoder."""
 
     count: int
     record_bytes: int
@@ -121,12 +121,12 @@ class ProduceCall:
 
     @property
     def size(self) -> int:
-        """What counts against the flush size: record and metadata bytes, without framing."""
+        """The size that counts against the flush size: record and metadata bytes, without framing."""
         return self.record_bytes + len(self.metadata)
 
     @property
     def weight(self) -> int:
-        """What it costs in memory and in the block: framing included."""
+        """The size in memory and in the block, including framing."""
         return self.size + FRAMING_BYTES * self.count
 
 
@@ -152,7 +152,7 @@ class OpenBatch:
     weight: int = 0
 
     def add(self, call: ProduceCall, records: Sequence[bytes] | RecordChunk) -> None:
-        """Take a call with its records: a chunk, or a few that will share one with their neighbours."""
+        """Add a call with its records: a chunk, or a few records that share one with their neighbours."""
         if not (self.merge and self._repeats(call)):
             self.metadata.append(
                 Metadata(
@@ -168,11 +168,11 @@ class OpenBatch:
         self.weight += call.weight
 
     def fits(self, call: ProduceCall) -> bool:
-        """Whether the batch still decodes with this call in it."""
+        """Return whether the batch can still be decoded with this call in it."""
         return self.weight + call.weight <= BATCH_WEIGHT_MAX
 
     def is_due(self, now: float, flush_interval_s: float) -> bool:
-        """Whether the batch has been open for the flush interval."""
+        """Return whether the batch has been open for the flush interval."""
         return bool(self.calls) and now - self.opened_at >= flush_interval_s
 
     def _repeats(self, call: ProduceCall) -> bool:
@@ -182,7 +182,7 @@ class OpenBatch:
         )
 
     def take_chunks(self) -> list[RecordChunk]:
-        """The records as chunks, small neighbours joined. The batch itself holds them no longer."""
+        """Take the records as chunks, small neighbours joined. The batch does not hold them afterwards."""
         chunks: list[RecordChunk] = []
         loose: list[bytes] = []
         for records in self.records:
@@ -250,10 +250,11 @@ class BatchUpload:
         return 0 if self._encoded is None else self._encoded.size
 
     async def run(self, floor_ms: int) -> None:
-        """Encode and store. Leaves an `error` instead of raising it, as nobody but the committer asks.
+        """Encode and store the batch. Keeps an `error` instead of raising it, because only the committer
+        reads it.
 
-        There is an error until the batch is known to be stored: whatever ends this early, the batch is
-        never taken for one that can be referenced.
+        There is an error until the batch is known to be stored. So a batch whose upload ended early is never
+        taken for one that can be referenced.
         """
         try:
             self._encoded = await self._encode()
@@ -279,7 +280,7 @@ class BatchUpload:
         parts = self._encoded.parts
         started = self._clock.monotonic()
         await retry(lambda: self._store.put(location, parts), self._policy, clock=self._clock, rng=self._rng)
-        # Only now: a name that was not stored must never look like one that can be referenced.
+        # Set last: the name of an object that was not stored must never be referenced.
         self.minted_ms, self.location, self._stored_at = minted_ms, location, started
 
     def entry(self) -> NewEntry:
@@ -294,15 +295,16 @@ class BatchUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """A batch object that is stored and not in the queue yet, and what the manifest will say of it."""
+    """A stored batch object that is not in the queue yet, and its metadata for the manifest."""
 
     location: str
     minted_ms: int
-    """The millisecond in the name: at or below the garbage floor, the object must be copied first."""
+    """The millisecond in the name: if it is at or below the garbage floor, the object must be copied first.
+    """
     record_count: int
     record_bytes: int
     size: int
-    """Bytes of the object."""
+    """The size of the object in bytes."""
     metadata: tuple[Metadata, ...]
 
 

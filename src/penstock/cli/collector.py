@@ -1,13 +1,11 @@
-"""`penstock collector …`: run the OTLP collector, and look at what destinations refused."""
+"""`penstock collector …`: run the OTLP collector, and list or replay its dead letters."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.child_process import ChildProcess
+from penstock.cli.base import EVENTS_HELP, Output, command
 from penstock.cli.failure import ExitCode, needs
 from penstock.cli.output import print_json, print_table, time_text
 from penstock.units import format_size
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _SECOND_SIGNAL_S: Final = 1.0
 _OWN_THREADS: Final = 8
+_LOOK_S: Final = 0.2
+_RESTART_S: Final = 1.0
+_GRACE_S: Final = 30.0
+"""Time for closing the stores, in addition to the time for deliveries."""
 
 
 def _variables(ctx: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -41,79 +45,78 @@ def _variables(ctx: click.Context, option: click.Parameter, given: tuple[str, ..
     return variables
 
 
-@click.command()
+@command(json_help=EVENTS_HELP)
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--check", is_flag=True, help="Read the file, say what is wrong with it, and run nothing.")
+@click.option("--check", is_flag=True, help="Only check the file and report errors; run nothing.")
 @click.option(
     "--set", "variables", multiple=True, callback=_variables, metavar="NAME=VALUE",
-    help="What {{NAME}} in the file stands for; comes before the environment.",
+    help="The value of {{NAME}} in the file; overrides the environment.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Tell what happens as JSON, a line for each event.")
 @click.option(
     "--log", "level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
-    show_default=True, help="How much is told on standard error.",
+    show_default=True, help="The level of the log on standard error.",
 )  # fmt: skip
-@click.option("--core", "core_id", type=int, hidden=True, help="Run this core alone, in this process.")
+@click.option("--core", "core_id", type=int, hidden=True, help="Run only this core, in this process.")
 def run(
-    file: str, check: bool, variables: Mapping[str, str], as_json: bool, level: str, core_id: int | None
+    file: str, check: bool, variables: Mapping[str, str], out: Output, level: str, core_id: int | None
 ) -> int:
     """Run the collector of FILE until SIGTERM or Ctrl-C.
 
-    A stop takes no more requests, makes everything durable, delivers what can be delivered within
-    drain_timeout, and ends with exit code 0. What is left is delivered after the next start. A second signal
-    ends the deliveries at once.
+    A stop refuses new requests, makes everything durable, delivers as much as possible within drain_timeout
+    and ends with exit code 0. The rest is delivered after the next start. A second signal ends the
+    deliveries immediately.
     """
     with needs("the collector", extras="collector"):
         from penstock.collector import load_plan
     plan = load_plan(file, {**os.environ, **variables})
     if check:
-        return _print_check(plan, as_json)
+        return _print_check(plan, out)
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     if core_id is None and plan.cores > 1:
-        again = ["collector", "run", file, "--log", level, *(["--json"] if as_json else [])]
+        again = ["collector", "run", file, "--log", level, *(["--json"] if out.is_json else [])]
         for name, value in variables.items():
             again += ["--set", f"{name}={value}"]
         return run_cores(plan, again)
-    return _run(plan, core_id or 0, as_json)
+    return _run(plan, core_id or 0, out)
 
 
-def _print_check(plan: Plan, as_json: bool) -> int:
+def _print_check(plan: Plan, out: Output) -> int:
     nodes = [
         {"name": node.name, "plugin": str(node.plugin), "destinations": list(node.destinations)}
         for node in plan.graph.nodes.values()
     ]
     left_out = [node.name for node in plan.graph.left_out]
-    if as_json:
+    if out.is_json:
         print_json({"ok": True, "nodes": nodes, "left_out": left_out, "warnings": plan.warnings()})
         return ExitCode.OK
     for node in plan.graph.nodes.values():
         goes = f" -> {', '.join(node.destinations)}" if node.destinations else ""
         click.echo(f"{node.name}: {node.plugin}{goes}")
-    for sentence in plan.warnings():
-        click.echo(f"warning: {sentence}", err=True)
-    click.echo("the file can run")
+    for warning in plan.warnings():
+        click.echo(f"warning: {warning}", err=True)
+    click.echo("the file is valid")
     return ExitCode.OK
 
 
-def _run(plan: Plan, core_id: int, as_json: bool) -> int:
+def _run(plan: Plan, core_id: int, out: Output) -> int:
     from penstock.collector import Collector
     from penstock.http import run as run_with_signals
 
     async def main(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().set_default_executor(_threads(plan))
         if core_id == 0:
-            for sentence in plan.warnings():
-                _LOG.warning("%s", sentence)
+            for warning in plan.warnings():
+                _LOG.warning("%s", warning)
         async with Collector(plan, core_id=core_id) as collector:
-            _print_ready(collector, core_id, as_json)
+            _print_ready(collector, core_id, out)
             await stop.wait()
-            _LOG.info("stopping: no more requests are taken, what is kept is delivered as far as possible")
+            _LOG.info("stopping: new requests are refused, stored data is delivered as far as possible")
             hurrying = asyncio.create_task(_hurry(collector, stop))
             await collector.stop()
             hurrying.cancel()
-        _print_event(as_json, {"event": "stopped", "core": core_id}, "stopped")
+        _print_event(out, "stopped", core=core_id)
 
     _reuse_memory()
     run_with_signals(main)
@@ -121,7 +124,7 @@ def _run(plan: Plan, core_id: int, as_json: bool) -> int:
 
 
 def _threads(plan: Plan) -> ThreadPoolExecutor:
-    """One for all that each destination has under way: a disk that hangs must not hold up the others."""
+    """Create one thread for each concurrent delivery: a disk that hangs must not delay the others."""
     from penstock.collector import concurrency_of
 
     most = sum(concurrency_of(settings) for settings in plan.settings.values())
@@ -129,171 +132,143 @@ def _threads(plan: Plan) -> ThreadPoolExecutor:
 
 
 async def _hurry(collector: Collector, stop: asyncio.Event) -> None:
-    """A second signal ends the deliveries; one that comes along with the first counts as the same."""
+    """End the deliveries at a second signal. One that arrives with the first counts as the same."""
     await asyncio.sleep(_SECOND_SIGNAL_S)
     stop.clear()
     await stop.wait()
-    _LOG.info("stopping at once: what is not delivered is kept")
+    _LOG.info("stopping immediately: undelivered data is kept")
     collector.hurry()
 
 
 def _reuse_memory() -> None:
-    """Take Arrow's memory from the C library, which keeps large buffers for the next request."""
+    """Let Arrow allocate from the C library, which reuses large buffers for the next request."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _print_ready(collector: Collector, core_id: int, as_json: bool) -> None:
+def _print_ready(collector: Collector, core_id: int, out: Output) -> None:
     for name, addresses in collector.addresses.items():
         for address in addresses:
             _LOG.info("%s listens on %s", name, address)
     where = {name: [str(address) for address in found] for name, found in collector.addresses.items()}
-    _print_event(
-        as_json, {"event": "ready", "core": core_id, "pid": os.getpid(), "addresses": where}, "ready"
-    )
+    _print_event(out, "ready", core=core_id, pid=os.getpid(), addresses=where)
 
 
-def _print_event(as_json: bool, event: Mapping[str, object], words: str) -> None:
-    if as_json:
-        click.echo(json.dumps(event))
+def _print_event(out: Output, event: str, **fields: object) -> None:
+    if out.is_json:
+        out.event(event, **fields)
         sys.stdout.flush()
     else:
-        _LOG.info("%s", words)
+        _LOG.info("%s", event)
 
 
-_LOG = logging.getLogger(__name__)
-_LOOK_S: Final = 0.2
-_RESTART_S: Final = 1.0
-_GRACE_S: Final = 30.0
-"""Beyond the time that deliveries get, for closing the stores."""
-
-
-class _CoreProcess:
-    """One process; started again when it ends by itself."""
+class CoreProcess:
+    """The process of one core, restarted when it ends unexpectedly."""
 
     def __init__(self, core_id: int, command: Sequence[str]) -> None:
         self._core_id = core_id
         self._command = [*command, "--core", str(core_id)]
-        self._started_s = 0.0
-        self._process = self._start()
-        self.is_up = True
+        self.child = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._started_s = time.monotonic()
-        return subprocess.Popen(self._command)
+    def _start(self) -> ChildProcess:
+        self.started_s = time.monotonic()
+        # In the group of this process, so that killing that group ends the cores as well.
+        return ChildProcess.start(self._command, stdin=None, own_session=False)
 
-    def look(self) -> int | None:
-        """Start it again if it died after it had been up for a while; else the code it ended with.
+    def check(self) -> int | None:
+        """Restart the process if it has ended; return its exit code if it ended while it was starting.
 
-        One that was killed is started again in any case: that says nothing about its settings.
+        A process that was killed is restarted in any case: that says nothing about its settings.
         """
-        code = self._process.poll()
-        if code is None:
+        ended = self.child.poll()
+        if ended is None:
             return None
-        is_new = time.monotonic() - self._started_s < _RESTART_S
-        if is_new and code < 0:
-            return None  # it is started again as soon as it is not new any more
-        if is_new:
-            self.is_up = False
-            return code
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-        _LOG.error("core %d %s and is started again", self._core_id, how)
-        self._process = self._start()
+        if time.monotonic() - self.started_s < _RESTART_S:
+            return ended.code  # None if it was killed: it is restarted later
+        _LOG.error("core %d %s and is restarted", self._core_id, ended.reason)
+        self.child = self._start()
         return None
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-
-    def wait(self, timeout_s: float) -> int:
-        try:
-            return self._process.wait(max(0.0, timeout_s))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
 
 
 def run_cores(plan: Plan, arguments: Sequence[str]) -> int:
-    """Run every core until SIGTERM or Ctrl-C. One that dies is started again; one that cannot start ends all.
+    """Run every core until SIGTERM or Ctrl-C; return 0 if all of them stopped in order.
 
-    A core that is killed while it starts counts as one that dies.
-
-    The code is 0 when all of them stopped in order.
+    A core that ends is restarted. If one ends with an error while it starts, all of them are stopped.
     """
+    cores: list[CoreProcess] = []
     stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
         if stopping:
             for core in cores:
-                core.stop()
+                core.child.terminate()
         stopping = True
 
-    cores: list[_CoreProcess] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     command = [sys.executable, "-m", "penstock.cli", *arguments]
-    cores += [_CoreProcess(core_id, command) for core_id in range(plan.cores)]
+    cores += [CoreProcess(core_id, command) for core_id in range(plan.cores)]
     failed = 0
     while not stopping and not failed:
         time.sleep(_LOOK_S)
-        failed = next((code for core in cores if (code := core.look())), 0)
+        failed = next((code for core in cores if (code := core.check())), 0)
     for core in cores:
-        core.stop()
+        core.child.terminate()
     deadline_s = time.monotonic() + plan.drain_timeout_s + _GRACE_S
-    codes = [core.wait(deadline_s - time.monotonic()) for core in cores]
-    return failed or (ExitCode.OK if not any(codes) else ExitCode.PROBLEM)
+    endings = [core.child.finish(deadline_s - time.monotonic()) for core in cores]
+    return failed or (ExitCode.OK if all(end.code == 0 for end in endings) else ExitCode.PROBLEM)
 
 
-@click.command("dead-letters")
+@command("dead-letters")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False), default="./dead_letters")
-@click.option("--exporter", help="Only those of this exporter.")
+@click.option("--exporter", help="Only letters of this exporter.")
 @click.option(
     "--replay", "endpoint", metavar="URL",
-    help="Send them again to this OTLP/HTTP endpoint, and remove those that it takes.",
+    help="Send the letters to this OTLP/HTTP endpoint, and delete those that it accepts.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def dead_letters(directory: str, exporter: str | None, endpoint: str | None, as_json: bool) -> int:
-    """List the refused bundles in DIRECTORY (the `dead_letters` of the file).
+def dead_letters(directory: str, exporter: str | None, endpoint: str | None, out: Output) -> int:
+    """List the dead letters in DIRECTORY (`dead_letters` in the file): requests that exporters rejected.
 
-    Each .pb file is a whole OTLP request, and the .json beside it says why it was refused. --replay sends
-    each once, for example to a collector's own HTTP port; what is not taken stays.
+    Each .pb file is a complete OTLP request; the .json file next to it has the reason. --replay sends each
+    letter once, for example to the collector's own HTTP port; letters that are not accepted stay.
     """
     from penstock.collector import DeadLetters
 
     store = DeadLetters(directory)
     letters = [letter for letter in store.letters() if exporter is None or letter.exporter == exporter]
     if endpoint is not None:
-        return _replay(store, letters, endpoint, as_json)
-    if as_json:
-        print_json([asdict(letter) for letter in letters])
-    elif not letters:
-        click.echo("nothing was refused")
-    else:
-        rows = [
-            (letter.exporter, letter.signal, time_text(letter.at_ms), format_size(letter.size),
-             letter.damage or letter.reason, letter.path)
-            for letter in letters
-        ]  # fmt: skip
-        print_table(("exporter", "signal", "refused", "size", "reason", "file"), rows, right=(3,))
+        return _replay(store, letters, endpoint, out)
+    out.show([asdict(letter) for letter in letters], lambda: _print_letters(letters))
     return ExitCode.PROBLEM if letters else ExitCode.OK
 
 
-def _replay(store: DeadLetters, letters: Sequence[DeadLetter], endpoint: str, as_json: bool) -> int:
+def _print_letters(letters: Sequence[DeadLetter]) -> None:
+    rows = [
+        (letter.exporter, letter.signal, time_text(letter.at_ms), format_size(letter.size),
+         letter.damage or letter.reason, letter.path)
+        for letter in letters
+    ]  # fmt: skip
+    if rows:
+        print_table(("exporter", "signal", "refused", "size", "reason", "file"), rows, right=(3,))
+    else:
+        click.echo("no dead letters")
+
+
+def _replay(store: DeadLetters, letters: Sequence[DeadLetter], endpoint: str, out: Output) -> int:
     from penstock.collector import OtlpExporterSettings, make_otlp_exporter, replay
 
     exporter = make_otlp_exporter(OtlpExporterSettings(http_endpoint=endpoint))
     done = asyncio.run(replay(letters, store, exporter))
-    taken = sum(one.is_taken for one in done)
-    if as_json:
-        told = [
-            {"path": one.letter.path, "taken": one.is_taken, "reason": one.outcome.reason} for one in done
-        ]
-        print_json({"letters": len(letters), "taken": taken, "sent": told})
-    else:
+    accepted = sum(one.is_taken for one in done)
+    sent = [{"path": one.letter.path, "taken": one.is_taken, "reason": one.outcome.reason} for one in done]
+    if not out.is_json:
         for one in done:
             if not one.is_taken:
                 click.echo(f"{one.letter.path}: {one.outcome.reason}", err=True)
-        click.echo(f"{taken} of {len(letters)} were taken")
-    return ExitCode.OK if taken == len(letters) else ExitCode.PROBLEM
+    out.show(
+        {"letters": len(letters), "taken": accepted, "sent": sent},
+        f"{accepted} of {len(letters)} were accepted",
+    )
+    return ExitCode.OK if accepted == len(letters) else ExitCode.PROBLEM

@@ -1,4 +1,4 @@
-"""`penstock timeseries serve` and `penstock vector serve`: the databases in the foreground."""
+"""`penstock timeseries serve` and `penstock vector serve`: run a database in the foreground."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import click
-import msgspec
 
 from penstock.buffer import ConsumerConfig
-from penstock.cli.failure import ExitCode, needs
-from penstock.cli.options import Decorator, injected
+from penstock.cli.base import (
+    EVENTS_HELP,
+    Command,
+    Decorator,
+    Output,
+    command,
+    given_values,
+    injected,
+)
+from penstock.cli.failure import needs
 from penstock.cli.output import Progress
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError, PenstockError
@@ -31,49 +38,104 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 D = TypeVar("D")
+S = TypeVar("S")
 D_co = TypeVar("D_co", covariant=True)
+_TIMESERIES_ENVIRONMENT = """\b
+Environment:
+  TIMESERIES_API_KEYS   key[:scopes],… with the scopes read, write and admin
+
+SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
+not accept the writes in time. If a newer process takes over, it ends with exit code 4.
+"""
+_VECTOR_ENVIRONMENT = """\b
+Environment:
+  VECTOR_API_KEYS   key[:scopes],… with the scopes read, write, delete and admin
+
+SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
+not accept the writes in time. If a newer process takes over, it ends with exit code 4.
+"""
 
 
 def address(store: str) -> str:
-    """Return a directory as a URL, and a URL as it is."""
+    """Return the address of a store: a URL as it is, a directory as a file URL."""
     return store if "://" in store else f"file://{os.path.abspath(store)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Where a server listens, and whom it lets in."""
+class Serving:
+    """The options of a database's server: where it listens, who may connect, when a write is acknowledged."""
 
     host: str
     port: int
     port_file: str | None
     allow_no_keys: bool
     allow_host: tuple[str, ...]
+    acknowledge: str
+    acknowledge_timeout: str
+
+    def settings(self, kind: Callable[..., S], keys_variable: str, **more: object) -> S:
+        """Build the settings of a server, with the keys in the environment. Raises `ConfigError`."""
+        from penstock.http import Keyring
+
+        return kind(
+            host=self.host,
+            port=self.port,
+            port_file=self.port_file,
+            keys=Keyring.parse(os.environ.get(keys_variable, ""), keys_variable),
+            allow_no_keys=self.allow_no_keys,
+            allowed_hosts=self.allow_host,
+            **{"acknowledge": self.acknowledge, "acknowledge_timeout": self.acknowledge_timeout, **more},
+        )
 
 
-def listening_options(port: int) -> Decorator:
-    """Hand the command of a server `listening`, and `as_json`; `port` is the one it takes unless told."""
+def serve_command(
+    *, port: int, levels: Sequence[str], records: str, epilog: str
+) -> Callable[[Command], click.Command]:
+    """Make a function the command of a database's server; it receives `serving`, `feeding` and `out`.
+
+    `levels` are the choices of --acknowledge, `records` is what the database reads from a queue.
+    """
+
+    def decorate(function: Command) -> click.Command:
+        function = _feeding_options(records)(_serving_options(port, levels)(function))
+        return command("serve", json_help=EVENTS_HELP, epilog=epilog)(function)
+
+    return decorate
+
+
+def _serving_options(port: int, levels: Sequence[str]) -> Decorator:
     return injected(
-        "listening",
-        Listening,
-        click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen."),
-        click.option("--port", type=int, default=port, show_default=True, help="0 takes a free one."),
-        click.option("--port-file", metavar="PATH", help="Where to write host:port once it listens."),
-        click.option("--allow-no-keys", is_flag=True, help="Let other machines in without a key."),
+        "serving",
+        Serving,
+        click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on."),
+        click.option("--port", type=int, default=port, show_default=True, help="0 takes a free port."),
+        click.option("--port-file", metavar="PATH", help="The file to write host:port to once it listens."),
+        click.option("--allow-no-keys", is_flag=True, help="Let other machines connect without a key."),
         click.option(
             "--allow-host",
             multiple=True,
             metavar="NAME",
-            help="Without keys: a further name of this server, and of pages that may use it; * for any.",
+            help="Without keys: another host name of this server or of pages that may use it; * for any.",
         ),
         click.option(
-            "--json", "as_json", is_flag=True, help="Tell what happens as lines of JSON on standard output."
+            "--acknowledge",
+            type=click.Choice(list(levels)),
+            default="durable",
+            show_default=True,
+            help="When a write over HTTP is acknowledged.",
+        ),
+        click.option(
+            "--acknowledge-timeout",
+            default="30s",
+            show_default=True,
+            help="How long to wait for the store before a writer is asked to retry.",
         ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeding:
-    """The queue that feeds a database."""
+    """The options of the queue that feeds a database."""
 
     queue: str | None
     manifest: str | None
@@ -82,12 +144,12 @@ class Feeding:
     on_bad_batch: str
 
     def config(self) -> FeedConfig | None:
-        """Return what the options say of the queue; None without one. Raises `ConfigError`."""
+        """Return the configuration of the feed; None without a queue. Raises `ConfigError`."""
         from penstock.services import FeedConfig
 
         if self.queue is None:
             return None
-        # A queue that is shorter than what was read of it is another one: to go on would skip its records.
+        # A queue shorter than the stored position is another queue: continuing would skip its records.
         consumer = ConsumerConfig(
             store=address(self.queue), prefetch=1, strict_resume=True, on_bad_batch=self.on_bad_batch
         )
@@ -96,38 +158,37 @@ class Feeding:
         return FeedConfig(queue=consumer, poll_interval=self.poll_interval, adopt_queue=self.adopt_queue)
 
 
-def feeding_options(what: str) -> Decorator:
-    """Hand the command of a database `feeding`: the queue with `what`."""
+def _feeding_options(records: str) -> Decorator:
     return injected(
         "feeding",
         Feeding,
-        click.option("--buffer", "queue", metavar="STORE", help=f"Also take {what} from the queue there."),
+        click.option("--buffer", "queue", metavar="STORE", help=f"Also read {records} from this queue."),
         click.option("--manifest", metavar="PATH", help="The queue's manifest [default: ingest/manifest]."),
         click.option(
-            "--poll-interval", default="1s", show_default=True, help="How often an empty queue is looked at."
+            "--poll-interval", default="1s", show_default=True, help="How often to poll an empty queue."
         ),
         click.option(
             "--adopt-queue",
             type=click.Choice(["moved", "new"]),
-            help="Take another queue than before: the same one moved here, or a new one from its beginning.",
+            help="Accept a different queue: the same one at a new place, or a new one from its beginning.",
         ),
         click.option(
             "--on-bad-batch",
             type=click.Choice(["raise", "skip"]),
             default="raise",
             show_default=True,
-            help="End at a batch that is damaged or missing, or keep it as a dead letter and go on.",
+            help="At a damaged or missing batch: stop, or store a dead letter and continue.",
         ),
     )
 
 
 def start_logging() -> None:
-    """Log to standard error, where supervisors look for it."""
+    """Log to standard error."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
 
 
 class _Serve(Protocol[D_co]):
-    """The server of a database, until the event is set."""
+    """Serves a database until the event is set."""
 
     def __call__(
         self,
@@ -140,7 +201,7 @@ class _Serve(Protocol[D_co]):
 
 
 class DatabaseService(Generic[D]):
-    """A server and its feed, and what is printed about them."""
+    """A database's server and its feed, with their events and log."""
 
     def __init__(
         self,
@@ -149,30 +210,30 @@ class DatabaseService(Generic[D]):
         fed: Callable[[D, Registry], FedDatabase],
         about: Callable[[D], tuple[str, dict[str, object]]],
         queue: FeedConfig | None,
-        as_json: bool,
+        out: Output,
     ) -> None:
-        """`fed` makes an open database one that can be fed; `about` says what is in it, in words and JSON."""
+        """`fed` wraps an open database for the feed; `about` describes its contents as text and as JSON."""
         self._serve = serve
         self._fed_database = fed
         self._about = about
         self._queue = queue
-        self._as_json = as_json
+        self._out = out
         self._progress = Progress()
         self._feed: Feed | None = None
 
     def run(self) -> None:
-        """Serve until a signal, or until an error stops it, which is raised."""
+        """Serve until a signal. Raises the error that stops the server."""
         from penstock.http import run
         from penstock.servers import shorten_slice
 
-        shorten_slice()  # SlateDB's threads compute while they store, and writers are not to wait for them
+        shorten_slice()  # SlateDB's threads compute while they store, and must not delay writers
         with self._progress:
             try:
                 run(self._main)
             except PenstockError as error:
-                self._print_event("stopped", error=str(error), **self._fed())
+                self._out.event("stopped", error=str(error), **self._fed())
                 raise
-            self._print_event("stopped", error=None, **self._fed())
+            self._out.event("stopped", error=None, **self._fed())
 
     def _main(self, stop: asyncio.Event) -> Coroutine[None, None, None]:
         source = None if self._queue is None else self._make_feed
@@ -190,17 +251,17 @@ class DatabaseService(Generic[D]):
     def _bound(self, host: str, port: int) -> None:
         name = f"[{host}]" if ":" in host else host
         _LOG.info("listening on http://%s:%d", name, port)
-        self._print_event("listening", host=host, port=port)
+        self._out.event("listening", host=host, port=port)
 
     def _ready(self, database: D) -> None:
-        words, figures = self._about(database)
-        _LOG.info("%s", words)
-        self._print_event("ready", **figures)
+        text, figures = self._about(database)
+        _LOG.info("%s", text)
+        self._out.event("ready", **figures)
 
     def _show(self, report: FeedReport) -> None:
-        aside = report.refused + report.stored_in_part
+        refused = report.refused + report.stored_in_part
         self._progress.show(
-            f"fed {format_count(report.records)} records, {format_count(aside)} set aside, "
+            f"fed {format_count(report.records)} records, {format_count(refused)} refused, "
             f"up to batch {report.through if report.through is not None else '-'}"
             f"{', caught up' if report.caught_up else ''}"
         )
@@ -216,68 +277,32 @@ class DatabaseService(Generic[D]):
             "through": report.through,
         }
 
-    def _print_event(self, event: str, **more: object) -> None:
-        if self._as_json:
-            click.echo(msgspec.json.encode({"event": event, **more}).decode())
 
-
-_TIMESERIES_ENVIRONMENT = """\b
-Environment:
-  TIMESERIES_API_KEYS   key[:scopes],… with the scopes read, write and admin
-
-SIGTERM or Ctrl-C ends it with exit code 0, after everything it took is durable; with 6 if the store does not
-take it in time. A process that is fenced by a newer one ends with exit code 4.
-"""
-
-
-@click.command("serve", epilog=_TIMESERIES_ENVIRONMENT)
+@serve_command(
+    port=9090, levels=("durable", "applied"), records="OTLP metrics", epilog=_TIMESERIES_ENVIRONMENT
+)
 @click.argument("store")
-@listening_options(9090)
-@feeding_options("OTLP metrics")
-@click.option("--retention", metavar="DURATION", help="How long samples are kept [default: for ever].")
+@click.option("--retention", metavar="DURATION", help="How long samples are kept [default: indefinitely].")
 @click.option("--flush-interval", metavar="DURATION", help="How often writes are stored [default: 1s].")
-@click.option(
-    "--acknowledge",
-    type=click.Choice(["durable", "applied"]),
-    default="durable",
-    show_default=True,
-    help="When a write over HTTP is answered.",
-)
-@click.option(
-    "--acknowledge-timeout",
-    default="30s",
-    show_default=True,
-    help="After this long without a word of the store a writer is told to send again.",
-)
 @click.option("--config", metavar="FILE", help="YAML with more settings of the database.")
 def timeseries_serve(
     store: str,
-    listening: Listening,
-    feeding: Feeding,
     retention: str | None,
     flush_interval: str | None,
-    acknowledge: str,
-    acknowledge_timeout: str,
     config: str | None,
-    as_json: bool,
-) -> int:
+    serving: Serving,
+    feeding: Feeding,
+    out: Output,
+) -> None:
     """Serve the time series in STORE: PromQL for readers, remote write and OTLP for writers.
 
-    STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Starting it fences whoever served
-    the same database before.
+    STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Only one process can serve a
+    database: a new one fences the previous one.
     """
     with needs("the server", extras="databases,timeseries,topics"):
-        from penstock.http import Keyring
         from penstock.servers import Acknowledge, TimeSeriesSettings, serve_timeseries
-    settings = TimeSeriesSettings(
-        host=listening.host,
-        port=listening.port,
-        port_file=listening.port_file,
-        keys=Keyring.parse(os.environ.get("TIMESERIES_API_KEYS", ""), "TIMESERIES_API_KEYS"),
-        allow_no_keys=listening.allow_no_keys,
-        allowed_hosts=listening.allow_host,
-        acknowledge=Acknowledge(acknowledge),
-        acknowledge_timeout=acknowledge_timeout,
+    settings = serving.settings(
+        TimeSeriesSettings, "TIMESERIES_API_KEYS", acknowledge=Acknowledge(serving.acknowledge)
     )
     start_logging()
     DatabaseService(
@@ -287,9 +312,8 @@ def timeseries_serve(
         fed=_fed_timeseries,
         about=_about_timeseries,
         queue=feeding.config(),
-        as_json=as_json,
+        out=out,
     ).run()
-    return ExitCode.OK
 
 
 def _timeseries_config(
@@ -320,21 +344,14 @@ def _about_timeseries(database: TimeSeries) -> tuple[str, dict[str, object]]:
     return f"ready, with {hours} hours of samples", {"buckets": hours}
 
 
-_VECTOR_ENVIRONMENT = """\b
-Environment:
-  VECTOR_API_KEYS   key[:scopes],… with the scopes read, write, delete and admin
-
-SIGTERM or Ctrl-C ends it with exit code 0, after everything it took is durable; with 6 if the store does not
-take it in time. A process that is fenced by a newer one ends with exit code 4.
-"""
-
-
-@click.command("serve", epilog=_VECTOR_ENVIRONMENT)
+@serve_command(
+    port=8080, levels=("durable", "flushed", "applied"), records="vectors", epilog=_VECTOR_ENVIRONMENT
+)
 @click.argument("store")
 @click.option("--name", metavar="NAME", help="The collection below STORE [default: vectors].")
-@click.option("--dimensions", type=int, help="Needed once, to create the collection.")
+@click.option("--dimensions", type=int, help="Required to create the collection.")
 @click.option(
-    "--metric", type=click.Choice(["l2", "cosine", "dot"]), help="How near vectors are [default: l2]."
+    "--metric", type=click.Choice(["l2", "cosine", "dot"]), help="The distance of vectors [default: l2]."
 )
 @click.option(
     "--field",
@@ -343,22 +360,7 @@ take it in time. A process that is fenced by a newer one ends with exit code 4.
     metavar="NAME:TYPE[:indexed]",
     help="A field of the schema: string, int64, float64, bool or text. May be repeated.",
 )
-@listening_options(8080)
-@feeding_options("vectors")
 @click.option("--flush-interval", metavar="DURATION", help="How often writes are stored [default: 5s].")
-@click.option(
-    "--acknowledge",
-    type=click.Choice(["durable", "flushed", "applied"]),
-    default="durable",
-    show_default=True,
-    help="When a write over HTTP is answered.",
-)
-@click.option(
-    "--acknowledge-timeout",
-    default="30s",
-    show_default=True,
-    help="After this long without a word of the store a writer is told to send again.",
-)
 @click.option("--config", metavar="FILE", help="YAML with more settings of the collection.")
 def vector_serve(
     store: str,
@@ -366,32 +368,20 @@ def vector_serve(
     dimensions: int | None,
     metric: str | None,
     fields: Sequence[str],
-    listening: Listening,
-    feeding: Feeding,
     flush_interval: str | None,
-    acknowledge: str,
-    acknowledge_timeout: str,
     config: str | None,
-    as_json: bool,
-) -> int:
+    serving: Serving,
+    feeding: Feeding,
+    out: Output,
+) -> None:
     """Serve the collection of vectors in STORE: upserts, deletions and searches as JSON over HTTP.
 
-    STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Starting it fences whoever served
-    the same collection before. What is said about an existing collection has to be true.
+    STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Only one process can serve a
+    collection: a new one fences the previous one. The options must match an existing collection.
     """
     with needs("the server", extras="databases,vector,topics"):
-        from penstock.http import Keyring
         from penstock.servers import VectorSettings, serve_vector
-    settings = VectorSettings(
-        host=listening.host,
-        port=listening.port,
-        port_file=listening.port_file,
-        keys=Keyring.parse(os.environ.get("VECTOR_API_KEYS", ""), "VECTOR_API_KEYS"),
-        allow_no_keys=listening.allow_no_keys,
-        allowed_hosts=listening.allow_host,
-        acknowledge=acknowledge,
-        acknowledge_timeout=acknowledge_timeout,
-    )
+    settings = serving.settings(VectorSettings, "VECTOR_API_KEYS")
     start_logging()
     flags: dict[str, Setting] = {
         "store": address(store),
@@ -401,15 +391,13 @@ def vector_serve(
         "fields": [_field(text) for text in fields] or None,
         "flush_interval": flush_interval,
     }
-    collection = _vector_config(config, {key: value for key, value in flags.items() if value is not None})
     DatabaseService(
-        partial(serve_vector, collection, settings),
+        partial(serve_vector, _vector_config(config, given_values(flags)), settings),
         fed=_fed_vectors,
         about=_about_vectors,
         queue=feeding.config(),
-        as_json=as_json,
+        out=out,
     ).run()
-    return ExitCode.OK
 
 
 def _vector_config(path: str | None, flags: dict[str, Setting]) -> VectorConfig:
@@ -434,5 +422,5 @@ def _fed_vectors(store: VectorStore, registry: Registry) -> FedDatabase:
 
 def _about_vectors(store: VectorStore) -> tuple[str, dict[str, object]]:
     dimensions = store.collection.dimensions
-    words = f"{len(store)} vectors of {dimensions} dimensions"
-    return words, {"vectors": len(store), "dimensions": dimensions}
+    text = f"{len(store)} vectors of {dimensions} dimensions"
+    return text, {"vectors": len(store), "dimensions": dimensions}

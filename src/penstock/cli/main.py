@@ -1,8 +1,7 @@
-"""The entry point: picks the verb, and turns every error into one line and an exit code."""
+"""The entry point: finds the command, and reports every error as one line and an exit code."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -11,26 +10,34 @@ from collections.abc import Mapping, Sequence
 import click
 
 from penstock import __version__, errors
-from penstock.cli.failure import EXIT_CODES_HELP, ExitCode, exit_code, report
+from penstock.cli.failure import EXIT_CODES_HELP, EXIT_CODES_HINT, ExitCode, exit_code, report
+from penstock.config import closest
+
+_STORES = (
+    "STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; --config may name it instead. "
+)
 
 
 class LazyGroup(click.Group):
-    """Commands by name: where each is (`module:attribute`) and the line of help that lists it."""
+    """Commands that are imported when they are used.
+
+    Each has a place below `penstock.cli` (`module:attribute`) and the line of help that lists it.
+    """
 
     def __init__(
         self,
-        name: str | None = None,
+        name: str,
         *,
-        lazy: Mapping[str, tuple[str, str]] | None = None,
-        help: str | None = None,
-        epilog: str | None = None,
+        help: str,
+        lazy: Mapping[str, tuple[str, str]],
+        epilog: str = EXIT_CODES_HINT,
         context_settings: dict[str, object] | None = None,
     ) -> None:
         super().__init__(name, help=help, epilog=epilog, context_settings=context_settings)
-        self._lazy = dict(lazy or {})
+        self._lazy = dict(lazy)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were given: the order in which people need them."""
+        """Return the commands in the order in which they were given."""
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -38,121 +45,101 @@ class LazyGroup(click.Group):
         if cmd_name not in self._lazy:
             return None
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"penstock.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest command named for one that does not exist."""
+        """Find the command; for one that does not exist, name the nearest one."""
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
-            nearest = difflib.get_close_matches(args[0], list(self._lazy), n=1)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            nearest = closest(args[0], self._lazy)
+            hint = f" Did you mean {nearest!r}?" if nearest else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, without importing anything."""
+        """List the commands in `--help`, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
 
-_BUFFER = LazyGroup(
-    "buffer",
-    help="Produce to a queue in object storage, look into it, check it and clean it.",
-    epilog="STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; with --config it may be "
-    "left out. `penstock --help` lists the exit codes.",
-    lazy={
-        "produce": ("penstock.cli.buffer.produce:produce", "Store lines of a file or of standard input."),
-        "tail": ("penstock.cli.buffer.inspect:tail", "Print records, without consuming them."),
-        "stat": ("penstock.cli.buffer.inspect:stat", "Show how long the queue is and how far behind."),
-        "dump": ("penstock.cli.buffer.inspect:dump", "Print a manifest or a batch as JSON."),
-        "fsck": ("penstock.cli.buffer.maintain:fsck", "Check a queue against its rules; changes nothing."),
-        "gc": ("penstock.cli.buffer.maintain:gc", "Delete batches that nothing refers to any more."),
-    },
-)
-
-_TOPICS = LazyGroup(
-    "topics",
-    help="Run the event-log server, use one, and look after its data.",
-    epilog="`penstock --help` lists the exit codes.",
-    lazy={
-        "serve": ("penstock.cli.topics.data:serve", "Serve topics over HTTP."),
-        "put": ("penstock.cli.topics.manage:put", "Create a topic, or change how it keeps its records."),
-        "write": ("penstock.cli.topics.write:write", "Append lines of a file or of standard input."),
-        "diff": ("penstock.cli.topics.read:diff", "Print records behind a sequence; follow new ones."),
-        "watch": ("penstock.cli.topics.read:watch", "Print records as they are written."),
-        "delete": ("penstock.cli.topics.manage:delete", "Delete records for good, or a whole topic."),
-        "claim": ("penstock.cli.topics.jobs:claim", "Take jobs of a queue."),
-        "ack": ("penstock.cli.topics.jobs:ack", "Delete jobs that are done."),
-        "nack": ("penstock.cli.topics.jobs:nack", "Give jobs back."),
-        "extend": ("penstock.cli.topics.jobs:extend", "Hold jobs longer."),
-        "work": ("penstock.cli.topics.workers:work", "Run a command for every job of a queue."),
-        "relay": ("penstock.cli.topics.relay:relay", "Move a topic into a queue, each record once."),
-        "router": ("penstock.cli.topics.routers:router", "Copy what is written to a topic into another one."),
-        "ls": ("penstock.cli.topics.manage:ls", "List topics."),
-        "stat": ("penstock.cli.topics.manage:stat", "Show one topic, or how the server is."),
-        "verify": ("penstock.cli.topics.data:verify", "Check every checksum of a data directory."),
-        "backup": ("penstock.cli.topics.data:backup", "Copy a data directory, also while it is served."),
-        "restore": ("penstock.cli.topics.data:restore", "Put a backup in place as a data directory."),
-    },
-)
-_QUIVER = LazyGroup(
-    "quiver",
-    help="Look into a data directory of Quiver, and look after it.",
-    epilog="`penstock --help` lists the exit codes.",
-    lazy={
-        "inspect": ("penstock.cli.quiver:inspect", "List segments, or show what one holds."),
-        "export": ("penstock.cli.quiver:export", "Write segments as Parquet files."),
-        "acks": ("penstock.cli.quiver:acks", "Print what subscribers said, oldest first."),
-        "subscribers": (
-            "penstock.cli.quiver:subscribers",
-            "List subscribers and how far they are; drop one.",
+_GROUPS: Mapping[str, LazyGroup] = {
+    group.name or "": group
+    for group in (
+        LazyGroup(
+            "buffer",
+            help="Produce to a queue in object storage; inspect, check and clean it.",
+            epilog=_STORES + EXIT_CODES_HINT,
+            lazy={
+                "produce": ("buffer.produce:produce", "Store the lines of a file or of standard input."),
+                "tail": ("buffer.inspect:tail", "Print records, without consuming them."),
+                "stat": ("buffer.inspect:stat", "Show the length of the queue and its lag."),
+                "dump": ("buffer.inspect:dump", "Print a manifest or a batch as JSON."),
+                "fsck": ("buffer.maintain:fsck", "Check a queue against its rules; changes nothing."),
+                "gc": ("buffer.maintain:gc", "Delete batches that are no longer referenced."),
+            },
         ),
-        "fsck": ("penstock.cli.quiver:fsck", "Check every checksum; set aside what is damaged."),
-    },
-)
-_COLLECTOR = LazyGroup(
-    "collector",
-    help="Take telemetry in over OTLP, keep it safe, and bring it to every destination.",
-    epilog="`penstock --help` lists the exit codes.",
-    lazy={
-        "run": ("penstock.cli.collector:run", "Run the collector of a file."),
-        "dead-letters": (
-            "penstock.cli.collector:dead_letters",
-            "List what destinations refused for good.",
+        LazyGroup(
+            "topics",
+            help="Run an event-log server, use one, and maintain its data.",
+            lazy={
+                "serve": ("topics.data:serve", "Serve topics over HTTP."),
+                "put": ("topics.manage:put", "Create a topic, or change its configuration."),
+                "write": ("topics.write:write", "Append the lines of a file or of standard input."),
+                "diff": ("topics.read:diff", "Print the records after a sequence; follow new ones."),
+                "watch": ("topics.read:watch", "Print records as they are written."),
+                "delete": ("topics.manage:delete", "Delete records for good, or a whole topic."),
+                "claim": ("topics.jobs:claim", "Claim jobs of a queue."),
+                "ack": ("topics.jobs:ack", "Delete finished jobs."),
+                "nack": ("topics.jobs:nack", "Return jobs to the queue."),
+                "extend": ("topics.jobs:extend", "Extend the leases of jobs."),
+                "work": ("topics.workers:work", "Run a command for every job of a queue."),
+                "relay": ("topics.relay:relay", "Move a topic into a queue, each record once."),
+                "router": ("topics.routers:router", "Copy the records of one topic into another."),
+                "ls": ("topics.manage:ls", "List topics."),
+                "stat": ("topics.manage:stat", "Show the state of a topic, or of the server."),
+                "verify": ("topics.data:verify", "Check every checksum of a data directory."),
+                "backup": ("topics.data:backup", "Copy a data directory, even while it is served."),
+                "restore": ("topics.data:restore", "Restore a backup as a data directory."),
+            },
         ),
-    },
-)
-_TIMESERIES = LazyGroup(
-    "timeseries",
-    help="Run a database of time series over object storage.",
-    epilog="`penstock --help` lists the exit codes.",
-    lazy={
-        "serve": ("penstock.cli.databases:timeseries_serve", "Serve time series over Prometheus' HTTP API."),
-    },
-)
-_VECTOR = LazyGroup(
-    "vector",
-    help="Run a vector database over object storage.",
-    epilog="`penstock --help` lists the exit codes.",
-    lazy={
-        "serve": ("penstock.cli.databases:vector_serve", "Serve a collection over HTTP, and feed it."),
-    },
-)
-_GROUPS = {
-    "buffer": _BUFFER,
-    "collector": _COLLECTOR,
-    "quiver": _QUIVER,
-    "timeseries": _TIMESERIES,
-    "topics": _TOPICS,
-    "vector": _VECTOR,
+        LazyGroup(
+            "collector",
+            help="Receive telemetry over OTLP, buffer it on disk, and export it to every destination.",
+            lazy={
+                "run": ("collector:run", "Run the collector of a file."),
+                "dead-letters": ("collector:dead_letters", "List what destinations rejected for good."),
+            },
+        ),
+        LazyGroup(
+            "quiver",
+            help="Inspect and maintain a telemetry buffer on disk.",
+            lazy={
+                "inspect": ("quiver:inspect", "List segments, or show the contents of one."),
+                "export": ("quiver:export", "Write segments as Parquet files."),
+                "acks": ("quiver:acks", "Print the acks of subscribers, oldest first."),
+                "subscribers": ("quiver:subscribers", "List subscribers and their progress; drop one."),
+                "fsck": ("quiver:fsck", "Check every checksum; quarantine damaged files."),
+            },
+        ),
+        LazyGroup(
+            "timeseries",
+            help="Run a time series database with PromQL over object storage.",
+            lazy={"serve": ("databases:timeseries_serve", "Serve time series over Prometheus' HTTP API.")},
+        ),
+        LazyGroup(
+            "vector",
+            help="Run a vector database over object storage.",
+            lazy={"serve": ("databases:vector_serve", "Serve a collection over HTTP.")},
+        ),
+    )
 }
 
 
 class _ReaderGone(Exception):
-    """The reader of the output has closed it, as in `penstock … | head`."""
+    """The reader of the output has closed the pipe, as in `penstock … | head`."""
 
 
 class _Root(LazyGroup):
@@ -160,7 +147,7 @@ class _Root(LazyGroup):
         return _GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Keep a broken pipe from click, which would report it as a failure."""
+        """Hide a broken pipe from click, which would report it as a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -179,26 +166,15 @@ cli = _Root(
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     lazy={
-        "up": ("penstock.cli.up:up", "Run every part of this machine, with one file or none."),
-        "init": ("penstock.cli.starting_file:init", "Write a file for `penstock up` to start from."),
-        "demo": (
-            "penstock.cli.demo.command:demo",
-            "Run the whole path here, with kills; totals must balance.",
-        ),
-        "run": ("penstock.cli.run.command:run", "Run a pipeline: from a queue, through Spark, into tables."),
-        "audit": (
-            "penstock.cli.pipelines:audit",
-            "Close the books of a pipeline: is every record accounted for?",
-        ),
-        "redrive": ("penstock.cli.pipelines:redrive", "Put a pipeline's bad records back into its queue."),
-        "compact": ("penstock.cli.pipelines:compact", "Join the small files of a pipeline's tables."),
-        "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
-        "topics": ("", "Run an event-log server, use one, look after its data."),
-        "collector": ("", "Take telemetry in over OTLP, keep it, bring it to every destination."),
-        "quiver": ("", "Look into a telemetry buffer on disk, look after it."),
-        "timeseries": ("", "Run a database of time series that answers PromQL."),
-        "vector": ("", "Run a vector database over object storage."),
-        "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
+        "up": ("up:up", "Run every part on this machine, with one file or none."),
+        "init": ("starting_file:init", "Write a file for `penstock up` to start from."),
+        "demo": ("demo.command:demo", "Run the whole path here, kill processes, and check the totals."),
+        "run": ("run.command:run", "Run a pipeline: from a queue, through Spark, into tables."),
+        "audit": ("pipelines:audit", "Check that a pipeline accounts for every record."),
+        "redrive": ("pipelines:redrive", "Put the dead letters of a pipeline back into its queue."),
+        "compact": ("pipelines:compact", "Rewrite the small files of a pipeline's tables."),
+        **{name: ("", group.help or "") for name, group in _GROUPS.items()},
+        "doctor": ("doctor:doctor", "Check this machine and a store; give advice."),
     },
 )
 cli.params.append(
@@ -235,7 +211,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         report(error, group=given[0] if given else "")
         return exit_code(error)
     except _ReaderGone:
-        # Nothing more can be said; the flush at exit must stay silent too.
+        # The flush at exit must be silent as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 

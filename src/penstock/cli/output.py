@@ -1,4 +1,4 @@
-"""What people and programs see: tables, JSON, progress, findings of a check, and lines for slow readers."""
+"""Output for people and programs: tables, JSON, progress, findings, and lines for slow readers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 
 QUIET_S = 1.0
-"""Work shorter than this shows no progress: a flicker tells nobody anything."""
+"""Shorter work shows no progress."""
 PLAIN_EVERY_S = 5.0
-"""Without a terminal, progress is a line now and then: it lands in a log."""
+"""Without a terminal, progress is printed at this interval, as it goes to a log."""
+_HELD_BYTES_MAX: Final = 4 << 20
+_LAST_WORDS_S: Final = 2.0
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output, for programs."""
+    """Print a JSON document on standard output."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2)
     click.echo(text.decode())
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], title: str = "") -> None:
-    """Names and values, one per line."""
+    """Print names and values, one pair per line."""
     width = max((len(name) for name, _ in pairs), default=0)
     if title:
         click.echo(click.style(title, bold=True))
@@ -44,7 +46,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]], title: str = "") -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """Columns; those numbered in `right` are aligned to the right."""
+    """Print columns; those with an index in `right` are right-aligned."""
     if sys.stdout.isatty():
         _print_rich_table(headers, rows, right)
         return
@@ -72,7 +74,7 @@ def _print_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], rig
 
 
 def time_text(ms: int) -> str:
-    """A moment in UTC, to the millisecond, or the plain number when it is beyond any calendar."""
+    """Format a time in UTC, to the millisecond, or as a number if it is outside the calendar."""
     try:
         moment = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     except (OverflowError, OSError, ValueError):
@@ -81,7 +83,7 @@ def time_text(ms: int) -> str:
 
 
 class Progress:
-    """One line about work that takes longer than a second: kept current on a terminal, else now and then."""
+    """A progress line for work that takes longer than a second, updated in place on a terminal."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -102,7 +104,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def show(self, text: str) -> None:
-        """Say how far it is. Cheap to call often."""
+        """Show progress. Cheap to call often."""
         now = time.monotonic()
         if now - self._started < QUIET_S:
             return
@@ -122,7 +124,7 @@ class Progress:
 
 
 class Status(enum.Enum):
-    """How it looks: fine, worth knowing, or in the way."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -134,7 +136,7 @@ _COLOURS: Final = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What was looked at, what was found and, unless it is fine, what to do."""
+    """What was checked, what was found and, unless it is fine, what to do."""
 
     status: Status
     name: str
@@ -142,7 +144,7 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """For JSON."""
+        """Return the check for JSON."""
         return {"status": self.status.value, "name": self.name, "text": self.text, "advice": self.advice}
 
 
@@ -173,23 +175,18 @@ def print_check(check: Check, width: int) -> None:
         click.echo(f"{'':4}  {'':<{width}}  -> {check.advice}")
 
 
-_HELD_BYTES_MAX: Final = 4 << 20
-_LAST_WORDS_S: Final = 2.0
-
-
 class LineWriter:
-    """Writes lines to a stream from a thread of its own. `left_out` words how many lines had no room.
+    """Writes lines to a stream from its own thread. `omitted` formats the count of lines without space.
 
-    A reader that stands still, such as a terminal that was paused, stops that thread alone: lines that do not
-    fit into its buffer meanwhile are left out, counted, and reported. No reader, or no stream at all, is no
-    fault: the lines are lost then.
+    A reader that does not read, such as a paused terminal, blocks only that thread: lines that do not fit
+    into its buffer are dropped, counted and reported. Without a reader or a stream, lines are dropped.
     """
 
     def __init__(
-        self, stream: TextIO | None, left_out: Callable[[int], bytes], *, held_max: int = _HELD_BYTES_MAX
+        self, stream: TextIO | None, omitted: Callable[[int], bytes], *, held_max: int = _HELD_BYTES_MAX
     ) -> None:
         self._stream = stream
-        self._left_out = left_out
+        self._omitted = omitted
         self._held_max = held_max
         self._lines: deque[bytes] = deque()
         self._held = 0
@@ -200,7 +197,7 @@ class LineWriter:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """One more line; returns at once."""
+        """Queue a line. Never blocks."""
         with self._changed:
             if self._held + len(line) > self._held_max:
                 self._lost += 1
@@ -210,7 +207,7 @@ class LineWriter:
             self._changed.notify()
 
     def close(self, timeout_s: float = _LAST_WORDS_S) -> None:
-        """Write what is held, and leave it if nobody reads it in time."""
+        """Write the queued lines, or give up if they are not read in time."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -229,18 +226,18 @@ class LineWriter:
             if not self._lines:
                 return None
             lost, self._lost = self._lost, 0
-            told = [self._left_out(lost)] if lost else []
-            data = b"".join([*self._lines, *told])
+            notice = [self._omitted(lost)] if lost else []
+            data = b"".join([*self._lines, *notice])
             self._lines.clear()
             self._held = 0
             return data
 
 
 def _write(stream: TextIO, data: bytes) -> None:
-    """Past the stream's own buffer, whose lock a write that stands still would keep to the end."""
+    """Write without the stream's buffer, whose lock a blocked write would hold until the exit."""
     try:
         number = stream.fileno()
-    except OSError:  # it is no file
+    except OSError:  # it is not a file
         stream.write(data.decode("utf-8", "replace"))
         stream.flush()
         return

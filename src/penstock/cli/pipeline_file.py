@@ -1,4 +1,4 @@
-"""The pipeline that a command is about: its file, and what the command line changes in it."""
+"""The pipeline that a command works on: its file, and changes from the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.options import injected
+from penstock.cli.base import injected
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFile:
-    """The file that a command is about, and what the command line changes in it."""
+    """A pipeline's file, and changes from the command line."""
 
     file: Path
     changes: tuple[str, ...]
@@ -31,19 +31,19 @@ class PipelineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
-    """Which Spark a command runs on. Settings stay out of `repr`."""
+    """The Spark that a command uses. Its settings stay out of `repr`."""
 
     master: str | None
     remote: str | None
     conf: tuple[str, ...] = field(repr=False)
 
     def check(self) -> None:
-        """Raises `ConfigError` for options that exclude each other."""
+        """Raise `ConfigError` for options that exclude each other."""
         if self.master is not None and self.remote is not None:
             raise ConfigError("give --master or --remote, not both")
 
     def settings_over(self, spec: PipelineSpec) -> dict[str, str]:
-        """Return Spark's settings: those of the file, and over them those of the command line."""
+        """Return Spark's settings: those of the file, overridden by those of the command line."""
         return {**spec.spark, **settings(self.conf, "--conf")}
 
 
@@ -70,13 +70,13 @@ session_options = injected(
         "conf",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A setting of Spark, over `spark` in the file; may be repeated.",
+        help="A setting of Spark, which overrides the file; may be repeated.",
     ),
 )
 
 
 def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:
-    """The pipeline in a file, with changes; relative paths are relative to the file. Raises `ConfigError`."""
+    """Read a pipeline from a file and apply changes. Paths are relative to the file. Raises `ConfigError`."""
     from penstock.spark import read_spec
 
     mapping = merge(load_mapping(file), overrides(changes))
@@ -84,7 +84,7 @@ def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:
 
 
 def overrides(changes: Iterable[str]) -> dict[str, Setting]:
-    """`trigger.interval=10s` as a layer over the file. Values are YAML. Raises `ConfigError`."""
+    """Parse changes such as `trigger.interval=10s`. Values are YAML. Raises `ConfigError`."""
     import yaml
 
     layer: dict[str, Setting] = {}
@@ -92,7 +92,7 @@ def overrides(changes: Iterable[str]) -> dict[str, Setting]:
         path, separator, text = change.partition("=")
         keys = path.split(".")
         if not separator or not all(keys):
-            # Not the text itself: it may be a secret whose name was forgotten.
+            # Do not quote the text: it may be a secret without its name.
             raise ConfigError("--set: expected KEY.PATH=VALUE, such as trigger.interval=10s")
         try:
             value: Setting = yaml.safe_load(text)
@@ -106,7 +106,7 @@ def overrides(changes: Iterable[str]) -> dict[str, Setting]:
 
 
 def settings(options: Iterable[str], name: str) -> dict[str, str]:
-    """`KEY=VALUE` options as a mapping. Raises `ConfigError` without repeating the value."""
+    """Parse `KEY=VALUE` options. Raises `ConfigError`, which does not quote the value."""
     pairs: dict[str, str] = {}
     for option in options:
         key, separator, value = option.partition("=")

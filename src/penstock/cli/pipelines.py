@@ -1,4 +1,4 @@
-"""Commands that look after a pipeline and its tables: `penstock audit`, `redrive` and `compact`."""
+"""Commands that maintain a pipeline and its tables: `penstock audit`, `redrive` and `compact`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
-from penstock.cli.options import json_option
-from penstock.cli.output import Progress, print_finding, print_json, print_table
+from penstock.cli.output import Progress, print_finding, print_table
 from penstock.cli.pipeline_file import (
     PipelineFile,
     SparkOptions,
@@ -46,33 +46,34 @@ _HEADERS = (
     "difference",
 )
 
+LIMIT = 100_000
+"""The letters of one redrive are in memory together, and one object lists them all."""
+REASONS_SHOWN = 20
 
-@click.command()
+
+@command()
 @pipeline_argument
 @click.option("--sink", metavar="NAME", help="Only this sink.")
 @click.option(
     "--deep", is_flag=True, help="Compare record by record where a table has _shard, _sequence and _index."
 )
-@json_option
-def audit(pipeline: PipelineFile, sink: str | None, deep: bool, as_json: bool) -> int:
-    """Close the books of the pipeline in PIPELINE.yaml, from its queue, checkpoint, ledger and tables.
+def audit(pipeline: PipelineFile, sink: str | None, deep: bool, out: Output) -> int:
+    """Account for every record of the pipeline in PIPELINE.yaml: queue, checkpoint, ledger and tables.
 
-    Changes nothing, needs neither Java nor Spark, and may run beside the pipeline. Exits with 0 if every
-    record is accounted for, else with 1 and the sequences that are not.
+    Changes nothing, needs neither Java nor Spark, and may run next to the pipeline. Exits with 0 if every
+    record is accounted for, otherwise with 1 and a list of the sequences that are not.
     """
     from penstock.spark import audit_pipeline
 
     spec = pipeline.read()
     with Progress() as progress:
         report = audit_pipeline(spec, sink=sink, deep=deep, tell=progress.show)
-    if as_json:
-        print_json(_audit_object(report))
-    else:
-        _print_audit(report)
+    out.show(audit_document(report), lambda: print_audit(report))
     return ExitCode.OK if report.balanced else ExitCode.PROBLEM
 
 
-def _audit_object(report: AuditReport) -> dict[str, object]:
+def audit_document(report: AuditReport) -> dict[str, object]:
+    """Return an audit's report for --json."""
     found = report.balance
     return {
         "pipeline": report.pipeline,
@@ -95,7 +96,7 @@ def _audit_object(report: AuditReport) -> dict[str, object]:
 
 
 def _reasons(sink: SinkTotals) -> dict[str, int]:
-    """Why records have no row, each with its count."""
+    """Return the reasons for which records have no row, each with its count."""
     reasons = {
         f"left out by the transform of {sink.name}": sink.dropped or 0,
         "bad record, on_error: skip": sink.skipped,
@@ -103,13 +104,14 @@ def _reasons(sink: SinkTotals) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if count}
 
 
-def _print_audit(report: AuditReport) -> None:
-    from penstock.buffer import Severity
+def print_audit(report: AuditReport) -> None:
+    """Print an audit's report for people."""
+    from penstock.findings import Severity
 
     found = report.balance
     click.echo(click.style(f"{report.pipeline}, query {report.query or '-'}", bold=True))
     if report.query is None:
-        click.echo("It never ran: all that is produced is in flight.")
+        click.echo("It has never run: all produced records are in flight.")
     print_table(_HEADERS, [_row(sink) for sink in found.sinks], right=range(1, len(_HEADERS)))
     for sink in found.sinks:
         for reason, count in _reasons(sink).items():
@@ -148,14 +150,9 @@ def _print_rest(found: Balance) -> None:
             click.echo(f"  {name}: {shard.batches:,} batches, {shard.records:,} records from {shard.next} on")
 
 
-LIMIT = 100_000
-"""The letters of one redrive are in memory together, and one object names them all."""
-REASONS_SHOWN = 20
-
-
-@click.command()
+@command()
 @pipeline_argument
-@click.option("--reason", metavar="TEXT", help="Only letters whose reason holds TEXT.")
+@click.option("--reason", metavar="TEXT", help="Only letters whose reason contains TEXT.")
 @click.option(
     "--sequence", "sequences", metavar="A-B", help="Only letters of these sequences; A- and -B work too."
 )
@@ -166,12 +163,13 @@ REASONS_SHOWN = 20
     metavar="SHARD:SEQUENCE:INDEX",
     help="Only the letter of this record; may be repeated.",
 )
-@click.option("--since", metavar="TIME", help="Only letters written since: 2h (ago), or 2026-05-01T12:00Z.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Letters at most."
+    "--since", metavar="TIME", help="Only letters written since then: 2h (ago), or 2026-05-01T12:00Z."
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would be redriven.")
-@json_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Most letters to redrive."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be redriven.")
 def redrive(
     pipeline: PipelineFile,
     reason: str | None,
@@ -180,12 +178,12 @@ def redrive(
     since: str | None,
     limit: int,
     dry_run: bool,
-    as_json: bool,
-) -> int:
-    """Put the dead letters of PIPELINE.yaml back into its queue, after what was wrong is corrected.
+    out: Output,
+) -> None:
+    """Put the dead letters of PIPELINE.yaml back into its queue after you have corrected the cause.
 
-    Each letter is redriven once, also if this command is killed: the next one finishes what was begun. The
-    letters stay in their table. A record that fails again is a new letter. Needs no Spark.
+    Each letter is redriven once, even if this command is killed: the next one finishes its work. The letters
+    stay in their table. A record that fails again becomes a new letter. Needs no Spark.
     """
     from penstock.spark import Wanted
     from penstock.spark import redrive as put_back
@@ -201,15 +199,11 @@ def redrive(
     with Progress() as progress:
         progress.show("reading the dead letters")
         result = put_back(spec, wanted, dry_run=dry_run)
-    if as_json:
-        print_json(_redrive_object(result, dry_run))
-    else:
-        _print_redrive(result, dry_run)
-    return ExitCode.OK
+    out.show(_redrive_object(result, dry_run), lambda: _print_redrive(result, dry_run))
 
 
 def parse_sequences(text: str) -> tuple[int, int]:
-    """`7`, `3-9`, `3-` or `-9` as first and last. Raises `ConfigError`."""
+    """Parse `7`, `3-9`, `3-` or `-9` as first and last. Raises `ConfigError`."""
     first, dash, last = text.strip().partition("-")
     try:
         low = int(first) if first else 0
@@ -222,7 +216,7 @@ def parse_sequences(text: str) -> tuple[int, int]:
 
 
 def parse_position(text: str) -> tuple[int, int, int]:
-    """`0:17:3` as shard, sequence and index. Raises `ConfigError`."""
+    """Parse `0:17:3` as shard, sequence and index. Raises `ConfigError`."""
     try:
         shard, sequence, index = (int(part) for part in text.split(":"))
     except ValueError:
@@ -233,7 +227,7 @@ def parse_position(text: str) -> tuple[int, int, int]:
 
 
 def parse_since(text: str, now_ms: int) -> int:
-    """A moment, or how long ago, in milliseconds. A moment without a zone is UTC. Raises `ConfigError`."""
+    """Parse a time, or how long ago it was, as milliseconds; UTC without a zone. Raises `ConfigError`."""
     try:
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
@@ -273,9 +267,9 @@ def _redriven_object(done: Redriven) -> dict[str, object]:
 
 def _print_redrive(result: Redrive, dry_run: bool) -> None:
     for earlier in result.finished:
-        click.echo(f"finished redrive {earlier.number}, which was cut short: {_letters(earlier.records)}")
+        click.echo(f"finished redrive {earlier.number}, which was interrupted: {_letters(earlier.records)}")
     for number in result.unfinished:
-        click.echo(f"redrive {number} was cut short; the next redrive finishes it first")
+        click.echo(f"redrive {number} was interrupted; the next redrive finishes it first")
     if not result.found:
         click.echo("nothing to redrive")
         return
@@ -295,14 +289,14 @@ def _where(done: Redriven) -> str:
     if done.first is None:
         return "already in the queue"
     shard = "" if done.shard is None else f" of shard {done.shard}"
-    return f"in the queue from sequence {done.first}{shard} on"
+    return f"in the queue from sequence {done.first}{shard}"
 
 
 def _letters(count: int) -> str:
     return "1 letter" if count == 1 else f"{count:,} letters"
 
 
-@click.command()
+@command()
 @pipeline_argument
 @session_options
 @click.option(
@@ -314,20 +308,19 @@ def _letters(count: int) -> str:
     type=click.IntRange(min=2),
     default=5,
     show_default=True,
-    help="Leave a partition alone that has fewer small files.",
+    help="Skip partitions with fewer small files.",
 )
-@json_option
 def compact(
     pipeline: PipelineFile,
     spark: SparkOptions,
     only: str | None,
     target: str,
     min_files: int,
-    as_json: bool,
-) -> int:
-    """Rewrite the small files of PIPELINE.yaml's Delta and Iceberg tables as larger ones, with the same rows.
+    out: Output,
+) -> None:
+    """Rewrite the small files of PIPELINE.yaml's Delta and Iceberg tables as larger ones.
 
-    The pipeline may run meanwhile. Readers see the table before or after, never between.
+    The rows do not change, and the pipeline may run meanwhile. The change is atomic for readers.
     """
     spark.check()
     target_bytes = parse_size(target)
@@ -364,15 +357,14 @@ def compact(
                     reports[name] = CompactionReport(skipped=("does not exist yet",))
     finally:
         sessions.close()
-    if as_json:
-        print_json({"tables": {name: dataclasses.asdict(report) for name, report in reports.items()}})
-    else:
-        _print_compaction(reports)
-    return ExitCode.OK
+    out.show(
+        {"tables": {name: dataclasses.asdict(report) for name, report in reports.items()}},
+        lambda: _print_compaction(reports),
+    )
 
 
 def tables_to_compact(spec: PipelineSpec, only: str | None) -> dict[str, TableSpec]:
-    """The tables that are meant, by the name of their sink. Raises `ConfigError`."""
+    """Return the tables to compact by the names of their sinks. Raises `ConfigError`."""
     from penstock.spark import DEAD_LETTERS, table_of
 
     sinks = dict(spec.outputs)
@@ -382,12 +374,12 @@ def tables_to_compact(spec: PipelineSpec, only: str | None) -> dict[str, TableSp
     if only is None:
         managed = {name: table for name, table in tables.items() if table.kind != "parquet"}
         if not managed:
-            raise ConfigError(f"{spec.name} has no Delta or Iceberg table, and others cannot be compacted")
+            raise ConfigError(f"{spec.name} has no Delta or Iceberg table; only those can be compacted")
         return managed
     if only not in sinks:
         raise unknown_key(f"--sink {only}", only, tables)
     if only not in tables:
-        raise ConfigError(f"--sink {only}: this is a queue, which has no files to compact")
+        raise ConfigError(f"--sink {only}: a queue has no files to compact")
     return {only: tables[only]}
 
 

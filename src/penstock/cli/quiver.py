@@ -1,4 +1,4 @@
-"""`penstock quiver …`: look into a data directory of Quiver, and look after it."""
+"""`penstock quiver …`: inspect and maintain a data directory of Quiver."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import datetime as dt
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from penstock.cli.base import Output, command, injected
 from penstock.cli.failure import ExitCode
-from penstock.cli.options import injected, json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_pairs, print_table, time_text
 from penstock.errors import Corrupt, InvalidInput, NotFound
+from penstock.findings import Severity
 from penstock.quiver import (
-    Severity,
     Signal,
     check,
     core_directories,
@@ -46,10 +46,12 @@ if TYPE_CHECKING:
         TimestampUnit,
     )
 
+_BUNDLES_SHOWN = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentChoice:
-    """Which segments a command is about."""
+    """The segments that a command works on."""
 
     signal: str | None
     core: int | None
@@ -57,7 +59,7 @@ class SegmentChoice:
     until: str | None
 
     def among(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
-        """Return those that the options ask for. Raises `InvalidInput` for a time that is none."""
+        """Return the segments that match the options. Raises `InvalidInput` for a malformed time."""
         from penstock.quiver import select  # loads the dataset half of Arrow, which most commands do without
 
         chosen = select(infos, since=_moment(self.since, "--since"), until=_moment(self.until, "--until"))
@@ -71,15 +73,17 @@ class SegmentChoice:
 choice_options = injected(
     "choice",
     SegmentChoice,
-    click.option("--signal", type=click.Choice([each.value for each in Signal]), help="This signal alone."),
-    click.option("--core", type=int, help="This core alone."),
-    click.option("--since", metavar="TIME", help="From this moment on, by event time where there is one."),
-    click.option("--until", metavar="TIME", help="Before this moment, as 2026-01-31T12:00:00Z."),
+    click.option("--signal", type=click.Choice([each.value for each in Signal]), help="Only this signal."),
+    click.option("--core", type=int, help="Only this core."),
+    click.option(
+        "--since", metavar="TIME", help="From this time on: event time if there is one, else ingestion time."
+    ),
+    click.option("--until", metavar="TIME", help="Before this time, such as 2026-01-31T12:00:00Z."),
 )
 
 
 def open_place(place: str) -> SegmentSource:
-    """The segments at PATH. Raises `NotFound` for a directory that is not there."""
+    """Open the segments at PATH. Raises `NotFound` if it is not a directory."""
     if not is_store_url(place) and not os.path.isdir(place):
         raise NotFound(f"{place} is not a directory; name the data directory, the one with core_0 in it")
     return open_source(place)
@@ -91,12 +95,12 @@ def _moment(text: str | None, option: str) -> dt.datetime | None:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{option}: {text!r} is no moment; write it as 2026-01-31T12:00:00Z") from error
+        raise InvalidInput(f"{option}: {text!r} is not a time; write it as 2026-01-31T12:00:00Z") from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
 
 
 def chosen_cores(path: str, core: int | None) -> list[tuple[int, str]]:
-    """Numbers and directories of the cores below PATH, or of the one that is asked for. Raises `NotFound`."""
+    """Return number and directory of each core below PATH, or of one core. Raises `NotFound`."""
     root = os.path.abspath(path)
     if not os.path.isdir(root):
         raise NotFound(f"{path} is not a directory; name the data directory, the one with core_0 in it")
@@ -109,37 +113,31 @@ def chosen_cores(path: str, core: int | None) -> list[tuple[int, str]]:
     return chosen
 
 
-_BUNDLES_SHOWN = 20
-
-
-@click.command()
+@command()
 @click.argument("path")
 @choice_options
-@click.option("--segment", type=int, help="Show this segment: its facts, its columns and its bundles.")
-@click.option("--verify", is_flag=True, help="Go over the checksum of every segment shown.")
-@json_option
+@click.option("--segment", type=int, help="Show this segment with its columns and bundles.")
+@click.option("--verify", is_flag=True, help="Verify the checksum of every segment shown.")
 def inspect(
     path: str,
     choice: SegmentChoice,
     segment: int | None,
     verify: bool,
-    as_json: bool,
+    out: Output,
 ) -> int:
-    """List the segments of the data directory PATH, or of uploaded ones at the address of a store.
+    """List the segments in the data directory PATH, or the uploaded segments in a store.
 
-    Reads only, and may run beside the writer. Exits with 5 if anything is damaged.
+    Reads only, and may run next to the writer. Exits with 5 if anything is damaged.
     """
     source = open_place(path)
     infos = choice.among(source.infos())
     if segment is not None:
-        return _show_segment(source, infos, segment, as_json)
+        return _show_segment(source, infos, segment, out)
     damage = {name: str(error) for name, error in source.damaged.items()}
     if verify:
         damage |= _verify(source, infos)
-    if as_json:
-        print_json(_segments_object(infos, damage))
-    else:
-        _print_segments(path, infos, damage)
+    document = {"segments": [dataclasses.asdict(info) for info in infos], "damaged": damage}
+    out.show(document, lambda: _print_segments(path, infos, damage))
     return ExitCode.CORRUPT if damage else ExitCode.OK
 
 
@@ -163,8 +161,8 @@ def _print_segments(path: str, infos: list[SegmentInfo], damage: dict[str, str])
         print_table(headers, [_segment_row(info) for info in infos], right=(0, 1, 3, 4, 5))
     items, size = sum(info.item_count for info in infos), sum(info.file_size for info in infos)
     click.echo(f"{len(infos)} segments, {items} items, {format_size(size)} in {path}")
-    for name, reason in damage.items():
-        click.echo(f"{click.style('damaged', fg='red')} {name}: {reason}")
+    for line in _damage_lines(damage):
+        click.echo(line)
 
 
 def _segment_row(info: SegmentInfo) -> tuple[str, ...]:
@@ -180,21 +178,14 @@ def _segment_row(info: SegmentInfo) -> tuple[str, ...]:
     )
 
 
-def _segments_object(infos: list[SegmentInfo], damage: dict[str, str]) -> dict[str, object]:
-    return {"segments": [dataclasses.asdict(info) for info in infos], "damaged": damage}
-
-
-def _show_segment(source: SegmentSource, infos: list[SegmentInfo], seq: int, as_json: bool) -> int:
+def _show_segment(source: SegmentSource, infos: list[SegmentInfo], seq: int, out: Output) -> int:
     found = [info for info in infos if info.seq == seq]
     if not found:
         raise NotFound(f"there is no segment {seq}; list them without --segment")
     if len(found) > 1:
-        raise InvalidInput(f"every core has a segment {seq}; say which one with --core")
+        raise InvalidInput(f"every core has a segment {seq}; choose one with --core")
     reader = source.reader(found[0])
-    if as_json:
-        print_json(_segment_object(found[0], reader))
-    else:
-        _print_segment(found[0], reader)
+    out.show(_segment_object(found[0], reader), lambda: _print_segment(found[0], reader))
     return ExitCode.OK
 
 
@@ -221,31 +212,30 @@ def _print_segment(info: SegmentInfo, reader: SegmentReader) -> None:
         click.echo(f"and {reader.bundle_count - _BUNDLES_SHOWN} more; --json shows them all")
 
 
-@click.command()
+@command()
 @click.argument("path")
-@click.option("--parquet", "target", required=True, metavar="DIRECTORY", help="Where the files go.")
+@click.option("--parquet", "target", required=True, metavar="DIRECTORY", help="Directory for the files.")
 @choice_options
 @click.option(
     "--timestamps",
     type=click.Choice(["ns", "us", "ms"]),
     default="ns",
     show_default=True,
-    help="How exact times are; us is for tools that know no nanoseconds, Spark among them.",
+    help="The unit of times; use us for tools without nanoseconds, such as Spark.",
 )
 @click.option("--view", is_flag=True, help="Attributes as text, ids in hexadecimal, times in microseconds.")
-@json_option
 def export(
     path: str,
     target: str,
     choice: SegmentChoice,
     timestamps: str,
     view: bool,
-    as_json: bool,
+    out: Output,
 ) -> int:
-    """Write the segments of the data directory PATH, or of uploaded ones, as one Parquet file each.
+    """Write each segment in the data directory PATH, or in a store, as a Parquet file.
 
-    Whole segments are written, those that reach into the times asked for. Files that are there stay, so an
-    export can be continued. Reads only, and may run beside the writer.
+    Only whole segments are written: those that overlap the given times. Existing files are kept, so an
+    export can be resumed. Reads only, and may run next to the writer.
     """
     source = open_place(path)
     infos = choice.among(source.infos())
@@ -259,32 +249,31 @@ def export(
             view=view,
             on_progress=lambda info: progress.show(f"segment {info.seq} of core {info.core_id}"),
         )
-    if as_json:
-        print_json(dataclasses.asdict(report) | {"damaged": sorted(source.damaged)})
-    else:
-        click.echo(f"{report.files} files, {report.rows} rows, {format_size(report.byte_count)} in {target}")
-        for count, why in ((report.kept, "were there already"), (report.gone, "were removed meanwhile")):
-            if count:
-                click.echo(f"{count} {why}")
-        for name, error in source.damaged.items():
-            click.echo(f"{click.style('damaged', fg='red')} {name}: {error}")
+    lines = [f"{report.files} files, {report.rows} rows, {format_size(report.byte_count)} in {target}"]
+    skipped = ((report.kept, "existed already"), (report.gone, "were removed meanwhile"))
+    lines += [f"{count} {why}" for count, why in skipped if count]
+    lines += _damage_lines(source.damaged)
+    out.show(dataclasses.asdict(report) | {"damaged": sorted(source.damaged)}, "\n".join(lines))
     return ExitCode.CORRUPT if source.damaged else ExitCode.OK
 
 
-@click.command()
-@click.argument("path")
-@click.option("--core", type=int, help="This core alone.")
-@click.option("--subscriber", metavar="NAME", help="What this subscriber said alone.")
-@click.option("--segment", type=int, help="What was said about this segment alone.")
-@click.option("--last", type=click.IntRange(min=1), help="The last so many lines alone.")
-@json_option
-def acks(
-    path: str, core: int | None, subscriber: str | None, segment: int | None, last: int | None, as_json: bool
-) -> None:
-    """Print what subscribers of the data directory PATH said, oldest first, as far as the log goes back.
+def _damage_lines(damaged: Mapping[str, object]) -> list[str]:
+    return [f"{click.style('damaged', fg='red')} {name}: {reason}" for name, reason in damaged.items()]
 
-    Reads only, and may run beside the writer. What was summed up in a checkpoint is not in the log any more;
-    `penstock quiver subscribers` shows what it came to.
+
+@command()
+@click.argument("path")
+@click.option("--core", type=int, help="Only this core.")
+@click.option("--subscriber", metavar="NAME", help="Only this subscriber.")
+@click.option("--segment", type=int, help="Only this segment.")
+@click.option("--last", type=click.IntRange(min=1), help="Only the last N lines.")
+def acks(
+    path: str, core: int | None, subscriber: str | None, segment: int | None, last: int | None, out: Output
+) -> None:
+    """Print the acks of subscribers of the data directory PATH, oldest first, as far back as the log goes.
+
+    Reads only, and may run next to the writer. A checkpoint removes older acks from the log;
+    `penstock quiver subscribers` shows the resulting state.
     """
     fs = OsFileSystem()
     chosen = chosen_cores(path, core)
@@ -295,7 +284,7 @@ def acks(
         if subscriber in (None, event.subscriber) and segment in (None, event.segment_seq)
     )
     shown: Iterator[tuple[int, AckEvent]] = events if last is None else iter(deque(events, maxlen=last))
-    if as_json:
+    if out.is_json:
         print_json([_event_object(number, event) for number, event in shown])
         return
     for number, event in shown:
@@ -327,27 +316,28 @@ def _event_object(core: int, event: AckEvent) -> dict[str, object]:
     }
 
 
-@click.command()
+@command()
 @click.argument("path")
-@click.option("--core", type=int, help="This core alone.")
-@click.option("--drop", metavar="NAME", help="Unregister this subscriber; what it has not taken is let go.")
-@json_option
-def subscribers(path: str, core: int | None, drop: str | None, as_json: bool) -> None:
-    """List the subscribers of the data directory PATH, as the disk has them.
+@click.option("--core", type=int, help="Only this core.")
+@click.option(
+    "--drop", metavar="NAME", help="Remove this subscriber and release the data it has not acknowledged."
+)
+def subscribers(path: str, core: int | None, drop: str | None, out: Output) -> None:
+    """List the subscribers of the data directory PATH, as stored on disk.
 
-    Every subscriber keeps the data it has not resolved, also one that nobody uses any more: --drop lets go of
-    that. Listing may run beside the writer and is behind it by what is not synced yet; dropping wants the
-    directory for itself.
+    A subscriber retains the data that it has not acknowledged, even if it is no longer used: --drop releases
+    that data. Listing may run next to the writer and lags by what is not synced yet; dropping requires that
+    no writer runs.
     """
     fs = OsFileSystem()
     chosen = chosen_cores(path, core)
     if drop is not None:
         gone = [(number, drop_subscriber(fs, directory, drop)) for number, directory in chosen]
-        if as_json:
-            print_json({"dropped": [_subscriber_object(number, each) for number, each in gone]})
-            return
-        for number, each in gone:
-            click.echo(f"core {number}: dropped {each.name}, with {each.pending_segments} segments pending")
+        lines = (
+            f"core {number}: dropped {each.name}, with {each.pending_segments} segments pending"
+            for number, each in gone
+        )
+        out.show({"dropped": [_subscriber_object(*each) for each in gone]}, "\n".join(lines))
         return
     infos = open_place(path).infos()
     found = [
@@ -355,9 +345,12 @@ def subscribers(path: str, core: int | None, drop: str | None, as_json: bool) ->
         for number, directory in chosen
         for each in look_at_subscribers(fs, directory, [info for info in infos if info.core_id == number])
     ]
-    if as_json:
-        print_json({"subscribers": [_subscriber_object(number, each) for number, each in found]})
-        return
+    out.show(
+        {"subscribers": [_subscriber_object(*each) for each in found]}, lambda: _print_subscribers(found)
+    )
+
+
+def _print_subscribers(found: list[tuple[int, Subscriber]]) -> None:
     headers = ("core", "subscriber", "state", "mark", "pending", "gaps", "lag", "acked", "nacked", "lost")
     if found:
         print_table(headers, [_subscriber_row(*each) for each in found], right=(0, 3, 4, 5, 6, 7, 8, 9))
@@ -389,31 +382,29 @@ def _subscriber_object(core: int, one: Subscriber) -> dict[str, object]:
     return {"core": core} | dataclasses.asdict(one) | {"state": one.state.name.lower()}
 
 
-@click.command()
+@command()
 @click.argument("path")
-@click.option("--core", type=int, help="This core alone.")
-@click.option("--repair", "mend", is_flag=True, help="Set damaged files aside and go on without them.")
-@json_option
-def fsck(path: str, core: int | None, mend: bool, as_json: bool) -> int:
-    """Check log, segments and acknowledgements of the data directory PATH against their checksums.
+@click.option("--core", type=int, help="Only this core.")
+@click.option(
+    "--repair", "repairs", is_flag=True, help="Move damaged files to quarantine and continue without them."
+)
+def fsck(path: str, core: int | None, repairs: bool, out: Output) -> int:
+    """Check the log, the segments and the acks in the data directory PATH against their checksums.
 
-    Without --repair nothing is changed, and it may run beside the writer. With it the writer must not run:
-    damaged files go to quarantine/ before anything is changed. Exits with 5 if a problem is left.
+    Without --repair, nothing is changed and the writer may run. With --repair, the writer must not run:
+    damaged files are moved to quarantine/ before anything is changed. Exits with 5 if a problem remains.
     """
     fs = OsFileSystem()
     cores = chosen_cores(path, core)
     done: list[str] = []
     with Progress() as progress:
-        if mend:
+        if repairs:
             for number, directory in cores:
                 done += [f"core {number}: {text}" for text in repair(fs, directory)]
         checked = [check(fs, number, directory, progress.show) for number, directory in cores]
     problems = sum(len(each.problems) for each in checked)
-    if as_json:
-        running = [number for number, directory in cores if is_in_use(fs, directory)]
-        print_json(_fsck_object(path, checked, done, running))
-    else:
-        _print_fsck(path, checked, done)
+    running = [number for number, directory in cores if is_in_use(fs, directory)]
+    out.show(_fsck_object(path, checked, done, running), lambda: _print_fsck(path, checked, done))
     return ExitCode.CORRUPT if problems else ExitCode.OK
 
 
@@ -444,5 +435,19 @@ def _fsck_object(
         "clean": not any(each.problems for each in checked),
         "repaired": done,
         "running_cores": running,
-        "cores": [dataclasses.asdict(each) for each in checked],
+        "cores": [_core_object(each) for each in checked],
     }
+
+
+def _core_object(core: CheckedCore) -> dict[str, object]:
+    findings = [
+        {
+            "severity": finding.severity,
+            "core": finding.core,
+            "subject": finding.subject,
+            "text": finding.text,
+            "advice": finding.advice,
+        }
+        for finding in core.findings
+    ]
+    return {**dataclasses.asdict(core), "findings": findings}

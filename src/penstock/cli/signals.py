@@ -1,4 +1,4 @@
-"""How a command is asked to stop: the first signal lets it finish its work, the second one does not."""
+"""Stop signals of commands: the first one lets the command finish its work, the second one does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def signal_code(number: signal.Signals | None) -> ExitCode:
 
 
 class LoopStop:
-    """SIGINT and SIGTERM on a running event loop: the first calls `stop`, the second ends the command."""
+    """Handles SIGINT and SIGTERM on an event loop: the first calls `stop`, the second ends the command."""
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self.first: signal.Signals | None = None
@@ -28,21 +28,21 @@ class LoopStop:
             asyncio.get_running_loop().add_signal_handler(number, self._caught, number)
 
     def _caught(self, number: signal.Signals) -> None:
-        if self.first is not None:  # asked twice: do not insist on finishing
+        if self.first is not None:  # asked twice: do not finish
             raise KeyboardInterrupt
         self.first = number
         self._stop()
 
 
 class LeaveNow(BaseException):
-    """Leave without finishing anything. No ordinary handler of errors may keep it back."""
+    """Ends the command without finishing its work. Not an `Exception`, so that handlers do not catch it."""
 
 
 class StopSignals:
-    """SIGINT and SIGTERM as a question that the work asks between its steps.
+    """SIGINT and SIGTERM for work that checks for them between its steps.
 
-    While `patient` is false there is nothing to finish, and the first signal raises `LeaveNow`; after that
-    only the second does.
+    While `patient` is false, there is nothing to finish and the first signal raises `LeaveNow`; later only
+    the second one does.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StopSignals:
         return self
 
     def install(self) -> None:
-        """Catch the signals; to be called again after Spark has started, which takes SIGINT for itself."""
+        """Catch the signals. Call it again after Spark has started, which replaces the handler of SIGINT."""
         for number in _CAUGHT:
             signal.signal(number, self._caught)
 
@@ -72,7 +72,7 @@ class StopSignals:
         self._first = self._first or signal.Signals(number)
         self._asked.set()
         if again or not self.patient:
-            raise LeaveNow("stopped at once; what was under way is run again at the next start")
+            raise LeaveNow("stopped immediately; unfinished work is repeated at the next start")
 
     @property
     def asked(self) -> bool:
@@ -80,7 +80,7 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The signal that came first, such as SIGTERM."""
+        """The name of the first signal, such as SIGTERM."""
         return self._first.name if self._first else ""
 
     @property
@@ -88,5 +88,5 @@ class StopSignals:
         return signal_code(self._first)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep unless and until a signal comes; true when one came."""
+        """Sleep until a signal arrives or the time is over; return true for a signal."""
         return self._asked.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""What a health report says about a store: reachable, honest about conditions, room, and the clock."""
+"""Health checks of a store: access, conditional writes, free space and clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 
 
 async def check_store(config: ConsumerConfig) -> list[Check]:
-    """Everything about one store. Failures are lines of the report, not errors."""
+    """Check a store. Failures are lines of the report, not errors."""
     store = open_store(config.store)
     try:
         checks: list[Check] = []
@@ -41,7 +41,7 @@ async def check_store(config: ConsumerConfig) -> list[Check]:
 
 
 def check_directory(path: str) -> list[Check]:
-    """A directory as a store: there, writable, with room, on a disk that syncs."""
+    """Check a directory as a store: it exists, is writable, has free space and syncs."""
     if not os.path.isdir(path):
         if os.path.exists(path):
             return [fail("directory", f"{path} is a file", "give a directory")]
@@ -61,7 +61,7 @@ def check_directory(path: str) -> list[Check]:
 
 
 def room_check(free: int, total: int) -> Check:
-    """Whether there is room for batches."""
+    """Check the free space."""
     text = f"{format_size(free)} free of {format_size(total)}"
     if free < ROOM_FAIL_BYTES:
         return fail("disk", text, "make room: producers will fail")
@@ -71,7 +71,7 @@ def room_check(free: int, total: int) -> Check:
 
 
 def _mode_check(path: str) -> Check:
-    """Whether other users of the machine can look into the directory. Its mode is never changed here."""
+    """Check whether other users of the machine can read the directory. Its mode is not changed."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & ~data_modes().directory & 0o077:
         return warn(
@@ -162,8 +162,8 @@ async def _conditions_check(store: ObjectStore, prefix: str) -> Check:
 
 
 def clock_check(modified_ms: int, before_ms: int, after_ms: int) -> Check:
-    """This machine's clock against the store's, by the time the store gave a fresh object."""
-    # Stores tell whole seconds, so up to one of them is no skew.
+    """Compare this machine's clock with the time that the store gives a new object."""
+    # Stores report whole seconds, so a difference below one second is not skew.
     skew_ms = max(0, before_ms - modified_ms - 1000) or min(0, after_ms - modified_ms)
     if abs(skew_ms) > SKEW_MS_MAX:
         direction = "ahead of" if skew_ms > 0 else "behind"

@@ -9,11 +9,11 @@ from typing import Final
 
 import click
 
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import print_json
 from penstock.cli.pipeline_file import overrides
 from penstock.cli.starting_file import DEFAULT_PIPELINE, default_mapping, pipeline_text
-from penstock.cli.up_log import LogPrinter
 from penstock.config import from_env, load_mapping, merge
 from penstock.up import (
     Level,
@@ -33,28 +33,27 @@ FILE_NAME: Final = "penstock.yaml"
 ENVIRONMENT: Final = "PENSTOCK_UP__"
 _SIGNALS = """\b
 Signals:
-  SIGTERM, Ctrl-C   stop the parts in the direction of the flow; twice: at once
-  SIGHUP            start failed parts again now; from a terminal that is closed: stop
+  SIGTERM, Ctrl-C   stop the parts in the order of the data flow; twice: immediately
+  SIGHUP            restart failed parts now; stop if the terminal was closed
   SIGUSR1           print a new token for the console
 
-`penstock init` writes a file to start from. PENSTOCK_UP__TOPICS__PORT=4001 in the environment is topics.port.
+`penstock init` writes a file to start from. PENSTOCK_UP__TOPICS__PORT=4001 in the environment sets a key.
 """
 
 
-@click.command(epilog=_SIGNALS)
+@command(epilog=_SIGNALS, json_help="Print the log as JSON, one line per entry.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--check", is_flag=True, help="Say what would run and everything that is wrong; run nothing.")
-@click.option("--only", multiple=True, metavar="PART", help="Run this part (or kind) only; may be repeated.")
+@click.option("--check", is_flag=True, help="Only show what would run and all errors.")
+@click.option("--only", multiple=True, metavar="PART", help="Run only this part (or kind); may be repeated.")
 @click.option("--without", multiple=True, metavar="PART", help="Leave out this part (or kind).")
 @click.option(
     "--set", "changes", multiple=True, metavar="KEY.PATH=VALUE",
     help="Set a key of the file, such as topics.port=4001; may be repeated.",
 )  # fmt: skip
 @click.option("--data-dir", metavar="DIR", help="Where data is kept [default: ./penstock-data].")
-@click.option("--json", "as_json", is_flag=True, help="The log as lines of JSON on standard output.")
 @click.option(
     "--log", "level", type=click.Choice([level.name.lower() for level in Level]), default="info",
-    show_default=True, help="How much of the log is printed.",
+    show_default=True, help="The lowest level to print.",
 )  # fmt: skip
 def up(
     file: Path | None,
@@ -63,13 +62,13 @@ def up(
     without: tuple[str, ...],
     changes: tuple[str, ...],
     data_dir: str | None,
-    as_json: bool,
     level: str,
+    out: Output,
 ) -> int:
     """Run the parts in FILE on this machine: collector, topics, relays, pipelines, databases, console.
 
-    Without FILE it is penstock.yaml here, and without that every part that is installed, with its data below
-    ./penstock-data, for this machine alone. A part that ends is started again, and takes no other with it.
+    FILE is by default penstock.yaml in this directory. Without it, every installed part runs, with its data
+    in ./penstock-data, reachable only from this machine. A part that ends is restarted; the others continue.
     """
     if "console" in without:
         changes, without = (*changes, "console.enabled=false"), tuple(p for p in without if p != "console")
@@ -78,15 +77,15 @@ def up(
         write_default_pipeline(found)
     prepared, faults = prepare(found, only=only, without=without)
     if check:
-        return _report(prepared, faults, as_json=as_json)
+        return _report(prepared, faults, out)
     if prepared is None or faults:
         return _refuse(faults)
     with hold(prepared.plan):
         check_ports(prepared)
         write_collector_file(prepared.plan)
-        from penstock.cli.up_run import run_fleet
+        from penstock.cli.up_run import LogPrinter, run_fleet
 
-        with LogPrinter(Level[level.upper()], as_json=as_json) as printer:
+        with LogPrinter(Level[level.upper()], as_json=out.is_json) as printer:
             run_fleet(prepared, printer)
     return ExitCode.OK
 
@@ -98,9 +97,9 @@ def find_file(
     environ: Mapping[str, str],
     directory: Path | None = None,
 ) -> UpFile:
-    """The file that was named, else penstock.yaml here, else everything with its defaults.
+    """Return the given file, or penstock.yaml in this directory, or every part with its defaults.
 
-    Later layers win: the file, `PENSTOCK_UP__*` of the environment, flags. Raises `ConfigError`.
+    The file is overridden by `PENSTOCK_UP__*` in the environment, and that by flags. Raises `ConfigError`.
     """
     here = (directory or Path()).absolute()
     if path is None and (here / FILE_NAME).exists():
@@ -115,7 +114,7 @@ def find_file(
 
 
 def write_default_pipeline(file: UpFile) -> None:
-    """Write the pipeline that runs without a file, unless it is there."""
+    """Write the pipeline that runs without a file, unless it exists."""
     if file.path is None:
         write_if_missing(Path(data_directory(file)) / DEFAULT_PIPELINE, pipeline_text(".."))
 
@@ -126,18 +125,18 @@ def _refuse(faults: list[str]) -> int:
     return ExitCode.REJECTED
 
 
-def _report(prepared: Prepared | None, faults: list[str], *, as_json: bool) -> int:
-    """What would run, and every fault, those of the parts' own files among them."""
+def _report(prepared: Prepared | None, faults: list[str], out: Output) -> int:
+    """Print what would run, and every fault, including those of the parts' own files."""
     everything = [*faults, *(prepared.faults.values() if prepared is not None else [])]
     parts = [] if prepared is None else _parts(prepared)
-    if as_json:
+    if out.is_json:
         print_json({"ok": not everything, "faults": everything, "parts": parts})
         return ExitCode.REJECTED if everything else ExitCode.OK
     for part in parts:
         click.echo(f"{part['name']:<20} {part['what']}")
     if everything:
         return _refuse(everything)
-    click.echo(click.style("the file can run", fg="green"))
+    click.echo(click.style("the file is valid", fg="green"))
     return ExitCode.OK
 
 
@@ -151,6 +150,6 @@ def _parts(prepared: Prepared) -> list[dict[str, str]]:
     for part in prepared.plan.parts:
         why = prepared.disabled.get(part.name)
         ports = ", ".join(address_of(*place) for place in part.ports.values())
-        what = f"is not run: {why}" if why else (ports or part.file or _route(prepared, part.name))
+        what = f"does not run: {why}" if why else (ports or part.file or _route(prepared, part.name))
         found.append({"name": part.name, "kind": part.kind.value, "what": what})
     return found

@@ -1,4 +1,4 @@
-"""A fleet as a process: the parts, the console and the probes, from the first start to the last stop."""
+"""The process of `penstock up`: its parts, the console, the probes and the log."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TextIO
 
-from penstock.cli.up_log import LogPrinter
+import click
+import msgspec
+
+from penstock.cli.output import LineWriter, time_text
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
 from penstock.up import (
+    OWN_NAME,
     PART_COMMAND,
     Fleet,
     FleetEvent,
     FleetMap,
     Level,
+    LogLine,
     PartKind,
     PartState,
     PartStatus,
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
 
 _CONSOLE: Final = "console"
 _DRAIN_S: Final = 2.0
+_COLOURS: Final = {Level.DEBUG: "bright_black", Level.WARNING: "yellow", Level.ERROR: "red"}
+_WIDTH: Final = 16
 
 
 def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
@@ -46,7 +54,7 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
 
 
 def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
-    """The console's own check of the name that a request comes by."""
+    """Return the console's check of a request's host name."""
     from penstock.console import Access
     from penstock.http import Keyring
     from penstock.servers import is_loopback
@@ -56,7 +64,7 @@ def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
 
 
 class _Own(logging.Handler):
-    """What this process itself logs, the console above all, as lines of the one log."""
+    """Logs the records of this process, mainly the console's, to the fleet's log."""
 
     def __init__(self, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -81,9 +89,9 @@ class _Up:
     async def run(self) -> None:
         self._catch_signals()
         logging.basicConfig(level=logging.INFO, handlers=[_Own(self._fleet, asyncio.get_running_loop())])
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every look of the console
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every poll of the console
         layout = self._prepared.plan.layout
-        self._fleet.say(f"runs {self._prepared.file.where}, with its data in {layout.data_dir}")
+        self._fleet.say(f"running {self._prepared.file.where}; data is in {layout.data_dir}")
         self._say_disabled()
         async with contextlib.AsyncExitStack() as stack:
             await self._open_front(stack)
@@ -95,7 +103,7 @@ class _Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
-        # A terminal that is closed takes with it what was started there.
+        # A closed terminal stops what was started there.
         in_terminal = sys.stdin is not None and sys.stdin.isatty()
         on_hangup = self._asked_to_stop if in_terminal else self._fleet.try_again
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
@@ -107,14 +115,14 @@ class _Up:
 
     def _say_disabled(self) -> None:
         for part, why in self._prepared.disabled.items():
-            self._fleet.log_buffer.say(part, Level.INFO, f"is not run: {why}")
+            self._fleet.log_buffer.say(part, Level.INFO, f"does not run: {why}")
         for part, fault in self._prepared.faults.items():
             self._fleet.log_buffer.say(part, Level.ERROR, fault)
 
     async def _open_front(self, stack: contextlib.AsyncExitStack) -> None:
-        """The probes of the whole fleet, and the console after them on the same port."""
+        """Open the probes of the fleet, and the console on the same port."""
         if missing := missing_extra(PartKind.CONSOLE):
-            self._fleet.say(f"there is no console, and no /health: {missing}", Level.WARNING)
+            self._fleet.say(f"console and /health are not available: {missing}", Level.WARNING)
             return
         settings = self._prepared.plan.settings
         host, port = settings.console.host or settings.host, settings.console.port
@@ -122,7 +130,7 @@ class _Up:
             bound = await self._open_console(stack, host, port)
         else:
             bound = await self._open_probes(stack, host, port)
-        self._tell_front(address_of(*bound))
+        self._report_front(address_of(*bound))
 
     async def _open_probes(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
         from penstock.http import Listener
@@ -154,13 +162,13 @@ class _Up:
         )
         bound = await console.start()
         stack.push_async_callback(console.close)
-        self._printer.tell_url(console.url)
+        self._printer.print_url(console.url)
         asyncio.get_running_loop().add_signal_handler(
-            signal.SIGUSR1, lambda: self._printer.tell_url(console.new_url())
+            signal.SIGUSR1, lambda: self._printer.print_url(console.new_url())
         )
         return bound
 
-    def _tell_front(self, address: str) -> None:
+    def _report_front(self, address: str) -> None:
         self._fleet.own(
             PartStatus(
                 name=_CONSOLE,
@@ -171,10 +179,10 @@ class _Up:
                 address=address,
             )
         )
-        self._fleet.say(f"health of the whole: http://{reachable(address)}/ready")
+        self._fleet.say(f"health of all parts: http://{reachable(address)}/ready")
 
     def _hint(self) -> Callable[[], None]:
-        """Say of each part how to use it when it is ready for the first time; returns how to end that."""
+        """Log how to use each part when it is first ready; return a function that ends this."""
         seen: set[str] = set()
 
         def look(event: FleetEvent) -> None:
@@ -185,13 +193,13 @@ class _Up:
             if hint is not None:
                 self._fleet.log_buffer.say(event.name, Level.INFO, hint)
             if event.kind is not PartKind.CONSOLE and not self._fleet.not_ready():
-                self._fleet.say("everything is ready")
+                self._fleet.say("all parts are ready")
 
         return self._fleet.subscribe(look)
 
 
 def hint_of(plan: Plan, part: PartStatus) -> str | None:
-    """How to use a part that is ready; None if there is nothing to say."""
+    """Return how to use a part that is ready, if there is a hint."""
     here = f"http://{reachable(part.address)}" if part.address else ""
     if part.kind is PartKind.TOPICS and here:
         return _write_an_event(plan.map, here)
@@ -202,12 +210,12 @@ def hint_of(plan: Plan, part: PartStatus) -> str | None:
         where = reachable(address_of(*ports["collector.grpc_port"]))
         return f"send telemetry: OTEL_EXPORTER_OTLP_ENDPOINT=http://{where}"
     if part.kind is PartKind.TIMESERIES and here:
-        return f"ask for a series: curl '{here}/api/v1/query?query=NAME'"
+        return f"query a series: curl '{here}/api/v1/query?query=NAME'"
     if part.kind is PartKind.VECTOR and here:
         return f"search vectors: POST {here}/api/v1/vector/search"
     if part.kind is PartKind.PIPELINE:
         files = [place.file for place in plan.map.pipelines if place.part == part.name]
-        return f"how its records go into its tables: {files[0]}" if files else None
+        return f"its file: {files[0]}" if files else None
     return None
 
 
@@ -216,3 +224,96 @@ def _write_an_event(places: FleetMap, here: str) -> str:
     key = " -H 'Authorization: Bearer KEY'" if places.topics is not None and places.topics.key else ""
     body = """-H 'Content-Type: application/json' -d '{"records":[{"data":{"hello":1}}]}'"""
     return f"write an event: curl -X POST {here}/v0/topics/{topic}{key} {body}"
+
+
+class LogPrinter:
+    """Prints the log from a level on: text on standard error, or JSON on standard output.
+
+    With JSON, status changes of parts are printed too. A missing or slow reader does not block.
+    """
+
+    def __init__(self, level: Level, *, as_json: bool) -> None:
+        self._level = level
+        self._as_json = as_json
+        self._states: dict[str, tuple[object, ...]] = {}
+        self._stream: TextIO | None = sys.stdout if as_json else sys.stderr  # None if it is closed
+        self._writer = LineWriter(self._stream, self._omitted)
+
+    def __enter__(self) -> LogPrinter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+    def __call__(self, event: FleetEvent) -> None:
+        if isinstance(event, LogLine):
+            self._line(event)
+        elif self._as_json:
+            self._part(event)
+
+    def print_url(self, url: str) -> None:
+        """Print the console's address. It may contain a token, so it must not be in the log."""
+        if self._as_json:
+            self._json({"time": _now(), "event": "console", "url": url})
+        else:
+            self._text(f"console: {url}")
+
+    def _line(self, line: LogLine) -> None:
+        if line.level >= self._level:
+            self._writer.put(self._formatted(time_text(line.at_ms), line.level, line.part, line.text))
+
+    def _omitted(self, count: int) -> bytes:
+        text = f"{count} lines were omitted: the log is read too slowly"
+        return self._formatted(_now(), Level.WARNING, OWN_NAME, text)
+
+    def _formatted(self, at: str, level: Level, part: str, text: str) -> bytes:
+        if self._as_json:
+            return _encoded({"time": at, "level": level.name.lower(), "part": part, "message": text})
+        name = f"{level.name:<7}"
+        if self._stream is not None and self._stream.isatty() and level in _COLOURS:
+            name = click.style(name, fg=_COLOURS[level])
+        return self._bytes(f"{at} {name} {part:<{_WIDTH}} {text}")
+
+    def _part(self, part: PartStatus) -> None:
+        said = (part.state, part.pid, part.address, part.restarts)
+        if self._states.get(part.name) == said:
+            return
+        self._states[part.name] = said
+        self._json(
+            {
+                "time": _now(),
+                "event": "part",
+                "part": part.name,
+                "kind": part.kind.value,
+                "state": part.state.value,
+                "since": time_text(part.since_ms),
+                "pid": part.pid,
+                "address": part.address,
+                "restarts": part.restarts,
+                "last_error": part.last_error,
+                "disabled_why": part.disabled_why,
+            }
+        )
+
+    def _json(self, document: dict[str, object]) -> None:
+        self._writer.put(_encoded(document))
+
+    def _text(self, text: str) -> None:
+        self._writer.put(self._bytes(text))
+
+    def _bytes(self, text: str) -> bytes:
+        encoding = None if self._stream is None else self._stream.encoding
+        return f"{text}\n".encode(encoding or "utf-8", "backslashreplace")
+
+
+def _encoded(document: dict[str, object]) -> bytes:
+    return msgspec.json.encode(document) + b"\n"
+
+
+def _now() -> str:
+    return time_text(SYSTEM_CLOCK.now_ms())

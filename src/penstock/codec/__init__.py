@@ -1,4 +1,4 @@
-"""Bytes in and out of memory: length-prefixed blocks and Zstandard with caps."""
+"""Codecs: length-prefixed blocks, and Zstandard with a limit of the output."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Blocks of `(u32 length | data)*` and the length table that lets them decode without a walk.
 
-The format tells a reader where the next record starts only after it has read the current one. A walk
-in Python costs more than everything else together, so our own blocks end with a table of lengths:
+The format shows where the next record starts only after the current one is read. A walk over the records in
+Python costs more than everything else together, so blocks written here end with a table of lengths:
 
     lengths  count x width bytes (u8, u16 or u32, little-endian)
     width    u8 (1, 2 or 4)
     count    u32
     magic    8 bytes, "PSTKLEN1"
 
-Readers ignore bytes after the last record, so the table is invisible to those that do not know it. A table is
-only believed after every length in it was compared with the record's own header; by induction from
-offset 0 such a table names exactly the records that the walk would find.
+Readers ignore bytes after the last record, so the table does not affect readers that do not know it. A table
+is used only if every length in it equals that of the record's header. By induction from offset 0, such a
+table names exactly the records that the walk would find.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import Corrupt, InvalidInput, LimitExceeded
 
 TABLE_MAGIC = b"PSTKLEN1"
 TABLE_RECORDS_MIN = 64
-"""Below this many records a walk is cheaper than the table is long."""
+"""Below this number of records, a walk is cheaper than a table."""
 
 _TAIL = struct.Struct("<BI8s")
 _HEADER = struct.Struct("<I")
@@ -40,10 +40,10 @@ _OFFSET_MAX = 2**31 - 1
 _HEADER_OFFSETS = np.arange(0, 4 << 16, 4, dtype="<i4")
 
 MANY_WALKS_MIN = 8192
-"""Below this many records one walk is as fast as many."""
-_SAMPLE = 64  # records that show how long a record of this block usually is
-_GUESSES = 8  # places that are tried for the start of one walk
-_HOPS = 2  # plausible headers that must follow a guessed one
+"""Below this number of records, one walk is as fast as many."""
+_SAMPLE = 64  # records that determine the usual length in this block
+_GUESSES = 8  # positions that are tried for the start of one walk
+_HOPS = 2  # plausible headers that must follow a guess
 _STEPS_BETWEEN_LOOKS = 16
 
 Lengths: TypeAlias = npt.NDArray[np.uint32]
@@ -51,7 +51,7 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 
 
 def as_binary_array(values: object) -> pa.BinaryArray:
-    """Records as one `binary` array, whatever way the caller holds them.
+    """Convert records in any supported form into one `binary` array.
 
     Takes a sequence of `bytes`, or a pyarrow array (or chunked array) of binary, large_binary,
     fixed_size_binary or binary_view without nulls. Raises `InvalidInput` naming the first offence.
@@ -79,7 +79,7 @@ def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
 
 
 def check_records(records: Sequence[bytes]) -> int:
-    """The bytes in all records. Raises `InvalidInput` naming the first that is not `bytes`."""
+    """Return the size of all records. Raises `InvalidInput` naming the first that is not `bytes`."""
     try:
         return sum(map(bytes.__len__, records))  # one pass for both: this `len` takes nothing else
     except TypeError:
@@ -118,18 +118,18 @@ def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
 
 
 def record_bytes(values: pa.BinaryArray) -> int:
-    """Sum of the record lengths, without a look at any record."""
+    """Return the sum of the record lengths, without reading the records."""
     offsets = _offsets(values)
     return int(offsets[-1]) - int(offsets[0])
 
 
 def record_lengths(values: pa.BinaryArray) -> Lengths:
-    """The length of every record, without a look at any of them."""
+    """Return the length of every record, without reading the records."""
     return np.diff(_offsets(values)).view("<u4")
 
 
 def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> memoryview:
-    """`(u32 length | data)*` for all values, whose lengths may be known already."""
+    """Encode `(u32 length | data)*` of all values, whose lengths may be known already."""
     count = len(values)
     if count == 0:
         return memoryview(b"")
@@ -143,14 +143,14 @@ def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> me
 
 
 def _header_offsets(count: int) -> npt.NDArray[np.int32]:
-    """0, 4, 8, …: where `count` headers follow each other. Few enough are taken from a stock."""
+    """Return 0, 4, 8, …: the offsets of `count` adjacent headers. Small results are cached."""
     if count < len(_HEADER_OFFSETS):
         return _HEADER_OFFSETS[: count + 1]
     return np.arange(0, 4 * count + 1, 4, dtype="<i4")
 
 
 def length_table(lengths: Lengths) -> bytes:
-    """The table that follows the records of a block, or nothing for a block too small to need one."""
+    """Encode the table after the records of a block; empty for a block that is too small to need one."""
     count = len(lengths)
     if count < TABLE_RECORDS_MIN:
         return b""
@@ -161,14 +161,14 @@ def length_table(lengths: Lengths) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block whose records have been found: cheap to hold, converted only when asked."""
+    """A block whose records have been found. They are converted on demand."""
 
     data: pa.Buffer
     lengths: Lengths
     starts: Positions
-    """Where each header lies, and, one more, where the records end."""
+    """The offset of each header and, as the last, the end of the records."""
     heads: npt.NDArray[np.uint64] | None = None
-    """The eight bytes from each header on, if the check of the table has read them already."""
+    """The eight bytes from each header on, if checking the table has read them already."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -178,7 +178,7 @@ class Block:
         return int(self.starts[-1]) - 4 * len(self.lengths)
 
     def to_list(self) -> list[bytes]:
-        """Each record as its own `bytes`."""
+        """Return each record as its own `bytes`."""
         if int(self.starts[-1]) <= _OFFSET_MAX:
             records: list[bytes] = self.to_arrow().to_pylist()
             return records
@@ -187,7 +187,7 @@ class Block:
         return [raw[begin:end].tobytes() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def to_arrow(self) -> pa.BinaryArray:
-        """A `binary` array: one copy of the data, no object per record."""
+        """Return a `binary` array: one copy of the data, without an object per record."""
         count = len(self.lengths)
         if count == 0:
             return pa.array([], pa.binary())
@@ -198,11 +198,10 @@ class Block:
         return pc.binary_slice(framed, 4, _SLICE_END)
 
     def to_arrow_view(self) -> pa.Array:
-        """A `binary_view` array that points into the block: no copy of the data at all.
+        """Return a `binary_view` array that points into the block, without a copy of the data.
 
-        Eight bytes from a record's header on are `length | first four data bytes`, which is the
-        first half of an Arrow view word for word. Blocks with records short enough to be kept
-        inside the view take the copying way.
+        The eight bytes from the header of a record on are `length | first four data bytes`, which is the
+        first half of an Arrow view. Blocks with records short enough to be stored inside the view are copied.
         """
         count = len(self.lengths)
         if count == 0 or int(self.lengths.min()) <= _INLINE_BYTES_MAX or len(self.data) > _OFFSET_MAX:
@@ -230,7 +229,7 @@ def index_block(data: pa.Buffer, count: int) -> Block:
 
 
 def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions:
-    """Header positions for records of these lengths, and the end of the last."""
+    """Return the header positions for records of these lengths, and the end of the last."""
     starts = _scratch(len(lengths) + 1, "<i8")
     framed = starts[1:]
     starts[0] = 0
@@ -240,23 +239,23 @@ def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions
 
 
 def _scratch(count: int, kind: str) -> npt.NDArray[np.int64]:
-    """An uninitialised array from Arrow's memory pool.
+    """Allocate an uninitialised array from Arrow's memory pool.
 
-    The pool keeps what is given back to it. The C library returns a megabyte to the system at once, and
-    the page faults of asking for it again cost as much as the work done in it.
+    The pool reuses freed memory. The C library returns a megabyte to the system immediately, and the page
+    faults of allocating it again cost as much as the work on it.
     """
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
 def _heads(data: pa.Buffer, starts: Positions) -> npt.NDArray[np.uint64]:
-    """The u64 at every header. The caller answers for eight bytes being there."""
+    """Return the u64 at every header. The caller guarantees that eight bytes are there."""
     # Every u64 of the block at every byte offset, without a copy.
     words = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
     return words[starts[:-1]]
 
 
 def _by_table(data: pa.Buffer, count: int) -> Block | None:
-    """The records by the table, or None when there is none that the headers confirm."""
+    """Find the records by the table; None if there is none that the headers confirm."""
     size = len(data)
     if count < TABLE_RECORDS_MIN or size < _TAIL.size:
         return None
@@ -276,7 +275,7 @@ def _by_table(data: pa.Buffer, count: int) -> Block | None:
 
 
 def _by_stride(data: pa.Buffer, count: int) -> Block | None:
-    """The records when every one is as long as the first: one strided comparison."""
+    """Find the records if all are as long as the first, with one strided comparison."""
     if count < TABLE_RECORDS_MIN:
         return None
     (first,) = _HEADER.unpack_from(data, 0)
@@ -290,18 +289,19 @@ def _by_stride(data: pa.Buffer, count: int) -> Block | None:
 
 
 def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
-    """The records by many walks at once, one numpy step for all; None to leave the block to `_by_walk`.
+    """Find the records by many parallel walks, with one numpy step for all; None leaves the block to
+    `_by_walk`.
 
-    Each walk starts at a guessed header and ends where the next one starts. A guess is only believed when
-    the walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is
-    walked one record at a time. So a wrong guess changes the speed and never the result.
+    Each walk starts at a guessed header and ends where the next one starts. A guess is used only if the walk
+    before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked one
+    record at a time. So a wrong guess changes the speed and never the result.
     """
     if count < MANY_WALKS_MIN:
         return None
     begins = _guessed_starts(data, count)
     if len(begins) < count**0.5 / 2:
         return None  # headers are hard to guess here
-    ends = np.append(begins[1:], len(data) - 3)  # past the last place where a header fits
+    ends = np.append(begins[1:], len(data) - 3)  # past the last position of a header
     rows = _walk_together(data, begins, ends, steps_max=8 * (count // len(begins) + 1))
     positions = np.stack(rows, axis=1)  # one line per walk
     inside = positions < ends[:, None]
@@ -319,7 +319,7 @@ def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
 
 
 def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
-    """Offset 0, and about one place per `sqrt(count)` records where a header seems to lie."""
+    """Return offset 0, and about one probable header position per `sqrt(count)` records."""
     size, raw = len(data), memoryview(data)
     unpack = _HEADER.unpack_from
     position, longest = 0, 0
@@ -356,14 +356,14 @@ def _is_plausible(window: bytes, position: int, longest: int) -> bool:
         if position + 4 > len(window):
             return False
         (length,) = _HEADER.unpack_from(window, position)
-        if not 0 < length <= longest:  # a run of zeros looks like empty records at every place
+        if not 0 < length <= longest:  # a run of zeros looks like empty records at every position
             return False
         position += 4 + length
     return True
 
 
 def _walk_together(data: pa.Buffer, begins: Positions, ends: Positions, *, steps_max: int) -> list[Positions]:
-    """Where every walk stands after each step, until almost all have reached their end."""
+    """Return the positions of all walks after each step, until almost all have ended."""
     last = len(data) - 4
     words = np.ndarray((last + 1,), "<u4", buffer=data, strides=(1,))
     rows = [begins]
@@ -388,7 +388,7 @@ def _stitched(
     arrivals: Positions,
     finished: npt.NDArray[np.bool_],
 ) -> tuple[Positions, int]:
-    """The one chain of headers from offset 0, from the walks that it confirms; and where it ends."""
+    """Return the confirmed chain of headers from offset 0, and its end."""
     raw, unpack = memoryview(data), _HEADER.unpack_from
     pieces: list[Positions] = []
     position = 0
@@ -426,10 +426,10 @@ def _by_walk(data: pa.Buffer, count: int) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """Records on their way into a block: an Arrow array to be encoded later, or a list already encoded.
+    """Records to encode: an Arrow array that is encoded later, or a list that is encoded already.
 
-    An array costs nothing to keep, so it is encoded piece by piece as the block is written. A list is worth a
-    look only once: its objects are scattered over memory, and reaching them costs more than copying them.
+    An array costs nothing to keep, so it is encoded in pieces while the block is written. A list should be
+    read only once: its objects are scattered over memory, and reaching them costs more than copying them.
     """
 
     values: pa.BinaryArray | None
@@ -438,12 +438,12 @@ class RecordChunk:
 
     @classmethod
     def of_array(cls, values: pa.BinaryArray) -> RecordChunk:
-        """A chunk of a `binary` array without nulls."""
+        """Make a chunk of a `binary` array without nulls."""
         return cls(values, record_lengths(values))
 
     @classmethod
     def of_list(cls, records: Sequence[bytes]) -> RecordChunk:
-        """A chunk of records that have been checked to be `bytes`."""
+        """Make a chunk of records that have been checked to be `bytes`."""
         values = pa.array(records, pa.binary())
         lengths = record_lengths(values)
         return cls(None, lengths, encode_records(values, lengths))
@@ -456,7 +456,7 @@ class RecordChunk:
         return int(self.lengths.sum(dtype=np.int64))
 
     def pieces(self, piece_bytes: int) -> Iterator[RecordChunk]:
-        """Slices of about `piece_bytes` each, at least one record long; nothing is copied."""
+        """Split into slices of about `piece_bytes`, at least one record long, without a copy."""
         values = self.values
         if values is None or self.record_bytes <= piece_bytes:
             yield self
@@ -470,7 +470,7 @@ class RecordChunk:
             start = stop
 
     def encode(self) -> memoryview:
-        """`(u32 length | data)*` for all records."""
+        """Encode `(u32 length | data)*` of all records."""
         if self.encoded is not None:
             return self.encoded
         return encode_records(self.values, self.lengths)

@@ -1,4 +1,4 @@
-"""Zstandard with one context per thread and a cap that a hostile frame cannot talk its way past."""
+"""Zstandard with a context per thread, and a limit of the output that a hostile frame cannot exceed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.units import format_size
 
 LEVEL = 3
 _PIECE_BYTES = 2048
-"""Input per step of the bounded stream. A frame grows at most 128 KiB per 4 bytes, so a bomb is
-noticed at most 64 MiB past the cap."""
+"""Input per step of the bounded stream. A frame grows at most 128 KiB per 4 bytes, so excess output is
+detected at most 64 MiB past the limit."""
 
 _contexts = threading.local()
 
 
 def compress(parts: Iterable[memoryview], *, size: int) -> bytes:
-    """All parts, `size` bytes together, as a single frame that carries its size and a checksum."""
+    """Compress all parts, `size` bytes together, into a single frame with its size and a checksum."""
     # A context shared by two threads crashes the process, so each thread keeps its own.
     context = getattr(_contexts, "compressor", None)
     if context is None:
@@ -33,10 +33,10 @@ def compress(parts: Iterable[memoryview], *, size: int) -> bytes:
 
 
 def decompress(data: memoryview, *, bytes_max: int) -> pa.Buffer:
-    """The content of one or more concatenated frames.
+    """Decompress one or more concatenated frames.
 
-    Raises `LimitExceeded` before more than `bytes_max` bytes are produced, `Corrupt` when the
-    frames are damaged, truncated or followed by something that is not a frame.
+    Raises `LimitExceeded` before more than `bytes_max` bytes are produced, `Corrupt` when the frames are
+    damaged, truncated or followed by something that is not a frame.
     """
     declared = _declared_size(data)
     if declared is not None and declared > bytes_max:
@@ -45,7 +45,7 @@ def decompress(data: memoryview, *, bytes_max: int) -> pa.Buffer:
         try:
             return pa.Codec("zstd").decompress(data, decompressed_size=declared)
         except (OSError, ValueError):
-            pass  # several frames, or damage: the bounded stream below tells which
+            pass  # several frames, or damage: the bounded stream below decides
     return _decompress_stream(data, bytes_max)
 
 
@@ -63,7 +63,7 @@ def _decompress_stream(data: memoryview, bytes_max: int) -> pa.Buffer:
     try:
         position = 0
         while position < len(data):
-            # One object per frame: unlike a reader it tells a truncated frame from a finished one.
+            # One object per frame: unlike a reader, it distinguishes a truncated frame from a complete one.
             frame = zstandard.ZstdDecompressor().decompressobj()
             while not frame.eof and position < len(data):
                 piece = frame.decompress(data[position : position + _PIECE_BYTES])

@@ -4,7 +4,7 @@
     async with Collector(plan) as collector:
         ...
 
-A request is answered with success only when the store says that it is durable.
+A request succeeds only when the store has confirmed that it is durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.collector.collector import Collector
     from penstock.collector.config import Plan, load_plan, parse_plan
     from penstock.collector.dead_letters import DeadLetter, DeadLetters, replay
-    from penstock.collector.exporters.factory import concurrency_of, make_otlp_exporter
+    from penstock.collector.exporters import concurrency_of, make_otlp_exporter
     from penstock.collector.settings import BufferSettings, OtlpExporterSettings
 
 __all__ = [
@@ -41,7 +41,7 @@ if not TYPE_CHECKING:
             "collector": "Collector",
             "config": "Plan load_plan parse_plan",
             "dead_letters": "DeadLetter DeadLetters replay",
-            "exporters.factory": "concurrency_of make_otlp_exporter",
+            "exporters": "concurrency_of make_otlp_exporter",
             "settings": "BufferSettings OtlpExporterSettings",
         },
     )

@@ -1,7 +1,7 @@
 """Small requests that come at the same time, put together before they are turned into columns.
 
-Setting up the columns of a batch costs as much as some two hundred of its rows, whoever sends them. While a
-group is decoded and made durable the next one gathers by itself, so nobody waits for company.
+Setting up the columns of a batch costs as much as about two hundred rows. While one group is decoded and made
+durable, the next one accumulates, so no request waits for others to arrive.
 
 Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
 holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
@@ -15,79 +15,65 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from penstock.collector.ports import Accepted
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Rejected
 from penstock.otlp import Signal
+from penstock.protowire import LENGTH_DELIMITED, fields
 
 RESOURCES_MAX: Final = 100_000
-"""A request with more outermost fields would hold up everybody else while they are counted."""
-
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_LENGTH: Final = 2
-_FIXED32: Final = 5
-_VARINT_BYTES_MAX: Final = 10
-
-
-def check_framing(data: bytes) -> int:
-    """How many resources a serialized export request holds (field 1, of any signal).
-
-    Costs one step per resource, whatever they hold. Raises `InvalidInput` unless the bytes are a whole
-    number of well-formed fields; what is inside a field is not looked at. Raises `LimitExceeded` for more
-    than `RESOURCES_MAX`.
-    """
-    at, end, resources, fields = 0, len(data), 0, 0
-    while at < end:
-        fields += 1
-        if fields > RESOURCES_MAX:
-            raise LimitExceeded(f"the request holds more than {RESOURCES_MAX} resources; send fewer in one")
-        tag, at = _varint(data, at, end)
-        if tag >> 3 == 0:
-            raise InvalidInput("this is no OTLP request: a field has the number 0")
-        wire_type = tag & 7
-        if wire_type == _LENGTH:
-            length, at = _varint(data, at, end)
-            at += length
-            resources += tag >> 3 == 1
-        elif wire_type == _VARINT:
-            _, at = _varint(data, at, end)
-        elif wire_type in (_FIXED64, _FIXED32):
-            at += 8 if wire_type == _FIXED64 else 4
-        else:
-            raise InvalidInput(f"this is no OTLP request: a field has the wire type {wire_type}")
-        if tag >> 3 == 1 and wire_type != _LENGTH:
-            raise InvalidInput("this is no OTLP request: its first field is no message")
-    if at != end:
-        raise InvalidInput("this is no OTLP request: it ends in the middle of a field")
-    return resources
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    for place in range(at, min(end, at + _VARINT_BYTES_MAX)):
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place + 1
-        shift += 7
-    raise InvalidInput("this is no OTLP request: it ends in the middle of a field")
-
+"""Counting the fields of a larger request would delay all others."""
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
-_Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Accepted]"]
+_Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Reply]"]
+
+
+def check_framing(data: bytes) -> int:
+    """Count the resources of a serialized export request (field 1, of any signal).
+
+    Costs one step per resource, whatever it holds: what is inside a field is not looked at. Raises
+    `InvalidInput` unless the bytes are a whole number of well-formed fields, and `LimitExceeded` for more
+    than `RESOURCES_MAX`.
+    """
+    count = resources = 0
+    try:
+        for number, wire_type, _, _ in fields(data):
+            count += 1
+            if count > RESOURCES_MAX:
+                raise LimitExceeded(
+                    f"the request holds more than {RESOURCES_MAX} resources; send fewer in one"
+                )
+            if number == 1:
+                if wire_type != LENGTH_DELIMITED:
+                    raise InvalidInput("its first field is no message")
+                resources += 1
+    except InvalidInput as error:
+        raise InvalidInput(f"this is no OTLP request: {error}") from error
+    return resources
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a request that was accepted: how many items were refused, and why."""
+
+    rejected: int = 0
+    message: str = ""
+
+
+TAKEN: Final = Reply()
+"""The reply to a request of which everything was accepted."""
 
 
 class Mixed(Rejected):
-    """Some items of a group are to be refused, and only a request by itself can say whose they are."""
+    """Some items of a group must be refused; decoding its requests separately shows whose they are."""
 
 
 class Take(Protocol):
     """Keeps what one request or several joined ones hold, and says so when it is durable."""
 
-    async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
+    async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Reply:
         """Raises `Rejected`, having kept nothing, for what it does not want as a whole.
 
         That is `Mixed` for several requests with items to refuse.
@@ -96,17 +82,17 @@ class Take(Protocol):
 
 
 class RequestBatcher:
-    """Hands requests to `take` in groups, and tells each sender what became of its own."""
+    """Passes requests to `take` in groups, and returns its own result to each sender."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
         self._waiting: dict[Signal, deque[_Waiting]] = {signal: deque() for signal in Signal}
         self._runners: dict[Signal, asyncio.Task[None]] = {}
 
-    async def add(self, data: bytes, signal: Signal) -> Accepted:
-        """The answer to one request. Raises what is wrong with it, and what keeping it raised."""
+    async def add(self, data: bytes, signal: Signal) -> Reply:
+        """Return the reply to one request. Raises what is wrong with it, and what storing it raised."""
         check_framing(data)
-        answer: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[signal].append((data, answer))
         if signal not in self._runners:
             self._runners[signal] = asyncio.create_task(self._run(signal))
@@ -141,7 +127,7 @@ class RequestBatcher:
         except PenstockError as error:
             _refuse(group, error)
         except Exception as error:
-            # Our own defect. Those who wait are told, rather than left waiting.
+            # A bug of ours: the senders get the error instead of waiting.
             _LOGGER.exception("a group of requests broke")
             _refuse(group, error)
         else:

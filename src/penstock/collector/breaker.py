@@ -1,4 +1,4 @@
-"""One exporter's view of its destination: reachable, left alone, or tried with a single bundle. Pure."""
+"""The circuit breaker of an exporter: send, pause, or probe with a single bundle. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 
 class CircuitState(enum.StrEnum):
-    """Closed: everything goes. Open: nothing does, until a time. Probing: one is on its way."""
+    """Closed: everything is sent. Open: nothing is, until a time. Probing: one bundle is under way."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -18,7 +18,7 @@ class CircuitState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitPolicy:
-    """How long a destination is left alone: `initial_s`, doubled with every failing probe, up to `max_s`."""
+    """The wait between probes: `initial_s`, doubled with every failed probe, up to `max_s`."""
 
     initial_s: float = 1.0
     max_s: float = 30.0
@@ -32,7 +32,7 @@ class CircuitPolicy:
 
 
 class CircuitBreaker:
-    """After a destination failed as a whole it gets one bundle at a time until one arrives.
+    """Limits a destination that failed to one bundle at a time until one arrives.
 
     Times and the draw for jitter (0 to 1) come from the caller. Not thread-safe: one loop owns it.
     """
@@ -44,10 +44,10 @@ class CircuitBreaker:
         self._failures = 0
         self.state = CircuitState.CLOSED
         self.due_s = 0.0
-        """When an open circuit may be probed."""
+        """The time at which an open circuit may be probed."""
 
-    def enter(self, now_s: float) -> bool:
-        """Whether one more bundle may go out now. Who was let in tells `succeeded`, `failed` or `left`."""
+    def try_acquire(self, now_s: float) -> bool:
+        """Return whether a bundle may be sent now. Report its end to `succeeded`, `failed` or `release`."""
         if self.state is CircuitState.CLOSED:
             return True
         if self.state is CircuitState.OPEN and now_s >= self.due_s:
@@ -56,18 +56,18 @@ class CircuitBreaker:
         return False
 
     def succeeded(self) -> None:
-        """The destination answered something sensible."""
+        """Record that the destination responded."""
         self._failures = 0
         self.state = CircuitState.CLOSED
 
-    def failed(self, now_s: float, draw: float, hint_s: float | None = None) -> None:
-        """The destination is out of reach. A hint is a floor under the wait."""
+    def failed(self, now_s: float, draw: float, retry_after_s: float | None = None) -> None:
+        """Record that the destination is unreachable. It is left alone for `retry_after_s` at least."""
         wait_s = min(self._policy.max_s, self._policy.initial_s * 2.0 ** min(self._failures, 30))
-        wait_s = max(wait_s * (0.5 + draw / 2), hint_s or 0.0)
+        wait_s = max(wait_s * (0.5 + draw / 2), retry_after_s or 0.0)
         due_s = now_s + wait_s
         if self.state is CircuitState.OPEN:
-            # Others that were under way when the first failed: they say nothing new, but may ask for more.
-            self.due_s = max(self.due_s, now_s + (hint_s or 0.0))
+            # Others that were under way when the first failed say nothing new, but may ask for more.
+            self.due_s = max(self.due_s, now_s + (retry_after_s or 0.0))
             return
         self._failures += 1
         self.state = CircuitState.OPEN
@@ -75,10 +75,10 @@ class CircuitBreaker:
 
     @property
     def is_probing(self) -> bool:
-        """Right after `enter`: whether who was let in is the probe."""
+        """Right after `try_acquire`: whether this is the probe."""
         return self.state is CircuitState.PROBING
 
-    def left(self, *, was_probe: bool) -> None:
-        """Who was let in had nothing to send after all. Only the probe itself makes room for another one."""
+    def release(self, *, was_probe: bool) -> None:
+        """End without having sent anything. Only the end of the probe itself lets another one start."""
         if was_probe and self.state is CircuitState.PROBING:
             self.state = CircuitState.OPEN

@@ -1,18 +1,17 @@
-"""Brings bundles into queues of object storage, each once, whatever dies in between.
+"""Delivery of bundles into queues of object storage, each once, whichever process crashes.
 
 Every append to a queue is a transaction of (this directory, place of its last bundle), see
-`penstock.buffer.transactions`; so records and position become durable in the same write.
+`penstock.buffer`; so records and position become durable in the same write.
 
 1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
-   one that was handed out is in nobody's hands, because its lease ended or it could not be read: that one is
-   waited for. So when the queue stands at a place, everything before it that was pending is in it too.
+   one that was handed out is not leased, because its lease ended or it could not be read: that one is
+   waited for. So when the queue is at a position, everything pending before it is in the queue too.
 2. A bundle at or before the position has been appended, and only its ack was lost: it is acknowledged.
-3. An append whose answer was lost is repeated under the same transaction and recognised.
+3. An append whose response was lost is repeated under the same transaction and recognised.
 4. Numbers of segments start over in a new directory; its identity is part of the name.
 
-The argument needs the oldest bundle first and a subscriber of its own; without them `QueueExporter` is used.
-
-A queue in object storage per signal: what a record holds, and the plain exporter that appends to it.
+This requires the oldest bundle first and a separate subscriber. Without them `QueueExporter` is used, which
+appends a bundle again if it is delivered again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -40,18 +39,19 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import ExportCounts, Source, SparseLog, payload_of
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
-from penstock.collector.ports import Delivery
 from penstock.collector.settings import BufferSettings
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.otlp import Signal
 from penstock.retry import Backoff, RetryPolicy
-from penstock.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from penstock.quiver import Bundle
 
 
 def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
-    """The queue of one signal."""
+    """Return the settings of the queue of one signal."""
     return ProducerConfig(
         store=settings.store,
         manifest_path=settings.manifest_path.replace("{signal}", signal.value),
@@ -63,7 +63,7 @@ def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
 
 
 def record_of(payload: Payload, record_format: str) -> bytes:
-    """A bundle as one record: an Arrow stream of the flat columns, or the OTLP request."""
+    """Return a bundle as one record: an Arrow stream of the flat columns, or the OTLP request."""
     if record_format == "otlp":
         return payload.otlp()
     batch = payload.batch()
@@ -74,7 +74,7 @@ def record_of(payload: Payload, record_format: str) -> bytes:
 
 
 class QueueExporter:
-    """Appends each bundle as a record; taken when durable. A bundle that comes again is appended again."""
+    """Appends each bundle as a record. A bundle that is delivered again is appended again."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
@@ -114,8 +114,8 @@ _BUNDLE_BITS: Final = 24
 _FOREVER_S: Final = 10.0**9
 
 
-def version_of(delivery: Delivery) -> int:
-    """A bundle's place as a version: rises in the order of delivery."""
+def version_of(delivery: Bundle) -> int:
+    """Return the position of a bundle as a version, which rises in the order of delivery."""
     return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
 
 
@@ -148,7 +148,7 @@ class BufferExportWorker:
         self._counts = ExportCounts(registry, name)
         self._said = SparseLog(_LOG, clock)
         self._positions: dict[Signal, int] = {}
-        self._flush_size = parse_size(settings.flush_size)
+        self._flush_size = settings.flush_bytes
         self._stopping = False
 
     def stop(self) -> None:
@@ -157,9 +157,7 @@ class BufferExportWorker:
 
     async def run(self) -> None:
         """Deliver. Cancelling it gives what is under way back to the store."""
-        opened = self._store or open_store(
-            self._settings.store, deadline_s=parse_duration(self._settings.append_deadline)
-        )
+        opened = self._store or open_store(self._settings.store, deadline_s=self._settings.append_deadline_s)
         try:
             while True:
                 group = await self._gather()
@@ -171,9 +169,9 @@ class BufferExportWorker:
             if self._store is None:
                 await opened.close()
 
-    async def _gather(self) -> dict[int, Delivery]:
-        """What is there up to a batch, by place and without a hole; waits a moment for the first."""
-        group: dict[int, Delivery] = {}
+    async def _gather(self) -> dict[int, Bundle]:
+        """Return available bundles up to a batch, in order and without a hole; wait for the first."""
+        group: dict[int, Bundle] = {}
         size = 0
         try:
             while size < self._flush_size and len(group) < self._settings.flush_bundles:
@@ -196,8 +194,8 @@ class BufferExportWorker:
             raise
         return dict(sorted(group.items()))
 
-    async def _deliver(self, store: ObjectStore, group: list[Delivery]) -> bool:
-        """Until all of the group is in its queues. False when it was given back, at the end of everything."""
+    async def _deliver(self, store: ObjectStore, group: list[Bundle]) -> bool:
+        """Retry until all of the group is in its queues; return False if it was given back at a stop."""
         policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_FOREVER_S)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
         try:
@@ -212,12 +210,12 @@ class BufferExportWorker:
             self._acknowledge(delivery)
         return True
 
-    async def _is_delivered(self, store: ObjectStore, group: list[Delivery]) -> bool:
+    async def _is_delivered(self, store: ObjectStore, group: list[Bundle]) -> bool:
         try:
             for signal in Signal:
                 await self._append(store, signal, group)
         except StaleTransaction as error:
-            # Somebody else moved it, or we did and never heard: look again before anything is appended.
+            # Another process moved it, or our response was lost: read the position again before appending.
             self._positions.clear()
             self._note_failure(error)
             return False
@@ -232,7 +230,7 @@ class BufferExportWorker:
         self._counts.circuit.set(2)
         self._said.warning(self.name, f"{self._settings.store} does not take it, and is tried again: {error}")
 
-    async def _append(self, store: ObjectStore, signal: Signal, group: list[Delivery]) -> None:
+    async def _append(self, store: ObjectStore, signal: Signal, group: list[Bundle]) -> None:
         mine = [delivery for delivery in group if str(delivery.signal) == signal.value]
         if not mine:
             return
@@ -242,7 +240,7 @@ class BufferExportWorker:
         records = await self._records(fresh, group)
         if not records:
             return
-        deadline_s = parse_duration(self._settings.append_deadline)
+        deadline_s = self._settings.append_deadline_s
         batch = await store_batch(
             store,
             config.prefix,
@@ -273,8 +271,8 @@ class BufferExportWorker:
             known = self._positions[signal] = NO_VERSION if last is None else last
         return known
 
-    async def _records(self, fresh: list[Delivery], group: list[Delivery]) -> list[bytes]:
-        """A record for each; what cannot be one is a dead letter, and out of `fresh` and `group`."""
+    async def _records(self, fresh: list[Bundle], group: list[Bundle]) -> list[bytes]:
+        """Encode a record for each; store the others as dead letters, and remove them from both lists."""
         records: list[bytes] = []
         for delivery in list(fresh):
             payload = payload_of(delivery, self._origin)
@@ -286,18 +284,18 @@ class BufferExportWorker:
                 group.remove(delivery)
         return records
 
-    async def _reject(self, delivery: Delivery, payload: Payload, reason: str) -> None:
+    async def _reject(self, delivery: Bundle, payload: Payload, reason: str) -> None:
         await asyncio.to_thread(self._dead_letters.keep, self.name, payload, reason, delivery.attempt)
         delivery.reject(reason)
         self._counts.outcomes[Verdict.REJECT].inc()
 
-    def _acknowledge(self, delivery: Delivery) -> None:
+    def _acknowledge(self, delivery: Bundle) -> None:
         self._counts.outcomes[Verdict.ACK].inc()
         self._counts.items.inc(delivery.items)
-        # Without its lease it comes again, and is found to be in the queue.
+        # Without its lease it is delivered again, and found to be in the queue.
         delivery.ack()
 
 
-def _give_back(group: Iterable[Delivery]) -> None:
+def _give_back(group: Iterable[Bundle]) -> None:
     for delivery in group:
         delivery.defer(0.0)

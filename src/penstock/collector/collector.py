@@ -8,17 +8,22 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.collector.config import PersistenceSettings, Plan
-from penstock.collector.consumers import DirectConsumer, FanOut, RoundRobin
+from penstock.collector.consumers import (
+    ConsumerNode,
+    DirectConsumer,
+    FanOutConsumer,
+    RoundRobinConsumer,
+)
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.exporters.factory import concurrency_of, make_exporter, make_otlp_exporter
-from penstock.collector.graph import Dispatch, Kind, Node
+from penstock.collector.exporters import concurrency_of, make_exporter, make_otlp_exporter
+from penstock.collector.graph import DispatchStrategy, Kind, Node
 from penstock.collector.limiter import ReceiverLimiter
-from penstock.collector.pipeline import PersistentPipeline, open_store
-from penstock.collector.ports import ConsumerNode, Exporter, Store
+from penstock.collector.payload import Exporter
+from penstock.collector.pipeline import PersistentPipeline, open_quiver
 from penstock.collector.receiver_grpc import GrpcReceiver
 from penstock.collector.receiver_http import HttpReceiver
 from penstock.collector.settings import Address, OtlpReceiverSettings
@@ -28,15 +33,16 @@ from penstock.http import Sites
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 
-__all__ = ["Collector", "OpenStore"]
+if TYPE_CHECKING:
+    from penstock.quiver import AsyncQuiver
 
 _LOG = logging.getLogger(__name__)
 _RECEIVER_GRACE_S: Final = 10.0
-OpenStore: TypeAlias = Callable[..., Awaitable[Store]]
+OpenQuiver: TypeAlias = Callable[..., Awaitable["AsyncQuiver"]]
 
 
 class Collector:
-    """One core's share of a plan.
+    """One core of a collector.
 
     async with Collector(plan) as collector:
         collector.addresses["otlp_receiver"]      # where it listens
@@ -50,23 +56,23 @@ class Collector:
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random = SYSTEM_RNG,
         registry: Registry = DEFAULT_REGISTRY,
-        open_store: OpenStore = open_store,
+        open_store: OpenQuiver = open_quiver,
     ) -> None:
         self._plan = plan
         self._core_id = core_id
         self._clock = clock
         self._rng = rng
         self._registry = registry
-        self._open_store = open_store
+        self._open_quiver = open_store
         self._dead_letters = DeadLetters(plan.dead_letters, clock=clock)
         self._pipelines: dict[str, PersistentPipeline] = {}
         self._exporters: dict[str, Exporter] = {}
         self._receivers: list[GrpcReceiver | HttpReceiver] = []
-        self._gates: list[ReceiverLimiter] = []
+        self._limiters: list[ReceiverLimiter] = []
         self._admin: AdminServer | None = None
         self._self_metrics: SelfMetrics | None = None
         self.addresses: dict[str, list[Address]] = {}
-        """Where each receiver listens, and `telemetry` if it does."""
+        """The addresses of each receiver, and of `telemetry` if it listens."""
         self.is_ready = False
 
     async def __aenter__(self) -> Collector:
@@ -81,7 +87,7 @@ class Collector:
         await self.stop()
 
     async def start(self) -> None:
-        """Ready on return. Raises `PenstockError`; then `stop` puts away what was begun."""
+        """Start everything. Raises `PenstockError`; then `stop` closes what was started."""
         await self._start_admin()
         graph = self._plan.graph
         for node in graph.of_kind(Kind.EXPORTER):
@@ -89,19 +95,19 @@ class Collector:
             self._exporters[node.name] = exporter
             await exporter.start()
         for node in graph.of_kind(Kind.PROCESSOR):
-            await self._start_vault(node)
+            await self._start_pipeline(node)
         for node in graph.of_kind(Kind.RECEIVER):
             await self._start_receiver(node)
         await self._start_self_metrics()
         self.is_ready = True
 
     async def stop(self) -> None:
-        """Take nothing more, make everything durable, bring what can be brought in time, and close."""
+        """Accept nothing more, make everything durable, deliver what can be delivered in time, and close."""
         self.is_ready = False
-        for limiter in self._gates:
+        for limiter in self._limiters:
             limiter.drain()
         async with contextlib.AsyncExitStack() as stack:
-            # Each step is taken whatever became of the one before; the first error is told in the end.
+            # Every step runs, even if one before it fails; the first error is raised at the end.
             if self._admin is not None:
                 stack.push_async_callback(self._admin.close)
             if self._self_metrics is not None:
@@ -109,14 +115,14 @@ class Collector:
             for exporter in self._exporters.values():
                 stack.push_async_callback(exporter.close)
             for pipeline in self._pipelines.values():
-                stack.push_async_callback(pipeline.store.close)
+                stack.push_async_callback(pipeline.quiver.close)
             await asyncio.gather(*(receiver.drain(_RECEIVER_GRACE_S) for receiver in self._receivers))
             await asyncio.gather(*(self._drain(pipeline) for pipeline in self._pipelines.values()))
             self._receivers, self._pipelines, self._exporters = [], {}, {}
             self._admin = self._self_metrics = None
 
     def hurry(self) -> None:
-        """Cut a stop short: nothing more is delivered, everything is still closed in order."""
+        """Cut a stop short: deliver nothing more, but still close everything in order."""
         for pipeline in self._pipelines.values():
             pipeline.hurry()
 
@@ -125,7 +131,7 @@ class Collector:
         if address is None:
             return
         if address.port:
-            # Each core tells of itself: the first on the port of the file, the next ones behind it.
+            # Each core has its own port: the first that of the file, the others the next ones.
             address = Address(address.host, address.port + self._core_id)
         sites = Sites(address.host, self._plan.telemetry.allowed_hosts)
         admin = AdminServer(self._registry, self._takes_requests, sites)
@@ -133,8 +139,7 @@ class Collector:
         self._admin = admin
 
     def _takes_requests(self) -> bool:
-        stores = (pipeline.store for pipeline in self._pipelines.values())
-        return self.is_ready and all(store.takes_writes for store in stores)
+        return self.is_ready and all(pipeline.health.takes_writes for pipeline in self._pipelines.values())
 
     async def _start_self_metrics(self) -> None:
         settings = self._plan.telemetry
@@ -150,9 +155,9 @@ class Collector:
         )
         await self._self_metrics.start()
 
-    async def _start_vault(self, node: Node) -> None:
+    async def _start_pipeline(self, node: Node) -> None:
         settings = self._plan.persistence(node)
-        store = await self._open_store(
+        quiver = await self._open_quiver(
             settings.quiver,
             subscribers=_subscribers(node, settings),
             core_id=self._core_id,
@@ -162,7 +167,7 @@ class Collector:
         pipeline = PersistentPipeline(
             node,
             settings,
-            store,
+            quiver,
             core_id=self._core_id,
             directory=os.path.join(settings.quiver.path, f"core_{self._core_id}"),
             dead_letters=self._dead_letters,
@@ -185,27 +190,27 @@ class Collector:
 
     async def _drain(self, pipeline: PersistentPipeline) -> None:
         try:
-            await pipeline.store.flush()
+            await pipeline.quiver.flush()
         except PenstockError as error:
-            # It is in the log, and becomes segments after the next start.
-            _LOG.warning("%s: not all of it can be made ready for delivery: %s", pipeline.node.name, error)
+            # It is in the log, and is written to segments after the next start.
+            _LOG.warning("%s: not all data can be made ready for delivery: %s", pipeline.node.name, error)
         if not await pipeline.drain(self._plan.drain_timeout_s):
             _LOG.warning("%s: not everything was delivered in time; the rest is kept", pipeline.node.name)
         for name, segments in pipeline.waiting().items():
-            _LOG.warning("%s: segments that are kept for it until the next start: %d", name, segments)
+            _LOG.warning("%s: segments kept until the next start: %d", name, segments)
 
     async def _start_receiver(self, node: Node) -> None:
         settings = self._plan.settings[node.name]
         assert isinstance(settings, OtlpReceiverSettings)
         limiter = ReceiverLimiter(
             node.name,
-            self._intake(node),
+            self._consumer(node),
             tokens=settings.tokens,
             requests_max=settings.max_in_flight,
             bytes_max=settings.in_flight_bytes,
             registry=self._registry,
         )
-        self._gates.append(limiter)
+        self._limiters.append(limiter)
         bound = self.addresses.setdefault(node.name, [])
         reuse_port = self._plan.cores > 1
         if settings.grpc_address is not None:
@@ -228,17 +233,18 @@ class Collector:
             self._receivers.append(http)
             bound.append(await http.bind(settings.http_address))
 
-    def _intake(self, node: Node) -> ConsumerNode:
+    def _consumer(self, node: Node) -> ConsumerNode:
         targets = [self._target(name) for name in node.destinations]
         if len(targets) == 1:
             return targets[0]
-        return FanOut(targets) if node.dispatch is Dispatch.BROADCAST else RoundRobin(targets)
+        is_broadcast = node.dispatch_strategy is DispatchStrategy.BROADCAST
+        return FanOutConsumer(targets) if is_broadcast else RoundRobinConsumer(targets)
 
     def _target(self, name: str) -> ConsumerNode:
         pipelines: Mapping[str, PersistentPipeline] = self._pipelines
-        return pipelines[name].intake() if name in pipelines else DirectConsumer(self._exporters[name])
+        return pipelines[name].consumer() if name in pipelines else DirectConsumer(self._exporters[name])
 
 
 def _subscribers(node: Node, settings: PersistenceSettings) -> list[str]:
-    """The names under which a store keeps the progress of what is behind it."""
+    """Return the subscribers of a persistence node."""
     return [node.name] if settings.is_shared else list(node.destinations)

@@ -1,11 +1,10 @@
-"""A collector's file as a whole: the graph, the settings of every node, and what is worth a warning.
+"""The file of a collector: the graph, the settings of every node, and warnings.
 
-`{{name}}` in a file: replaced by what `--set` or the environment says, before anything is looked at.
+`{{name}}` in a value is replaced by a variable of `--set` or the environment, before the file is decoded.
 """
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Mapping
@@ -28,10 +27,10 @@ from penstock.collector.settings import (
     ParquetSettings,
     parse_address,
 )
-from penstock.config import Setting, build, load_mapping
+from penstock.config import Setting, build, closest, load_mapping
 from penstock.errors import ConfigError
 from penstock.http import allowed_hosts
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 if TYPE_CHECKING:
     from penstock.quiver import QuiverConfig
@@ -40,10 +39,10 @@ _VARIABLE: Final = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
 def fill(settings: Mapping[str, Setting], variables: Mapping[str, str], *, where: str) -> dict[str, Setting]:
-    """The same settings with every `{{name}}` in a text replaced; keys stay as they are.
+    """Replace every `{{name}}` in the values of `settings`; keys stay as they are.
 
-    Raises `ConfigError` naming the place and the variable that nobody has set. A value is never looked
-    through again, so a variable cannot bring in another one.
+    Raises `ConfigError` naming the place and a variable that is not set. Replaced text is not searched again,
+    so a variable cannot contain another one.
     """
     return {key: _filled(value, variables, f"{where}: {key}") for key, value in settings.items()}
 
@@ -61,8 +60,8 @@ def _filled(value: Setting, variables: Mapping[str, str], place: str) -> Setting
 def _value(name: str, variables: Mapping[str, str], place: str) -> str:
     found = variables.get(name)
     if found is None:
-        nearest = difflib.get_close_matches(name, variables, n=1, cutoff=0.7)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        near = closest(name, variables)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(
             f"{place}: the variable {name!r} is not set: give --set {name}=…, or put it into the "
             f"environment{hint}"
@@ -71,7 +70,7 @@ def _value(name: str, variables: Mapping[str, str], place: str) -> str:
 
 
 class Validation(enum.StrEnum):
-    """How closely a request is looked at before it is kept as it came."""
+    """How thoroughly a raw request is checked before it is stored."""
 
     FRAMING = "framing"
     FULL = "full"
@@ -79,19 +78,19 @@ class Validation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistenceSettings:
-    """A persistence node: the keys of Quiver, and how the collector uses it."""
+    """The settings of a persistence node: those of Quiver, and how requests are checked."""
 
     quiver: QuiverConfig
     validation: Validation = Validation.FRAMING
 
     @property
     def is_raw(self) -> bool:
-        """Whether requests are kept byte for byte as they came, and not as columns."""
+        """Whether requests are stored unchanged, instead of as columns."""
         return self.quiver.otlp_handling == "pass_through"
 
     @property
     def is_shared(self) -> bool:
-        """Whether the destinations share one stream, and do not each get everything."""
+        """Whether the destinations share one stream, instead of each receiving all data."""
         return self.quiver.subscription == "shared"
 
 
@@ -125,24 +124,23 @@ _SETTINGS: Final[Mapping[tuple[Kind, str], type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """The collector's own state: over HTTP for whoever asks, and sent out as OTLP."""
+    """How the collector reports its own state: over HTTP, and as OTLP."""
 
     metrics_addr: str | None = None
     """`host:port` for `/metrics`, `/health` and `/ready`."""
     otlp: OtlpExporterSettings | None = None
-    """Where to send the same metrics."""
+    """The destination of the metrics as OTLP."""
     interval: DurationLike = "60s"
     allowed_hosts: tuple[str, ...] = ()
-    """Names in `Host` besides addresses, localhost and this machine's name; `*` for any."""
+    """Accepted names in `Host`, besides addresses, localhost and this machine's name. `*` accepts any."""
+
+    interval_s = seconds_of("interval")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         _ = self.address, allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.interval_s <= 0:
             raise ConfigError("interval must be above 0")
-
-    @property
-    def interval_s(self) -> float:
-        return parse_duration(self.interval)
 
     @property
     def address(self) -> Address | None:
@@ -157,17 +155,15 @@ class _File:
     drain_timeout: DurationLike = "30s"
     cores: int = 1
 
-    def __post_init__(self) -> None:
-        _ = self.drain_timeout_s
+    drain_timeout_s = seconds_of("drain_timeout")
 
-    @property
-    def drain_timeout_s(self) -> float:
-        return parse_duration(self.drain_timeout)
+    def __post_init__(self) -> None:
+        convert_units(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a collector needs to know, checked."""
+    """The checked configuration of a collector."""
 
     graph: Graph
     settings: Mapping[str, NodeSettings]
@@ -177,7 +173,7 @@ class Plan:
     cores: int
 
     def warnings(self) -> list[str]:
-        """What runs and is probably not what was meant."""
+        """Return a warning for each setting that works and is probably a mistake."""
         return [*self.graph.warnings(), *self._loops()]
 
     def persistence(self, node: Node) -> PersistenceSettings:
@@ -195,8 +191,8 @@ class Plan:
                 continue
             endpoint = settings.endpoint
             said += [
-                f"{name}: it sends to {endpoint}, which is where {receiver} of the same file listens: data "
-                "may go round in a circle"
+                f"{name}: it sends to {endpoint}, where {receiver} of the same file listens: data may loop "
+                "indefinitely"
                 for receiver, address in listeners
                 if address.is_reached_by(endpoint)
             ]
@@ -204,12 +200,12 @@ class Plan:
 
 
 def load_plan(path: str | Path, variables: Mapping[str, str]) -> Plan:
-    """The plan in a YAML file. Raises `ConfigError` with the place of the first mistake."""
+    """Read the plan in a YAML file. Raises `ConfigError` with the place of the first error."""
     return parse_plan(load_mapping(path), variables, where=str(path))
 
 
 def parse_plan(loaded: Mapping[str, Setting], variables: Mapping[str, str], *, where: str) -> Plan:
-    """The plan in a mapping. No file, port or store is touched."""
+    """Read the plan in a mapping, without access to files, ports or stores."""
     file = build(_File, fill(loaded, variables, where=where), where=where)
     graph = parse_graph(file.nodes, where=f"{where}: nodes")
     if file.cores < 1:
@@ -252,7 +248,7 @@ def _persistence(config: Mapping[str, Setting], place: str) -> PersistenceSettin
 
 
 def _check_apart(plan: Plan, where: str) -> None:
-    """No two nodes may write into one directory or listen on one port."""
+    """Raise `ConfigError` if two nodes write to the same directory or listen on the same port."""
     seen: dict[str, str] = {}
     for name, settings in plan.settings.items():
         claims = [str(address) for address in _listening(settings) if address.port]
@@ -262,7 +258,7 @@ def _check_apart(plan: Plan, where: str) -> None:
             continue
         for claim in claims:
             if claim in seen:
-                raise ConfigError(f"{where}: nodes: {seen[claim]} and {name} both want {claim}")
+                raise ConfigError(f"{where}: nodes: {seen[claim]} and {name} both use {claim}")
             seen[claim] = name
 
 

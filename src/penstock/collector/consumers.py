@@ -1,40 +1,70 @@
-"""From a receiver's request to where it is safe: a store, or the exporters themselves."""
+"""Consumers of requests: they store them in Quiver, or pass them to an exporter."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from penstock import otlp
-from penstock.collector.batcher import Mixed, RequestBatcher, check_framing
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.collector.batcher import TAKEN, Mixed, Reply, RequestBatcher, check_framing
 from penstock.collector.outcome import Outcome, Verdict
-from penstock.collector.payload import RawPayload
-from penstock.collector.ports import Accepted, ConsumerNode, Exporter, Store
-from penstock.errors import InvalidInput, Unavailable
+from penstock.collector.payload import Exporter, RawPayload
+from penstock.errors import InvalidInput, PenstockError, Rejected, Unavailable
 from penstock.otlp import Signal
+from penstock.quiver import AtCapacity
+
+if TYPE_CHECKING:
+    from penstock.quiver import AsyncQuiver
 
 _INLINE_BYTES: Final = 64 * 1024
-"""A larger request is decoded on a thread: it would hold up everybody else's answers."""
+"""A larger request is decoded on a thread: it would delay the replies to all others."""
 _ALONE_BYTES: Final = 1024**2
-"""A larger one is decoded while no other of that size is: it takes some twenty times its size meanwhile."""
+"""Larger requests are decoded one at a time: each takes about twenty times its size meanwhile."""
+_FAILED_S: Final = 30.0
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What was refused of a request that was taken."""
+class ConsumerNode(Protocol):
+    """The node that a receiver passes its requests to."""
 
-    rejected: int = 0
-    message: str = ""
+    async def take(self, data: bytes, signal: Signal) -> Reply:
+        """Return when the request is safe. Raises `PenstockError`; see `status.refusal_of`."""
+        ...
 
 
-TAKEN: Final = Reply()
+class WriteHealth:
+    """Whether the disk of a store accepts writes, as far as its last write tells."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._failed_s: float | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch one write. A write that is refused tells nothing about the disk."""
+        try:
+            yield
+        except (AtCapacity, Rejected):
+            raise
+        except PenstockError:
+            self._failed_s = self._clock.monotonic()
+            raise
+        self._failed_s = None
+
+    @property
+    def takes_writes(self) -> bool:
+        """False for 30 s after the disk failed a write, unless another write has succeeded since.
+
+        Later a failure says nothing about the next write, and a collector that is not ready gets none.
+        """
+        return self._failed_s is None or self._clock.monotonic() - self._failed_s >= _FAILED_S
 
 
 class Decoder:
-    """Where requests are decoded: here when they are small, on a thread when not, one by one when large."""
+    """Decodes small requests in place, larger ones on a thread, and the largest one at a time."""
 
     def __init__(self) -> None:
         self._alone = asyncio.Lock()
@@ -56,94 +86,110 @@ class Decoder:
 
 
 class RawConsumer:
-    """Requests as they came, one bundle each. Only their outermost fields are checked, unless `full`."""
+    """Stores requests unchanged, one bundle each. Checks only their outermost fields, unless `full`."""
 
-    def __init__(self, store: Store, *, full: bool = False, decoder: Decoder | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        quiver: AsyncQuiver,
+        *,
+        full: bool = False,
+        decoder: Decoder | None = None,
+        health: WriteHealth | None = None,
+    ) -> None:
+        self._quiver = quiver
+        self._health = health or WriteHealth()
         self._full = full
         self._decoder = decoder or Decoder()
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         if check_framing(data) == 0:
             return TAKEN
         if self._full:
             await self._decoder.run(otlp.count_items, data, signal)
-        await self._store.ingest_raw(data, signal.value)
+        with self._health.watching():
+            await self._quiver.ingest_raw(data, signal.value)
         return TAKEN
 
 
 class ArrowConsumer:
-    """Requests as columns. Small ones that come at the same time become one bundle, others one each.
+    """Stores requests as columns. Small concurrent requests become one bundle, larger ones one each.
 
-    They are decoded on a thread, so that others can come meanwhile.
+    They are decoded on a thread, so that more can arrive meanwhile.
     """
 
-    def __init__(self, store: Store, *, decoder: Decoder | None = None) -> None:
-        self._store = store
+    def __init__(
+        self, quiver: AsyncQuiver, *, decoder: Decoder | None = None, health: WriteHealth | None = None
+    ) -> None:
+        self._quiver = quiver
+        self._health = health or WriteHealth()
         self._decoder = decoder or Decoder()
-        self._gathering = RequestBatcher(self._keep)
+        self._batcher = RequestBatcher(self._keep)
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         if not data:
             return TAKEN
         if len(data) > _INLINE_BYTES:
             return await self._keep(data, signal, alone=True)
-        return await self._gathering.add(data, signal)
+        return await self._batcher.add(data, signal)
 
-    async def _keep(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
+    async def _keep(self, data: bytes, signal: Signal, *, alone: bool) -> Reply:
         decoded = await self._decoder.run(otlp.decode, data, signal, inline_bytes=0)
         if decoded.rejected and not alone:
             raise Mixed("some items of some requests are refused")
         if decoded.items:
-            await self._store.ingest(decoded.batch, signal=signal.value)
+            with self._health.watching():
+                await self._quiver.ingest(decoded.batch, signal=signal.value)
         return Reply(decoded.rejected, decoded.message) if decoded.rejected or decoded.message else TAKEN
 
 
 class DirectConsumer:
-    """Straight into one exporter: the client is answered when that has taken it, and nothing is kept."""
+    """Passes requests to one exporter and replies when it has accepted them. Stores nothing."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         if check_framing(data) == 0:
             return TAKEN
         return _reply(await self._exporter.send(RawPayload(data, signal)))
 
 
-class RoundRobin:
-    """One of several, each in its turn."""
+class RoundRobinConsumer:
+    """Passes each request to the next of several consumers."""
 
     def __init__(self, targets: Sequence[ConsumerNode]) -> None:
         self._targets = list(targets)
         self._turn = 0
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         target = self._targets[self._turn]
         self._turn = (self._turn + 1) % len(self._targets)
         return await target.take(data, signal)
 
 
-class FanOut:
-    """All of several; taken when all have it. The first that refuses decides, others may have it by then."""
+class FanOutConsumer:
+    """Passes each request to all of several consumers.
+
+    It is accepted when all have accepted it. The first refusal decides, even if others have it by then.
+    """
 
     def __init__(self, targets: Sequence[ConsumerNode]) -> None:
         self._targets = list(targets)
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         replies = await asyncio.gather(*(target.take(data, signal) for target in self._targets))
         return max(replies, key=lambda reply: (reply.rejected, bool(reply.message)))
 
 
 class _Busy(Unavailable):
-    """The exporter could not take it; its hint goes on to the client."""
+    """The exporter could not accept it; the client receives the exporter's wait."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-def _reply(outcome: Outcome) -> Accepted:
+def _reply(outcome: Outcome) -> Reply:
     if outcome.verdict is Verdict.ACK:
         return (
             Reply(outcome.rejected_items, outcome.reason)

@@ -1,11 +1,10 @@
-"""Bundles that a destination refused for good, kept as requests that can be sent again.
+"""Dead letters: bundles that a destination rejected, stored as requests that can be sent again.
 
     <path>/<exporter>/<place>-<signal>.pb      the OTLP request: the body of a POST to /v1/<signal>
     <path>/<exporter>/<place>-<signal>.json    why and when, and the size and checksum of the request
 
-A bundle is rejected only after both are durable.
-
-Dead letters sent again, each removed when it was taken.
+A bundle is rejected only after both are durable. `replay` sends them again, and removes each that was
+accepted.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ import xxhash
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.collector.outcome import Outcome, Verdict, refused
-from penstock.collector.payload import Payload, RawPayload
-from penstock.collector.ports import Exporter
+from penstock.collector.payload import Exporter, Payload, RawPayload
 from penstock.errors import NotFound, PenstockError, PermissionDenied
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.otlp import Signal
@@ -31,10 +29,10 @@ from penstock.storage import FileSystem, OsFileSystem, write_durably
 
 
 def make_durably(fs: FileSystem, path: str) -> None:
-    """Make a directory and those above it; on return their names survive a power cut.
+    """Create a directory and its parents, durably.
 
-    Also when an earlier call made them and failed before their names were durable, which making them again
-    would not notice. Raises what the disk raises.
+    Syncs existing ones too: an earlier call may have failed before their names were durable. Raises what the
+    disk raises.
     """
     fs.make_dirs(path)
     above = os.path.dirname(path)
@@ -62,7 +60,7 @@ class DeadLetter:
     """The request."""
     size: int
     damage: str = ""
-    """What is wrong with the request, if it is not the one that was kept: it is not sent."""
+    """The damage of the stored request, which is not sent then; empty if there is none."""
 
 
 class DeadLetters:
@@ -98,18 +96,18 @@ class DeadLetters:
             path=f"{stem}.pb",
             size=len(data),
         )
-        told = {key: value for key, value in asdict(letter).items() if key not in ("path", "damage")}
-        told["xxh3"] = xxhash.xxh3_64_hexdigest(data)
+        note = {key: value for key, value in asdict(letter).items() if key not in ("path", "damage")}
+        note["xxh3"] = xxhash.xxh3_64_hexdigest(data)
         try:
             write_durably(self._fs, f"{stem}.pb", [data], staging=staging)
-            write_durably(self._fs, f"{stem}.json", [json.dumps(told).encode()], staging=staging)
+            write_durably(self._fs, f"{stem}.json", [json.dumps(note).encode()], staging=staging)
         except NotFound:
-            self._ready.clear()  # somebody tidied up; the next try makes the directories anew
+            self._ready.clear()  # the directories were removed; the next attempt creates them again
             raise
         return letter
 
     def letters(self) -> Iterator[DeadLetter]:
-        """All that are there, by exporter and place, each with what is missing or damaged of it."""
+        """Yield every dead letter, by exporter and bundle, with its damage."""
         sizes = {name: stat.size for name, stat in self._fs.list_files(self._path)}
         stems = {name.rpartition(".")[0] for name in sizes if name.endswith((".pb", ".json"))}
         for stem in sorted(stems):
@@ -126,48 +124,48 @@ class DeadLetters:
         self._fs.sync_dir(os.path.dirname(letter.path))
 
     def request(self, letter: DeadLetter) -> bytes:
-        """The OTLP request that was refused."""
+        """Read the OTLP request of a dead letter."""
         return self._fs.read(letter.path)
 
     def _letter(self, exporter: str, path: str, size: int | None) -> DeadLetter:
-        told: dict[str, object] = {}
+        note: dict[str, object] = {}
         try:
             found = json.loads(self._fs.read(f"{path[:-3]}.json"))
-            told = found if isinstance(found, dict) else {}
+            note = found if isinstance(found, dict) else {}
         except (PenstockError, ValueError):
             pass
         signal = path[:-3].rpartition("-")[2]
-        attempts, at_ms = told.get("attempts"), told.get("at_ms")
+        attempts, at_ms = note.get("attempts"), note.get("at_ms")
         return DeadLetter(
             exporter=exporter,
             signal=signal,
-            reason=str(told.get("reason", "the note beside it is missing or damaged")),
+            reason=str(note.get("reason", "its note is missing or damaged")),
             attempts=attempts if isinstance(attempts, int) else 0,
             at_ms=at_ms if isinstance(at_ms, int) else 0,
             path=path,
             size=size or 0,
-            damage=self._damage(path, size, told),
+            damage=self._damage(path, size, note),
         )
 
-    def _damage(self, path: str, size: int | None, told: dict[str, object]) -> str:
-        """What is wrong with the request, as the note tells; those of older versions have no checksum."""
+    def _damage(self, path: str, size: int | None, note: dict[str, object]) -> str:
+        """Return the damage of a request according to its note; older notes have no checksum."""
         if size is None:
             return "the request is missing"
-        known = told.get("size", size)
+        known = note.get("size", size)
         if size != known or size == 0:
             return f"the request has {size} bytes instead of {known}"
         try:
             checksum = xxhash.xxh3_64_hexdigest(self._fs.read(path))
         except PenstockError as error:
             return f"the request cannot be read: {error}"
-        if told.get("xxh3", checksum) != checksum:
+        if note.get("xxh3", checksum) != checksum:
             return "the request is not the one that was refused: its checksum is wrong"
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What became of one letter."""
+    """The result of sending one dead letter again."""
 
     letter: DeadLetter
     outcome: Outcome

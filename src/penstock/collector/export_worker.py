@@ -1,6 +1,6 @@
-"""Brings the bundles of one subscriber to one exporter, several at a time; settles each by its outcome.
+"""Bundle of the bundles of one subscriber to one exporter, and the sources that a worker takes them from.
 
-Where a worker gets its bundles: a subscriber of its own, or its turns of one that several share.
+A worker has a subscriber of its own, or takes turns with others that share one.
 """
 
 from __future__ import annotations
@@ -10,79 +10,89 @@ import logging
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import Clock
 from penstock.collector.breaker import CircuitBreaker, CircuitPolicy, CircuitState
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.outcome import Outcome, Verdict
-from penstock.collector.payload import ArrowPayload, JoinedPayload, Payload, Place, RawPayload
-from penstock.collector.ports import Delivery, Exporter, Store
+from penstock.collector.payload import ArrowPayload, Exporter, JoinedPayload, Payload, Place, RawPayload
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
 from penstock.otlp import Signal
 
-_INTERVAL_S: Final = 10.0
-
-
-class SparseLog:
-    """At most one line every ten seconds for each key. Not thread-safe: one loop owns it."""
-
-    def __init__(self, log: logging.Logger, clock: Clock) -> None:
-        self._log = log
-        self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def warning(self, key: str, sentence: str) -> None:
-        now_s = self._clock.monotonic()
-        last_s, held_back = self._said.get(key, (now_s - _INTERVAL_S, 0))
-        if now_s - last_s < _INTERVAL_S:
-            self._said[key] = (last_s, held_back + 1)
-            return
-        self._said[key] = (now_s, 0)
-        more = f" (and {held_back} more like it)" if held_back else ""
-        self._log.warning("%s: %s%s", key, sentence, more)
-
+if TYPE_CHECKING:
+    from penstock.quiver import AsyncQuiver, Bundle
 
 _RAW_SLOTS: Final = frozenset({60, 61, 62})
 _PULL_S: Final = 0.5
 _HAND_OVER_S: Final = 0.1
-"""What is there takes a moment from the hands of the one that pulls for all."""
+"""Available bundles need a moment to be passed on by the task that pulls for all."""
+_LOG = logging.getLogger(__name__)
+_POLL_S: Final = 0.25
+"""How long a worker waits for a bundle before it checks whether to stop."""
+_JOINED_MAX: Final = 256
+_GAUGE: Final = {CircuitState.CLOSED: 0, CircuitState.PROBING: 1, CircuitState.OPEN: 2}
+_INTERVAL_S: Final = 10.0
+
+
+class SparseLog:
+    """Logs at most one line every ten seconds for each key. Not thread-safe: one loop owns it."""
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._written: dict[str, tuple[float, int]] = {}
+
+    def warning(self, key: str, sentence: str) -> None:
+        now_s = self._clock.monotonic()
+        last_s, held_back = self._written.get(key, (now_s - _INTERVAL_S, 0))
+        if now_s - last_s < _INTERVAL_S:
+            self._written[key] = (last_s, held_back + 1)
+            return
+        self._written[key] = (now_s, 0)
+        more = f" (and {held_back} more like it)" if held_back else ""
+        self._log.warning("%s: %s%s", key, sentence, more)
 
 
 class Source(Protocol):
-    """Hands out bundles."""
+    """A source of bundles for a worker."""
 
-    async def next(self, timeout_s: float) -> Delivery | None: ...
+    async def next(self, timeout_s: float) -> Bundle | None: ...
 
     def unacked_unleased(self) -> int:
-        """Bundles that were handed out, are not resolved, and are in nobody's hands."""
+        """Return the number of bundles that were handed out, are not resolved, and are not leased now."""
         ...
 
 
-class OwnSource:
-    """One subscriber: it gets everything."""
+def unacked_unleased(quiver: AsyncQuiver, subscriber: str) -> int:
+    """Count the bundles that were handed out, are not resolved, and are not leased now."""
+    return sum(found.deferred for found in quiver.subscribers() if found.name == subscriber)
 
-    def __init__(self, store: Store, subscriber: str) -> None:
-        self._store = store
+
+class OwnSource:
+    """The source of a worker that has a subscriber of its own: it gets every bundle."""
+
+    def __init__(self, quiver: AsyncQuiver, subscriber: str) -> None:
+        self._quiver = quiver
         self._subscriber = subscriber
 
-    async def next(self, timeout_s: float) -> Delivery | None:
-        return await self._store.next_bundle(self._subscriber, timeout=timeout_s)
+    async def next(self, timeout_s: float) -> Bundle | None:
+        return await self._quiver.next_bundle(self._subscriber, timeout=timeout_s)
 
     def unacked_unleased(self) -> int:
-        return self._store.unacked_unleased(self._subscriber)
+        return unacked_unleased(self._quiver, self._subscriber)
 
 
-class Turns:
-    """Whose turn it is, among those that are ready. Pure."""
+class RoundRobin:
+    """Picks the next of several names, among those that are ready. Pure."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self._last = len(self._names) - 1
 
     def pick(self, ready: Sequence[str]) -> str | None:
-        """The first of `ready` behind the one that was picked last; one that is not ready is passed over."""
+        """Return the first of `ready` after the one that was picked last."""
         for step in range(1, len(self._names) + 1):
             place = (self._last + step) % len(self._names)
             if self._names[place] in ready:
@@ -92,23 +102,23 @@ class Turns:
 
 
 class SharedSource:
-    """One subscriber for several destinations: each bundle goes to one of them, by turns."""
+    """One subscriber for several destinations: each bundle goes to one of them, in turn."""
 
-    def __init__(self, store: Store, subscriber: str, destinations: Sequence[str]) -> None:
-        self._store = store
+    def __init__(self, quiver: AsyncQuiver, subscriber: str, destinations: Sequence[str]) -> None:
+        self._quiver = quiver
         self._subscriber = subscriber
-        self._turns = Turns(destinations)
-        self._waiting: dict[str, deque[asyncio.Future[Delivery]]] = {name: deque() for name in destinations}
+        self._order = RoundRobin(destinations)
+        self._waiting: dict[str, deque[asyncio.Future[Bundle]]] = {name: deque() for name in destinations}
         self._pulling: asyncio.Task[None] | None = None
 
     def of(self, destination: str) -> Source:
         return _Share(self, destination)
 
     def unacked_unleased(self) -> int:
-        return self._store.unacked_unleased(self._subscriber)
+        return unacked_unleased(self._quiver, self._subscriber)
 
-    async def next_for(self, destination: str, timeout_s: float) -> Delivery | None:
-        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+    async def next_for(self, destination: str, timeout_s: float) -> Bundle | None:
+        future: asyncio.Future[Bundle] = asyncio.get_running_loop().create_future()
         self._waiting[destination].append(future)
         if self._pulling is None or self._pulling.done():
             self._pulling = asyncio.ensure_future(self._pull())
@@ -126,14 +136,14 @@ class SharedSource:
     async def _pull(self) -> None:
         while self._ready():
             try:
-                delivery = await self._store.next_bundle(self._subscriber, timeout=_PULL_S)
+                delivery = await self._quiver.next_bundle(self._subscriber, timeout=_PULL_S)
             except PenstockError as error:
                 for waiter in self._ready():
                     self._waiting[waiter].popleft().set_exception(error)
                 return
             if delivery is None:
                 continue
-            name = self._turns.pick(self._ready())
+            name = self._order.pick(self._ready())
             if name is None:
                 delivery.defer(0.0)
                 return
@@ -151,28 +161,21 @@ class _Share:
         self._shared = shared
         self._destination = destination
 
-    async def next(self, timeout_s: float) -> Delivery | None:
+    async def next(self, timeout_s: float) -> Bundle | None:
         return await self._shared.next_for(self._destination, timeout_s)
 
     def unacked_unleased(self) -> int:
         return self._shared.unacked_unleased()
 
 
-def payload_of(delivery: Delivery, origin: str) -> Payload:
-    """What a delivery holds: a request as it came, or columns."""
+def payload_of(delivery: Bundle, origin: str) -> Payload:
+    """Return the contents of a delivery: a request as it was received, or columns."""
     ref = delivery.ref
     place = Place(origin, ref.segment_seq, ref.bundle)
     signal = Signal(str(delivery.signal))
     if delivery.slot in _RAW_SLOTS:
         return RawPayload(delivery.batch.column(0)[0].as_py(), signal, place)
     return ArrowPayload(delivery.batch, signal, place)
-
-
-_LOG = logging.getLogger(__name__)
-_POLL_S: Final = 0.25
-"""How long a worker waits for a bundle before it looks whether it should stop."""
-_JOINED_MAX: Final = 256
-_GAUGE: Final = {CircuitState.CLOSED: 0, CircuitState.PROBING: 1, CircuitState.OPEN: 2}
 
 
 class ExportCounts:
@@ -200,7 +203,7 @@ class ExportCounts:
 
 
 class ExportWorker:
-    """`run` until `stop`; then what is there is still brought, as long as the destination takes it."""
+    """Delivers bundles until `stop`, and then those that the destination still accepts."""
 
     def __init__(
         self,
@@ -228,22 +231,22 @@ class ExportWorker:
         self._clock = clock
         self._rng = rng
         self._counts = ExportCounts(registry, name)
-        self._said = SparseLog(_LOG, clock)
+        self._log = SparseLog(_LOG, clock)
         self._stopping = False
 
     def stop(self) -> None:
-        """End as soon as nothing is left that can be delivered now."""
+        """End as soon as no bundle is left that can be delivered now."""
         self._stopping = True
 
     async def run(self) -> None:
-        """Deliver. Cancelling it gives what is under way back to the store."""
+        """Deliver until stopped. Cancelling it gives bundles under way back."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
                 group.create_task(self._work())
 
     async def _work(self) -> None:
         while True:
-            if not self._circuit.enter(self._clock.monotonic()):
+            if not self._circuit.try_acquire(self._clock.monotonic()):
                 if self._stopping:
                     return
                 await self._clock.sleep(self._wait_s())
@@ -254,27 +257,27 @@ class ExportWorker:
                 if delivery is not None:
                     await self._deliver(delivery)
             finally:
-                # Whoever found nothing, or ended by a fault of ours, leaves the place to another.
-                self._circuit.left(was_probe=was_probe)
+                # After finding nothing, or a bug, another task may probe.
+                self._circuit.release(was_probe=was_probe)
             if delivery is None and self._stopping:
                 return
 
-    async def _deliver(self, first: Delivery) -> None:
-        """The bundle, and others that wait beside it: one request costs as much as a few hundred spans."""
+    async def _deliver(self, first: Bundle) -> None:
+        """Deliver a bundle with others that are waiting: one request costs as much as a few hundred spans."""
         group = [first]
         try:
             await self._gather(group)
-            by_signal: dict[str, list[Delivery]] = {}
+            by_signal: dict[str, list[Bundle]] = {}
             for delivery in group:
                 by_signal.setdefault(str(delivery.signal), []).append(delivery)
             await self._deliver_each(list(by_signal.values()))
         except asyncio.CancelledError:
-            _give_back(group)  # those that are settled stay so
+            _give_back(group)  # those that are settled are not affected
             raise
         self._counts.circuit.set(_GAUGE[self._circuit.state])
 
-    async def _gather(self, group: list[Delivery]) -> None:
-        """More of what is there, unless the destination is only being probed."""
+    async def _gather(self, group: list[Bundle]) -> None:
+        """Add waiting bundles, unless the destination is only being probed."""
         size = group[0].batch.nbytes
         while size < self._join_bytes and len(group) < _JOINED_MAX:
             if self._circuit.state is not CircuitState.CLOSED:
@@ -285,27 +288,27 @@ class ExportWorker:
             group.append(more)
             size += more.batch.nbytes
 
-    async def _pull(self, timeout_s: float) -> Delivery | None:
+    async def _pull(self, timeout_s: float) -> Bundle | None:
         try:
             return await self._source.next(timeout_s)
         except PenstockError as error:
-            self._said.warning(self.name, f"the next bundle cannot be read: {error}")
+            self._log.warning(self.name, f"the next bundle cannot be read: {error}")
             await self._clock.sleep(_POLL_S)
             return None
 
     def _wait_s(self) -> float:
         return min(max(self._circuit.due_s - self._clock.monotonic(), 0.01), _POLL_S)
 
-    async def _deliver_each(self, groups: Sequence[list[Delivery]]) -> None:
-        """One after the other; what is left when the destination goes down waits for a probe to arrive."""
+    async def _deliver_each(self, groups: Sequence[list[Bundle]]) -> None:
+        """Deliver one group after another; once the destination is down, give the rest back."""
         for place, group in enumerate(groups):
             if place and self._circuit.state is not CircuitState.CLOSED:
                 _give_back(group)
             else:
                 await self._deliver_together(group)
 
-    async def _deliver_together(self, group: list[Delivery]) -> None:
-        """One attempt for all. What is refused as a whole is tried one by one, to find the one to blame."""
+    async def _deliver_together(self, group: list[Bundle]) -> None:
+        """Send a group in one request. If it is rejected, send its bundles one by one to find the culprit."""
         started_s = self._clock.monotonic()
         payloads = [payload_of(delivery, self._origin) for delivery in group]
         outcome = await self._attempt(payloads[0] if len(payloads) == 1 else JoinedPayload(payloads))
@@ -316,14 +319,14 @@ class ExportWorker:
         self._note(outcome, len(group))
         for delivery, payload in zip(group, payloads, strict=True):
             if not await self._settle(delivery, payload, outcome):
-                self._said.warning(self.name, "a bundle took longer than its lease, so it comes again")
+                self._log.warning(self.name, "a bundle took longer than its lease, so it is delivered again")
         self._note_partial(outcome)
 
     async def _attempt(self, payload: Payload) -> Outcome:
         try:
             return await self._exporter.send(payload)
         except Exception as error:  # noqa: BLE001
-            # Ours, not the destination's: the data is kept until a version without the fault sends it.
+            # A bug of ours: the data is kept until a version without it sends the bundle.
             _LOG.exception("%s: sending a bundle failed", self.name)
             return Outcome(verdict=Verdict.RETRY, reason=f"{type(error).__name__}: {error}")
 
@@ -333,14 +336,16 @@ class ExportWorker:
             was_closed = self._circuit.state is CircuitState.CLOSED
             self._circuit.failed(self._clock.monotonic(), self._rng.random(), outcome.retry_after_s)
             if was_closed:
-                self._said.warning(self.name, f"out of reach, tried one at a time from now: {outcome.reason}")
+                self._log.warning(
+                    self.name, f"unreachable, probed with one bundle at a time: {outcome.reason}"
+                )
         else:
             self._circuit.succeeded()
 
-    async def _settle(self, delivery: Delivery, payload: Payload, outcome: Outcome) -> bool:
+    async def _settle(self, delivery: Bundle, payload: Payload, outcome: Outcome) -> bool:
         if outcome.verdict is Verdict.ACK:
             self._counts.items.inc(delivery.items)
-        if outcome.verdict is Verdict.REJECT and not await self._is_kept(delivery, payload, outcome):
+        if outcome.verdict is Verdict.REJECT and not await self._is_stored(delivery, payload, outcome):
             return True
         try:
             if outcome.verdict is Verdict.ACK:
@@ -349,8 +354,8 @@ class ExportWorker:
                 return delivery.nack(outcome.reason, retry_after=outcome.retry_after_s)
             return delivery.reject(outcome.reason)
         except PenstockError as error:
-            self._said.warning(
-                self.name, f"an outcome cannot be written down, the bundle comes again: {error}"
+            self._log.warning(
+                self.name, f"an outcome cannot be recorded, so the bundle is delivered again: {error}"
             )
             return True
 
@@ -358,25 +363,25 @@ class ExportWorker:
         if outcome.verdict is not Verdict.ACK or not (outcome.reason or outcome.rejected_items):
             return
         self._counts.rejected_items.inc(outcome.rejected_items)
-        reason = outcome.reason or "it does not say why"
-        self._said.warning(
+        reason = outcome.reason or "it gives no reason"
+        self._log.warning(
             self.name, f"{outcome.rejected_items} items were refused by the destination: {reason}"
         )
 
-    async def _is_kept(self, delivery: Delivery, payload: Payload, outcome: Outcome) -> bool:
-        """Whether it is a dead letter; what cannot be one is not rejected, and comes again."""
+    async def _is_stored(self, delivery: Bundle, payload: Payload, outcome: Outcome) -> bool:
+        """Store a rejected bundle as a dead letter; if that fails, nack it and return False."""
         try:
             letter = await asyncio.to_thread(
                 self._dead_letters.keep, self.name, payload, outcome.reason, delivery.attempt
             )
         except PenstockError as error:
-            self._said.warning(self.name, f"a refused bundle cannot be kept, so it is tried again: {error}")
+            self._log.warning(self.name, f"a rejected bundle cannot be stored, so it is retried: {error}")
             delivery.nack(f"{outcome.reason}; not kept: {error}")
             return False
-        self._said.warning(self.name, f"refused for good, kept in {letter.path}: {outcome.reason}")
+        self._log.warning(self.name, f"rejected, stored in {letter.path}: {outcome.reason}")
         return True
 
 
-def _give_back(group: Sequence[Delivery]) -> None:
+def _give_back(group: Sequence[Bundle]) -> None:
     for delivery in group:
         delivery.defer(0.0)

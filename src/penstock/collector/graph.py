@@ -1,23 +1,22 @@
-"""The nodes of a file and how they are joined. Checked whole before a port is bound. No I/O.
+"""The graph of nodes in a configuration, checked completely before a port is bound. No I/O.
 
-Which plugin a node is. Both orders are in use: `urn:otel:otlp:receiver`, `urn:otap:receiver:otlp`.
+Plugin names have either order: `urn:otel:otlp:receiver`, `urn:otap:receiver:otlp`.
 """
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.config import Setting, build
+from penstock.config import Setting, build, closest
 from penstock.errors import ConfigError
 
 
 class Kind(enum.StrEnum):
-    """What a node does with data."""
+    """The role of a node."""
 
     RECEIVER = "receiver"
     PROCESSOR = "processor"
@@ -26,7 +25,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One thing a node can be."""
+    """The implementation of a node."""
 
     kind: Kind
     name: str
@@ -54,7 +53,7 @@ _KINDS: Final = frozenset(kind.value for kind in Kind)
 
 
 def parse_urn(text: str, place: str) -> Plugin:
-    """The plugin of a urn: a namespace of any name, then kind and name in either order.
+    """Parse the urn of a plugin: a namespace of any name, then kind and name in either order.
 
     Raises `ConfigError` for anything else; an unknown plugin names the nearest one.
     """
@@ -78,16 +77,16 @@ def parse_urn(text: str, place: str) -> Plugin:
 
 def _unknown(plugin: Plugin, place: str) -> ConfigError:
     names = sorted(known.name for known in PLUGINS if known.kind is plugin.kind)
-    nearest = difflib.get_close_matches(plugin.name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"
+    near = closest(plugin.name, names)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"{place}: no {plugin.kind.value} is called {plugin.name!r}; {hint}")
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Dispatch(enum.StrEnum):
-    """How a node with several destinations shares out its work."""
+class DispatchStrategy(enum.StrEnum):
+    """The distribution of data to several destinations."""
 
     ROUND_ROBIN = "round_robin"
     BROADCAST = "broadcast"
@@ -96,7 +95,7 @@ class Dispatch(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Port:
     destinations: tuple[str, ...]
-    dispatch_strategy: Dispatch = Dispatch.ROUND_ROBIN
+    dispatch_strategy: DispatchStrategy = DispatchStrategy.ROUND_ROBIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +113,9 @@ class Node:
     name: str
     plugin: Plugin
     destinations: tuple[str, ...]
-    dispatch: Dispatch
+    dispatch_strategy: DispatchStrategy
     config: Mapping[str, Setting] = field(repr=False)
-    """As it stands in the file, secrets and all."""
+    """The settings as they are in the file, including secrets."""
 
     @property
     def kind(self) -> Kind:
@@ -124,13 +123,13 @@ class Node:
 
     @property
     def is_built(self) -> bool:
-        """OTAP is understood as a setting and not as a protocol."""
+        """Whether the plugin is implemented; OTAP is accepted in settings only."""
         return self.plugin.name != "otap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Every node that runs, and those that are left out because what they are is not built."""
+    """The nodes that run, and those that are left out because they are not implemented."""
 
     nodes: Mapping[str, Node]
     left_out: tuple[Node, ...] = ()
@@ -139,14 +138,13 @@ class Graph:
         return [node for node in self.nodes.values() if node.kind is kind]
 
     def feeding(self, name: str) -> list[Node]:
-        """The nodes whose data comes to this one."""
+        """Return the nodes that send data to this one."""
         return [node for node in self.nodes.values() if name in node.destinations]
 
     def warnings(self) -> list[str]:
-        """What is worth saying aloud about a file that runs."""
+        """Return warnings about a configuration that runs."""
         said = [
-            f"{node.name}: the {node.plugin} is not implemented; the node is left out, and everything "
-            "else runs"
+            f"{node.name}: the {node.plugin} is not implemented; the node is left out, and all others run"
             for node in self.left_out
         ]
         said += [
@@ -158,9 +156,9 @@ class Graph:
 
 
 def parse_graph(nodes: Mapping[str, Setting], *, where: str) -> Graph:
-    """The graph of a `nodes` mapping. Raises `ConfigError` for the first thing that cannot run."""
+    """Return the graph of a `nodes` mapping. Raises `ConfigError` for the first error."""
     if not nodes:
-        raise ConfigError(f"{where}: no node is there; a collector needs a receiver and an exporter")
+        raise ConfigError(f"{where}: there are no nodes; a collector needs a receiver and an exporter")
     parsed = {name: _node(name, value, f"{where}: {name}") for name, value in nodes.items()}
     for node in parsed.values():
         _check_destinations(node, parsed, where)
@@ -186,7 +184,7 @@ def _node(name: str, value: Setting, place: str) -> Node:
         name=name,
         plugin=plugin,
         destinations=tuple(dict.fromkeys(name for port in ports for name in port.destinations)),
-        dispatch=ports[0].dispatch_strategy if ports else Dispatch.ROUND_ROBIN,
+        dispatch_strategy=ports[0].dispatch_strategy if ports else DispatchStrategy.ROUND_ROBIN,
         config=settings.config,
     )
 
@@ -195,7 +193,7 @@ def _check_destinations(node: Node, nodes: Mapping[str, Node], where: str) -> No
     place = f"{where}: {node.name}.out_ports"
     if node.kind is Kind.EXPORTER:
         if node.destinations:
-            raise ConfigError(f"{place}: an exporter is the end of the way and has no ports")
+            raise ConfigError(f"{place}: an exporter has no ports")
         return
     if not node.destinations:
         raise ConfigError(f"{place}: a {node.kind.value} needs a port with at least one destination")
@@ -209,8 +207,8 @@ def _check_destinations(node: Node, nodes: Mapping[str, Node], where: str) -> No
 
 def _unknown_destination(place: str, name: str, nodes: Iterable[str]) -> ConfigError:
     known = sorted(nodes)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
+    near = closest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
     return ConfigError(f"{place}: no node is called {name!r}; {hint}")
 
 
@@ -223,7 +221,7 @@ def _check_no_cycle(nodes: Mapping[str, Node], where: str) -> None:
 def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set[str], where: str) -> None:
     if name in path:
         circle = " -> ".join((*path[path.index(name) :], name))
-        raise ConfigError(f"{where}: data would go round in a circle: {circle}")
+        raise ConfigError(f"{where}: data would flow in a cycle: {circle}")
     if name in done:
         return
     for target in nodes[name].destinations:
@@ -232,7 +230,7 @@ def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set
 
 
 def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
-    """What is left when the nodes that are not built are gone, along with those that then lead nowhere."""
+    """Return the graph without nodes that are not implemented and without destinations that they are."""
     left_out = tuple(node for node in parsed.values() if not node.is_built)
     gone = {node.name for node in left_out}
     nodes = {name: _without(node, gone) for name, node in parsed.items() if name not in gone}
@@ -240,12 +238,12 @@ def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
         if node.kind is not Kind.EXPORTER and not node.destinations:
             raise ConfigError(
                 f"{where}: {node.name}: all its destinations ({', '.join(parsed[node.name].destinations)}) "
-                "are of a kind that is not implemented, so its data could go nowhere"
+                "are not implemented, so its data has no destination"
             )
         if node.kind is Kind.PROCESSOR:
             _check_processor(node, nodes, where)
     if not any(node.kind is Kind.RECEIVER for node in nodes.values()):
-        raise ConfigError(f"{where}: no receiver that can run is there")
+        raise ConfigError(f"{where}: there is no receiver that can run")
     return Graph(nodes=nodes, left_out=left_out)
 
 
@@ -253,7 +251,7 @@ def _check_processor(node: Node, nodes: Mapping[str, Node], where: str) -> None:
     for name in node.destinations:
         if nodes[name].kind is Kind.PROCESSOR:
             raise ConfigError(
-                f"{where}: {node.name}: {name!r} is a processor; a processor behind a processor is not "
+                f"{where}: {node.name}: {name!r} is a processor; a processor after a processor is not "
                 "implemented"
             )
 
@@ -263,6 +261,6 @@ def _without(node: Node, gone: set[str]) -> Node:
         name=node.name,
         plugin=node.plugin,
         destinations=tuple(name for name in node.destinations if name not in gone),
-        dispatch=node.dispatch,
+        dispatch_strategy=node.dispatch_strategy,
         config=node.config,
     )

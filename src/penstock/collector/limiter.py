@@ -1,4 +1,4 @@
-"""The way into one receiver: who may come in, how many at a time, and what was seen."""
+"""Admission of requests to one receiver: tokens, limits and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.collector.ports import Accepted, ConsumerNode
+from penstock.collector.batcher import Reply
+from penstock.collector.consumers import ConsumerNode
 from penstock.collector.status import Draining, Refusal, Unauthorized, refusal_of
 from penstock.config import Secret
 from penstock.errors import PenstockError, Unavailable
@@ -21,30 +22,30 @@ _BEARER: Final = "bearer "
 _SHIELDED_BYTES: Final = 64 * 1024
 """A larger request may be on a thread when its client leaves."""
 _ASIDE_MAX: Final = 2
-"""Bodies that are unpacked at the same time: each may become as large as a request may be."""
+"""Bodies that are unpacked concurrently: each may become as large as a request may be."""
 
 
 class ReceiverLimiter:
-    """Admits requests to an intake. Not thread-safe: one loop owns it."""
+    """Authorizes, counts and limits the requests of a receiver. Not thread-safe: one loop owns it."""
 
     def __init__(
         self,
         name: str,
-        intake: ConsumerNode,
+        consumer: ConsumerNode,
         *,
         tokens: Sequence[Secret] = (),
         requests_max: int = 1024,
         bytes_max: int = 256 * 1024**2,
         registry: Registry,
     ) -> None:
-        self._intake = intake
+        self._consumer = consumer
         self._tokens = [token.reveal().encode() for token in tokens]
         self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._draining = False
         self._aside = asyncio.Semaphore(_ASIDE_MAX)
         self.requests = 0
-        """Requests under way."""
+        """The number of requests under way."""
         self.bytes = 0
         requests = registry.counter(
             "collector.receiver.requests", "Requests, by how they ended.", ("receiver", "signal", "result")
@@ -67,34 +68,34 @@ class ReceiverLimiter:
         self._name = name
 
     def drain(self) -> None:
-        """Take nothing more."""
+        """Accept nothing more."""
         self._draining = True
 
     def check_token(self, authorization: str | None) -> None:
-        """Raises `Unauthorized` unless one of the tokens is given, or none is asked for."""
+        """Raise `Unauthorized` unless the token is one of those configured, or none is."""
         if not self._tokens:
             return
         given = authorization or ""
         if not given.lower().startswith(_BEARER):
             raise Unauthorized("a token is missing: send Authorization: Bearer …")
         token = given[len(_BEARER) :].strip().encode()
-        # Every token is compared, so that the time tells nothing about which came close.
+        # Every token is compared, so that the time does not reveal which was close.
         if not sum([hmac.compare_digest(token, known) for known in self._tokens]):
             raise Unauthorized("the token is not known here")
 
     def check_open(self, size: int) -> None:
-        """Raises `Unavailable` while there is no room for a request of this size."""
+        """Raise `Unavailable` while there is no room for a request of this size."""
         if self._draining:
             raise Draining("the collector is stopping")
         if self.requests >= self._requests_max or (self.requests and self.bytes + size > self._bytes_max):
             raise Unavailable("the collector has as many requests under way as it may")
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
-        """Hand a request on; returns when it is safe. Raises whatever keeps it from being so."""
+    async def take(self, data: bytes, signal: Signal) -> Reply:
+        """Pass a request to the consumer; return when it is safe. Raises what prevents that."""
         size = len(data)
         if size <= _SHIELDED_BYTES:
             with self._counted(size):
-                reply = await self._intake.take(data, signal)
+                reply = await self._consumer.take(data, signal)
         else:
             reply = await asyncio.shield(self._take_to_the_end(data, signal))
         seen, taken = self._taken[signal]
@@ -105,14 +106,14 @@ class ReceiverLimiter:
         return reply
 
     async def aside(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
-        """Work on a request of `size` bytes on a thread, before it is taken; counted, and few at a time."""
+        """Process a request of `size` bytes on a thread; it is counted, and few run at the same time."""
         return await asyncio.shield(self._work_to_the_end(size, work, *arguments))
 
-    # What was begun goes on when the client leaves: its memory is in use, and counts, until it is done.
+    # Work continues after its client has left: its memory is in use, and counted, until it ends.
 
-    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Accepted:
+    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Reply:
         with self._counted(len(data)):
-            return await self._intake.take(data, signal)
+            return await self._consumer.take(data, signal)
 
     async def _work_to_the_end(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
         with self._counted(size):
@@ -131,7 +132,7 @@ class ReceiverLimiter:
             self.bytes -= size
 
     def refusal(self, error: BaseException, signal: Signal | None) -> Refusal:
-        """What to answer, counted and, if it is our fault, logged."""
+        """Return the response to an error, after counting it and, if it is our fault, logging it."""
         refusal = refusal_of(error)
         self._requests_seen.inc(
             receiver=self._name, signal=signal.value if signal else "", result=refusal.code.lower()
@@ -139,6 +140,6 @@ class ReceiverLimiter:
         if not isinstance(error, PenstockError):
             _LOG.error("%s: a request failed", self._name, exc_info=error)
         elif refusal.message != str(error):
-            # The client does not read the paths of this machine; whoever runs it does.
+            # The operator needs the paths of this machine; the client must not see them.
             _LOG.warning("%s: %s: %s", self._name, type(error).__name__, error)
         return refusal

@@ -1,4 +1,4 @@
-"""What an answer means for the data that was sent: the tables of the protocol, and nothing else."""
+"""The outcome of an export by the response of the destination, as the protocol defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.otlp import Signal
 
 
 class Verdict(enum.Enum):
-    """What becomes of a bundle."""
+    """The fate of a bundle after an attempt to send it."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
 
 
 class AuthErrors(enum.StrEnum):
-    """What an answer about credentials means: a passing fault of theirs, or the end of the data."""
+    """The treatment of authentication errors: a transient fault of the destination, or a rejection."""
 
     RETRY = "retry"
     REJECT = "reject"
@@ -36,11 +36,11 @@ class Outcome:
     verdict: Verdict
     reason: str = ""
     retry_after_s: float | None = None
-    """The least time that the other side asks to be left alone."""
+    """The minimum wait that the destination requests."""
     rejected_items: int = 0
-    """Items that the other side has thrown away for good, of a request that it took."""
+    """Items that the destination has refused of a request that it accepted."""
     is_down: bool = False
-    """Whether the whole destination is out of reach, and not this one request."""
+    """Whether the whole destination is unreachable, not only this request."""
 
 
 _GRPC_RETRY: Final = frozenset(
@@ -53,22 +53,22 @@ _HTTP_AUTH: Final = frozenset({401, 403})
 
 
 def delivered(*, rejected_items: int = 0, message: str = "") -> Outcome:
-    """Taken. A partial success is never sent again: what was refused of it stays refused."""
+    """Return the outcome of an accepted request. A partial success is never sent again."""
     return Outcome(verdict=Verdict.ACK, reason=message, rejected_items=rejected_items)
 
 
 def refused(reason: str) -> Outcome:
-    """Never to be sent again: it would be refused again."""
+    """Return the outcome of a request that would be refused again, so is never sent again."""
     return Outcome(verdict=Verdict.REJECT, reason=reason)
 
 
 def unreachable(reason: str) -> Outcome:
-    """No connection, or one that broke before the answer."""
+    """Return the outcome of a connection that failed or broke before the response."""
     return Outcome(verdict=Verdict.RETRY, reason=reason, is_down=True)
 
 
 def after_grpc(code: str, message: str, hint_s: float | None, auth_errors: AuthErrors) -> Outcome:
-    """The outcome of a call that ended with the status `code` (its name)."""
+    """Return the outcome of a call that ended with the status named `code`."""
     reason = f"{code}: {message}" if message else code
     if code in _GRPC_RETRY:
         return Outcome(verdict=Verdict.RETRY, reason=reason, retry_after_s=hint_s, is_down=code in _GRPC_DOWN)
@@ -80,7 +80,7 @@ def after_grpc(code: str, message: str, hint_s: float | None, auth_errors: AuthE
 
 
 def after_http(status: int, message: str, hint_s: float | None, auth_errors: AuthErrors) -> Outcome:
-    """The outcome of a request that was answered with a status other than success."""
+    """Return the outcome of a response with a status other than success."""
     reason = f"HTTP {status}: {message}" if message else f"HTTP {status}"
     retried = status in _HTTP_RETRY or (status in _HTTP_AUTH and auth_errors is AuthErrors.RETRY)
     if not retried:
@@ -92,7 +92,7 @@ _TAKEN = delivered()
 
 
 def outcome_of_response(data: bytes, signal: Signal) -> Outcome:
-    """An answer of success, with or without refusals. One that cannot be read is still a success."""
+    """Return the outcome of a successful response. One that cannot be decoded is still a success."""
     if not data:
         return _TAKEN
     try:

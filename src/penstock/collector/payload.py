@@ -1,7 +1,4 @@
-"""One bundle on its way out, as OTLP bytes or as Arrow, whichever an exporter asks for.
-
-A bundle that is too large for one request, sent in several.
-"""
+"""A bundle as exporters send it, in one request or several, and the interface of an exporter."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where a bundle stands: the same data always has the same place, so files can be named by it.
+    """The identity of a bundle: the same data always has the same one, so files are named after it.
 
-    `origin` tells directories apart: numbers of segments start over in a new one.
+    `origin` identifies the directory: segment numbers start over in a new one.
     """
 
     origin: str
@@ -34,36 +31,46 @@ class Place:
 
 
 class Payload(Protocol):
-    """What exporters send. Both forms are made when they are asked for."""
+    """The data that exporters send. Both forms are created on request."""
 
     @property
     def signal(self) -> Signal: ...
 
     @property
     def place(self) -> Place | None:
-        """None for data that was not stored before it is sent."""
+        """The identity of the bundle; None for data that is not stored."""
         ...
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of columns that have to be turned into a request first; 0 for what is one already."""
+        """Bytes of columns that have to be encoded first; 0 for a request."""
         ...
 
     def otlp(self) -> bytes:
-        """A serialized export request."""
+        """Return a serialized export request."""
         ...
 
     def pieces(self, limit_bytes: int) -> list[bytes]:
-        """The same in requests of at most `limit_bytes`; an item above it stands alone."""
+        """Return requests of at most `limit_bytes`; a larger item is sent alone."""
         ...
 
     def batch(self) -> pa.RecordBatch:
-        """The flat columns of its signal."""
+        """Return the flat columns of its signal."""
         ...
 
 
+class Exporter(Protocol):
+    """A destination. `send` never raises for a failure of the destination: that is an `Outcome`."""
+
+    async def start(self) -> None: ...
+
+    async def send(self, payload: Payload) -> Outcome: ...
+
+    async def close(self) -> None: ...
+
+
 class RawPayload:
-    """A request as it came."""
+    """A request as it was received."""
 
     __slots__ = ("_data", "place", "signal", "work_bytes")
 
@@ -82,7 +89,7 @@ class RawPayload:
         return ArrowPayload(self.batch(), self.signal, self.place).pieces(limit_bytes)
 
     def batch(self) -> pa.RecordBatch:
-        """Decoded now. Raises `InvalidInput` if the bytes are no request."""
+        """Decode the request. Raises `InvalidInput` if the bytes are none."""
         from penstock import otlp
 
         return otlp.decode(self._data, self.signal).batch
@@ -118,7 +125,7 @@ class ArrowPayload:
 
 
 class JoinedPayload:
-    """Several of one signal as one request: serialized requests behind each other are their sum."""
+    """Several payloads of one signal as one request: concatenated requests are one request."""
 
     __slots__ = ("_parts", "place", "signal")
 
@@ -174,7 +181,7 @@ async def send_in_pieces(
 
 
 async def _pieces(payload: Payload, limit_bytes: int) -> list[bytes]:
-    """Bytes are there already; columns have to be turned into them, which may take a while."""
+    """Encode columns on a thread if they are large."""
     if payload.work_bytes > _INLINE_BYTES:
         return await asyncio.to_thread(payload.pieces, limit_bytes)
     return payload.pieces(limit_bytes)

@@ -1,7 +1,4 @@
-"""One persistence node at work: its store, the way in, and a worker for every destination.
-
-The store behind a persistence node: Quiver, opened for one core, with its subscribers at work.
-"""
+"""A persistence node: its Quiver, the consumer for receivers, and a worker for every destination."""
 
 from __future__ import annotations
 
@@ -10,40 +7,37 @@ import logging
 import os
 import random
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.config import NodeSettings, PersistenceSettings, Validation
-from penstock.collector.consumers import ArrowConsumer, Decoder, RawConsumer
+from penstock.collector.consumers import ArrowConsumer, ConsumerNode, Decoder, RawConsumer, WriteHealth
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSource, Source
 from penstock.collector.graph import Node
-from penstock.collector.ports import ConsumerNode, Delivery, Exporter, Store
+from penstock.collector.payload import Exporter
 from penstock.collector.settings import BufferSettings, OtlpExporterSettings
-from penstock.errors import Corrupt, NotFound, PenstockError, Rejected
+from penstock.errors import Corrupt, NotFound
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
 from penstock.storage import FileSystem, OsFileSystem, write_durably
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.quiver import AsyncQuiver, QuiverConfig
 
 _LOG = logging.getLogger(__name__)
 _NAME: Final = "collector.id"
-_FAILED_S: Final = 30.0
-"""After that a failed write tells nothing of the next one. Nobody sends one while this is not ready."""
 _IDENTITY: Final = re.compile(r"[0-9A-Z]{26}")
+_RESTART_S: Final = 1.0
 
 
 def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_CLOCK) -> str:
-    """The identity in the directory; made, durably, if there is none.
+    """Return the identity of the directory; create it, durably, if there is none.
 
-    A directory that was removed and made anew has another one, so that its first segments are not taken for
-    those that were delivered long ago. Raises `Corrupt` for a file that holds something else.
+    A directory that was removed and created again has another one, so that its first segments are not taken
+    for those that were delivered long ago. Raises `Corrupt` for a file that holds something else.
     """
     path = os.path.join(directory, _NAME)
     try:
@@ -51,8 +45,8 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
     except NotFound:
         if any("/segments/" in name for name, _ in fs.list_files(directory)):
             _LOG.warning(
-                "%s is missing, but there are segments beside it: the directory gets a new identity, and "
-                "what was delivered into queues but not acknowledged here may be delivered again",
+                "%s is missing, but the directory has segments: it gets a new identity, and bundles that "
+                "were appended to queues but not acknowledged here may be delivered again",
                 path,
             )
         made = mint_ulid(clock.now_ms(), SYSTEM_RNG)
@@ -63,59 +57,13 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
     return found
 
 
-class QuiverStore:
-    """Quiver as workers and receivers see it."""
-
-    def __init__(self, quiver: AsyncQuiver, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._quiver = quiver
-        self._clock = clock
-        self._failed_s: float | None = None
-
-    async def ingest(self, batch: pa.RecordBatch, *, signal: str) -> object:
-        return await self._written(self._quiver.ingest(batch, signal=signal))
-
-    async def ingest_raw(self, data: bytes, signal: str) -> object:
-        return await self._written(self._quiver.ingest_raw(data, signal))
-
-    async def _written(self, write: Awaitable[object]) -> object:
-        from penstock.quiver import AtCapacity
-
-        try:
-            written = await write
-        except (AtCapacity, Rejected):
-            raise
-        except PenstockError:
-            self._failed_s = self._clock.monotonic()
-            raise
-        self._failed_s = None
-        return written
-
-    @property
-    def takes_writes(self) -> bool:
-        return self._failed_s is None or self._clock.monotonic() - self._failed_s >= _FAILED_S
-
-    async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Delivery | None:
-        return await self._quiver.next_bundle(subscriber, timeout)
-
-    def unacked_unleased(self, subscriber: str) -> int:
-        return sum(found.deferred for found in self._quiver.subscribers() if found.name == subscriber)
-
-    def waiting(self, subscriber: str) -> int:
-        return sum(found.pending_segments for found in self._quiver.subscribers() if found.name == subscriber)
-
-    async def flush(self) -> None:
-        await self._quiver.flush()
-
-    async def close(self) -> None:
-        await self._quiver.close()
-
-
-async def open_store(
+async def open_quiver(
     config: QuiverConfig, *, subscribers: Sequence[str], core_id: int, cores: int, registry: Registry
-) -> Store:
-    """Recovered and ready. A subscriber that is known goes on where it was; a new one gets all that is kept.
+) -> AsyncQuiver:
+    """Open and recover a directory, and activate its subscribers.
 
-    Raises what opening raises: a directory in use, settings that do not fit, damage that stops it.
+    A known subscriber continues where it was; a new one receives everything that is stored. Raises what
+    opening raises: a directory in use, settings that do not fit, damage that stops it.
     """
     from penstock.quiver import AsyncQuiver
 
@@ -126,8 +74,8 @@ async def open_store(
             await quiver.activate(name)
         for name in await quiver.orphans(subscribers):
             _LOG.warning(
-                "%s: %s is not in the file any more, and what it has not taken is kept for it: put it back, "
-                "or let go of it with `penstock quiver subscribers %s --drop %s`",
+                "%s: %s is no longer in the configuration, and its undelivered data is kept: configure it "
+                "again, or drop it with `penstock quiver subscribers %s --drop %s`",
                 config.path,
                 name,
                 config.path,
@@ -136,14 +84,11 @@ async def open_store(
     except BaseException:
         await quiver.close()
         raise
-    return QuiverStore(quiver)
-
-
-_RESTART_S: Final = 1.0
+    return quiver
 
 
 class Worker(Protocol):
-    """What brings bundles to a destination."""
+    """Delivers bundles to a destination."""
 
     name: str
 
@@ -153,13 +98,13 @@ class Worker(Protocol):
 
 
 class PersistentPipeline:
-    """Everything of one persistence node on one core."""
+    """One persistence node on one core."""
 
     def __init__(
         self,
         node: Node,
         settings: PersistenceSettings,
-        store: Store,
+        quiver: AsyncQuiver,
         *,
         core_id: int,
         directory: str,
@@ -170,7 +115,8 @@ class PersistentPipeline:
         fs: FileSystem | None = None,
     ) -> None:
         self.node = node
-        self.store = store
+        self.quiver = quiver
+        self.health = WriteHealth(clock)
         self._settings = settings
         identity = directory_identity(fs or OsFileSystem(), directory, clock=clock)
         self._origin = f"{identity}-core{core_id}"
@@ -179,52 +125,53 @@ class PersistentPipeline:
         self._rng = rng
         self._registry = registry
         self._decoder = Decoder()
-        self._is_hurried = False
-        self._carriers: list[Worker] = []
+        self._is_cut_short = False
+        self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def intake(self) -> ConsumerNode:
-        """Where receivers put what is to be kept here."""
+    def consumer(self) -> ConsumerNode:
+        """Return the consumer that stores requests here."""
         if self._settings.is_raw:
             is_full = self._settings.validation is Validation.FULL
-            return RawConsumer(self.store, full=is_full, decoder=self._decoder)
-        return ArrowConsumer(self.store, decoder=self._decoder)
+            return RawConsumer(self.quiver, full=is_full, decoder=self._decoder, health=self.health)
+        return ArrowConsumer(self.quiver, decoder=self._decoder, health=self.health)
 
     def start(self, destinations: Sequence[tuple[str, NodeSettings, Exporter, int]]) -> None:
-        """Begin to deliver to (name, settings, exporter, concurrency)."""
+        """Start delivering to (name, settings, exporter, concurrency)."""
         shared = None
         if self._settings.is_shared:
-            shared = SharedSource(self.store, self.node.name, self.node.destinations)
+            shared = SharedSource(self.quiver, self.node.name, self.node.destinations)
         for name, settings, exporter, concurrency in destinations:
-            source = OwnSource(self.store, name) if shared is None else shared.of(name)
-            carrier = self._carrier(name, settings, exporter, concurrency, source, is_own=shared is None)
-            self._carriers.append(carrier)
-            self._tasks.append(asyncio.create_task(_kept_running(carrier, self._clock), name=f"to {name}"))
+            source = OwnSource(self.quiver, name) if shared is None else shared.of(name)
+            worker = self._worker(name, settings, exporter, concurrency, source, is_own=shared is None)
+            self._workers.append(worker)
+            self._tasks.append(asyncio.create_task(_kept_running(worker, self._clock), name=f"to {name}"))
 
     def hurry(self) -> None:
-        """Deliver nothing more: what is under way goes back to the store."""
-        self._is_hurried = True
+        """Stop delivering: bundles under way are given back."""
+        self._is_cut_short = True
         for task in self._tasks:
             task.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Bring what can be brought; false if some of it was still under way when the time was up."""
-        for carrier in self._carriers:
-            carrier.stop()
+        """Deliver what can be delivered; return False if bundles were still under way at the timeout."""
+        for worker in self._workers:
+            worker.stop()
         if not self._tasks:
             return True
         _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
         for task in late:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return not late and not self._is_hurried
+        return not late and not self._is_cut_short
 
     def waiting(self) -> dict[str, int]:
-        """Segments that are not delivered as a whole, by the subscriber that they are kept for."""
-        names = [self.node.name] if self._settings.is_shared else self.node.destinations
-        return {name: count for name in names if (count := self.store.waiting(name))}
+        """Return the number of segments that are not fully delivered, by the subscriber that needs them."""
+        names = {self.node.name} if self._settings.is_shared else set(self.node.destinations)
+        found = [one for one in self.quiver.subscribers() if one.name in names and one.pending_segments]
+        return {one.name: one.pending_segments for one in found}
 
-    def _carrier(
+    def _worker(
         self,
         name: str,
         settings: NodeSettings,
@@ -235,7 +182,7 @@ class PersistentPipeline:
         is_own: bool,
     ) -> Worker:
         if isinstance(settings, BufferSettings) and is_own and self._is_in_order:
-            return self._queue_carrier(name, settings, source)
+            return self._buffer_worker(name, settings, source)
         policy, join_bytes = CircuitPolicy(), 0
         if isinstance(settings, OtlpExporterSettings):
             policy, join_bytes = settings.probe.policy, settings.join_bytes_max
@@ -257,7 +204,7 @@ class PersistentPipeline:
     def _is_in_order(self) -> bool:
         return self._settings.quiver.delivery.order == "oldest_first"
 
-    def _queue_carrier(self, name: str, settings: BufferSettings, source: Source) -> Worker:
+    def _buffer_worker(self, name: str, settings: BufferSettings, source: Source) -> Worker:
         from penstock.collector.buffer_export import BufferExportWorker
 
         return BufferExportWorker(
@@ -273,12 +220,12 @@ class PersistentPipeline:
         )
 
 
-async def _kept_running(carrier: Worker, clock: Clock) -> None:
-    """A fault of ours must not end a destination's deliveries for good."""
+async def _kept_running(worker: Worker, clock: Clock) -> None:
+    """Run a worker again after a bug, which must not end the deliveries to its destination."""
     while True:
         try:
-            await carrier.run()
+            await worker.run()
             return
         except Exception:  # noqa: BLE001
-            _LOG.exception("%s: delivery stopped, and begins again", carrier.name)
+            _LOG.exception("%s: delivery failed and is restarted", worker.name)
             await clock.sleep(_RESTART_S)

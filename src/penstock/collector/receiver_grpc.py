@@ -1,4 +1,4 @@
-"""OTLP over gRPC. Requests stay bytes: no message is built to receive one."""
+"""The OTLP receiver over gRPC. Requests stay bytes; no message is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from penstock import otlp
-from penstock.collector.consumers import TAKEN
+from penstock.collector.batcher import TAKEN
 from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.settings import Address, TlsSettings
 from penstock.collector.status import DETAILS_TRAILER, retry_trailers, status_bytes
@@ -23,7 +23,7 @@ METHODS: Final = {
     "/opentelemetry.proto.collector.logs.v1.LogsService/Export": Signal.LOGS,
 }
 _EMPTY: Final = b""
-"""A response with nothing set: everything was taken."""
+"""A response with nothing set: everything was accepted."""
 _Handler: TypeAlias = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
@@ -31,13 +31,13 @@ _Refuser: TypeAlias = Callable[[object, "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The three services, without anything that turns bytes into messages.
+    """The three services, which pass on requests as bytes.
 
-    Who may not come in is refused by the head of a call, before its message is read.
+    A call that is not admitted is refused by its headers, before its message is read.
     """
 
     def __init__(self, limiter: ReceiverLimiter) -> None:
-        self._gate = limiter
+        self._limiter = limiter
         self._handlers = {
             method: grpc.unary_unary_rpc_method_handler(_exporting(limiter, signal))
             for method, signal in METHODS.items()
@@ -48,12 +48,12 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
         if handler is None:
             return None
         try:
-            self._gate.check_token(_authorization(handler_call_details.invocation_metadata))
-            self._gate.check_open(0)
+            self._limiter.check_token(_authorization(handler_call_details.invocation_metadata))
+            self._limiter.check_open(0)
         except PenstockError as error:
-            # Of a stream the messages come when they are asked for: here never.
+            # The messages of a stream are read on request: here never.
             return grpc.stream_unary_rpc_method_handler(
-                _refusing(self._gate, error, METHODS[handler_call_details.method])
+                _refusing(self._limiter, error, METHODS[handler_call_details.method])
             )
         return handler
 
@@ -113,14 +113,14 @@ class GrpcReceiver:
         tls: TlsSettings | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`calls_max` bounds the calls of one connection: each costs 6 KB before its message has come."""
-        self._gate = limiter
+        """`calls_max` limits the calls of one connection: each takes 6 KB before its message arrives."""
+        self._limiter = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))
         self._server.add_generic_rpc_handlers((_Services(limiter),))
 
     async def bind(self, address: Address) -> Address:
-        """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""
+        """Start listening; return the address, with the port if it was 0. Raises `Unavailable`."""
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(str(address))
@@ -132,8 +132,8 @@ class GrpcReceiver:
         return Address(address.host, port)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let the calls under way end; those that take longer are cut off."""
-        self._gate.drain()
+        """Wait for the calls under way, and abort those that take longer."""
+        self._limiter.drain()
         await asyncio.shield(self._server.stop(timeout_s))
 
 
@@ -142,7 +142,7 @@ def _options(request_bytes_max: int, calls_max: int, reuse_port: bool) -> Sequen
         ("grpc.max_receive_message_length", request_bytes_max),
         ("grpc.max_concurrent_streams", calls_max),
         ("grpc.so_reuseport", int(reuse_port)),
-        # A client that vanished is noticed, and one that pings too much is not cut off for it.
+        # Detects a client that vanished, and tolerates one that pings often.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

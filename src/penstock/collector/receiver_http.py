@@ -1,6 +1,6 @@
-"""OTLP over HTTP: protobuf and JSON on one port, compressed or not.
+"""The OTLP receiver over HTTP: protobuf and JSON on one port, compressed or not.
 
-Compressed bodies, read piece by piece under a cap, so that a bomb stops before it has gone off.
+Compressed bodies are read piece by piece under a cap, so that a decompression bomb is harmless.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final
 
 from penstock import otlp
 from penstock.codec import decompress
-from penstock.collector.consumers import TAKEN
+from penstock.collector.batcher import TAKEN, Reply
 from penstock.collector.limiter import ReceiverLimiter
-from penstock.collector.ports import Accepted
 from penstock.collector.settings import Address
 from penstock.collector.status import RETRY_AFTER_S, Refusal, status_bytes, status_json
 from penstock.errors import Corrupt, InvalidInput, LimitExceeded, Unavailable, Unsupported
@@ -46,10 +45,10 @@ _ZLIB_WINDOW: Final = 15
 
 
 def inflate(data: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body behind a `Content-Encoding`, with at most `limit_bytes`.
+    """Return the body without its `Content-Encoding`, of at most `limit_bytes`.
 
     Raises `Unsupported` for an encoding that is not known, `LimitExceeded` as soon as there is more than the
-    limit, and `InvalidInput` if the data is damaged, ends early, or goes on behind its end.
+    limit, and `InvalidInput` if the data is damaged, ends early, or continues after its end.
     """
     unpack = ENCODINGS.get(encoding)
     if unpack is None:
@@ -87,7 +86,7 @@ def _zlib(window_bits: int) -> Callable[[bytes, int], bytes]:
 
 
 def _pieces(data: bytes, window_bits: int) -> Iterator[bytes]:
-    """A gzip body may be several members, one behind the other."""
+    """Yield the decompressed pieces of a body, which may have several gzip members."""
     while data:
         member = zlib.decompressobj(wbits=window_bits)
         while not member.eof:
@@ -104,7 +103,7 @@ def _zstd(data: bytes, limit_bytes: int) -> bytes:
     try:
         return bytes(memoryview(decompress(memoryview(data), bytes_max=limit_bytes)))
     except Corrupt as error:
-        # Of a client, not of a disk: there is no evidence to keep.
+        # The client sent it, so no evidence has to be kept.
         raise InvalidInput(f"the body cannot be decompressed: {error}") from None
 
 
@@ -130,10 +129,10 @@ _REJECTED: Final = {
 
 
 class OtlpApplication(App[Call]):
-    """An `Application` with the three paths of the protocol."""
+    """The application with the three paths of the protocol."""
 
     def __init__(self, limiter: ReceiverLimiter, *, request_bytes_max: int) -> None:
-        self._gate = limiter
+        self._limiter = limiter
         self._request_bytes_max = request_bytes_max
         policy = Policy(
             call=Call, authenticate=self._authenticate, missed=_missed, hides_paths=False, own_task=True
@@ -145,19 +144,19 @@ class OtlpApplication(App[Call]):
     def _route(self, path: bytes, signal: Signal) -> tuple[bytes, bytes, Route[Call]]:
         async def take(call: Call) -> Response:
             data = await self._body(call.request, signal)
-            return _taken(call.request, signal, await self._gate.take(data, signal))
+            return _taken(call.request, signal, await self._limiter.take(data, signal))
 
-        # The limiter counts a request as long as its bytes are in use, which may be longer than its call.
+        # The limiter counts a request while its bytes are in use, which may be longer than its call.
         return b"POST", path, Route(handler=take, scope=Scope.NONE, check=self._check)
 
     def _authenticate(self, request: Request) -> Principal:
-        self._gate.check_token(_text(request.headers.get(b"authorization")))
+        self._limiter.check_token(_text(request.headers.get(b"authorization")))
         return NOBODY
 
     def _check(self, request: Request) -> None:
-        """By the head alone: type, encoding, and whether there is room."""
+        """Check the headers of a request: type, encoding, and whether there is room."""
         _check_head(request)
-        self._gate.check_open(len(request.body))
+        self._limiter.check_open(len(request.body))
 
     def _refusal(self, error: Exception, request: Request | None) -> Response:
         if isinstance(error, TransportFault | UnknownPath | MethodNotAllowed):
@@ -167,10 +166,10 @@ class OtlpApplication(App[Call]):
             )
             return _response(request, refusal, error.headers)
         signal = None if request is None else _PATHS.get(request.path)
-        return _response(request, self._gate.refusal(error, signal))
+        return _response(request, self._limiter.refusal(error, signal))
 
     async def _body(self, request: Request, signal: Signal) -> bytes:
-        """The request as protobuf."""
+        """Return the request as protobuf."""
         encoding = _encoding(request)
         is_json = _type(request) == _JSON
         if not is_json and encoding in ("", "identity"):
@@ -178,7 +177,7 @@ class OtlpApplication(App[Call]):
         if len(request.body) <= _INLINE_BYTES and is_json and encoding in ("", "identity"):
             return otlp.from_json(request.body, signal)
         body = request.body
-        return await self._gate.aside(len(body), self._unpacked, body, encoding, signal, is_json)
+        return await self._limiter.aside(len(body), self._unpacked, body, encoding, signal, is_json)
 
     def _unpacked(self, body: bytes, encoding: str, signal: Signal, is_json: bool) -> bytes:
         data = inflate(body, encoding, self._request_bytes_max)
@@ -226,14 +225,14 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _taken(request: Request, signal: Signal, reply: Accepted) -> Response:
+def _taken(request: Request, signal: Signal, reply: Reply) -> Response:
     if _type(request) == _JSON:
         return Response(200, _partial_json(signal, reply), content_type=_JSON)
     body = b"" if reply is TAKEN else otlp.response(signal, reply.rejected, reply.message)
     return Response(200, body, content_type=_PROTOBUF)
 
 
-def _partial_json(signal: Signal, reply: Accepted) -> bytes:
+def _partial_json(signal: Signal, reply: Reply) -> bytes:
     if reply is TAKEN:
         return b"{}"
     partial: dict[str, str] = {}
@@ -246,7 +245,7 @@ def _partial_json(signal: Signal, reply: Accepted) -> bytes:
 
 
 def _response(request: Request | None, refusal: Refusal, headers: HeaderList = ()) -> Response:
-    """The body is a `Status` in the request's own type."""
+    """Return a refusal whose body is a `Status` in the content type of the request."""
     content_type = _JSON if request is not None and _type(request) == _JSON else _PROTOBUF
     write = status_json if content_type == _JSON else status_bytes
     body = write(refusal.code, refusal.message, refusal.retry_after_s)
@@ -267,15 +266,15 @@ class HttpReceiver:
         sites: Sites | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`sites` keeps web pages of others out of a receiver without tokens."""
-        self._gate = limiter
+        """`sites` keeps foreign web pages from using a receiver without tokens."""
+        self._limiter = limiter
         self._reuse_port = reuse_port
         limits = HttpLimits.for_bodies(request_bytes_max)
         app = OtlpApplication(limiter, request_bytes_max=request_bytes_max)
         self._listener = Listener(app, limits, sites=sites)
 
     async def bind(self, address: Address) -> Address:
-        """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""
+        """Start listening; return the address, with the port if it was 0. Raises `Unavailable`."""
         try:
             host, port = await self._listener.bind(address.host, address.port, reuse_port=self._reuse_port)
         except OSError as error:
@@ -284,5 +283,5 @@ class HttpReceiver:
 
     async def drain(self, timeout_s: float) -> None:
         """Let the requests under way end; those that take longer are cut off."""
-        self._gate.drain()
+        self._limiter.drain()
         await self._listener.drain(timeout_s=timeout_s)

@@ -1,7 +1,4 @@
-"""The `config` of each node, as frozen values. A wrong key names the nearest right one.
-
-Where to listen and where to send: `host:port`, URLs, and who can reach them.
-"""
+"""The `config` of each node of a collector, and the addresses to listen on and to send to."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from urllib.parse import urlsplit
 
 from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.outcome import AuthErrors
-from penstock.config import Secret
+from penstock.config import Secret, check_whole_numbers
 from penstock.errors import ConfigError
 from penstock.http import Sites, allowed_hosts
-from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
+from penstock.units import DurationLike, SizeLike, convert_units, seconds_of, size_of
 
 _PORTS: Final = {"http": 80, "https": 443}
 _ANY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, never bound here
@@ -34,7 +31,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def is_reached_by(self, endpoint: Endpoint) -> bool:
-        """Whether what is sent there may come back in here."""
+        """Return whether data sent to `endpoint` may arrive here."""
         if self.port != endpoint.port:
             return False
         same = self.host.lower() == endpoint.host.lower()
@@ -63,35 +60,37 @@ class Endpoint:
 
 
 def parse_address(text: str) -> Address:
-    """`host:port` or `[v6]:port`. Raises `ConfigError`."""
+    """Parse `host:port` or `[v6]:port`. Raises `ConfigError`."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address: write host:port, for example 127.0.0.1:4317")
+        raise ConfigError(f"{text!r} is not an address: write host:port, for example 127.0.0.1:4317")
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise ConfigError(f"{text!r} is no address: write the host too, for example 127.0.0.1:{port}")
+        raise ConfigError(f"{text!r} is not an address: write the host too, for example 127.0.0.1:{port}")
     return Address(host, int(port))
 
 
 def parse_endpoint(text: str, default_port: int | None = None) -> Endpoint:
-    """An `http://` or `https://` URL, or `host:port`. Raises `ConfigError`; credentials are not for it."""
+    """Parse an `http://` or `https://` URL, or `host:port`, without credentials. Raises `ConfigError`."""
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ConfigError("the endpoint is no URL: write http://host:port") from None
+        raise ConfigError("the endpoint is not a URL: write http://host:port") from None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ConfigError("the endpoint is no URL: write http://host:port or https://host:port")
+        raise ConfigError("the endpoint is not a URL: write http://host:port or https://host:port")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError("the endpoint is scheme, host, port and path alone; put credentials into headers")
+        raise ConfigError(
+            "the endpoint must be scheme, host, port and path only; put credentials into headers"
+        )
     return Endpoint(
         parts.scheme, parts.hostname, port or default_port or _PORTS[parts.scheme], parts.path.rstrip("/")
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it; a name that cannot be looked up counts as reachable."""
+    """Return whether only this machine can reach `host`. An unknown name counts as reachable."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -108,20 +107,15 @@ HTTP_ADDRESS: Final = "127.0.0.1:4318"
 
 
 class Compression(enum.StrEnum):
-    """How a request is packed on its way."""
+    """The compression of a request."""
 
     GZIP = "gzip"
     NONE = "none"
 
 
-def _check_concurrency(concurrency: int) -> None:
-    if concurrency < 1:
-        raise ConfigError("concurrency must be at least 1")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
-    """Files in PEM. A receiver needs `cert_file` and `key_file`; an exporter may name a `ca_file`."""
+    """PEM files. A receiver needs `cert_file` and `key_file`; an exporter may name a `ca_file`."""
 
     cert_file: str | None = None
     key_file: str | None = None
@@ -130,36 +124,37 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpReceiverSettings:
-    """OTLP over gRPC and HTTP. With neither address given it listens on both of the protocol's ports."""
+    """OTLP over gRPC and HTTP. Without an address it listens on both default ports of the protocol."""
 
     listening_addr: str | None = None
-    """gRPC."""
+    """For gRPC."""
     http_listening_addr: str | None = None
     response_stream_channel_size: int | None = None
-    """Known from other collectors; a request here waits for its own answer, so there is no such channel."""
+    """Accepted for compatibility and ignored: a request waits for its own response, without a channel."""
     max_request_bytes: SizeLike = "64MiB"
-    """Counted after decompression."""
+    """Limit of a decompressed request."""
     max_in_flight: int = 1024
-    """Requests under way; beyond that the next is asked to come again."""
+    """Requests in progress; more are refused and have to be retried."""
     max_in_flight_bytes: SizeLike = "256MiB"
     tokens: tuple[Secret, ...] = ()
-    """Any of these as `Authorization: Bearer …` lets a request in; none: everybody may send."""
+    """A request needs one of these as `Authorization: Bearer …`. Without tokens every client may send."""
     allow_insecure: bool = False
-    """Listen where other machines reach it although there are no tokens."""
+    """Listen on an address that other machines can reach even if there are no tokens."""
     tls: TlsSettings | None = None
-    """For gRPC; for HTTP put a proxy in front."""
+    """For gRPC. For HTTP, use a proxy."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without tokens: names in `Host` and `Origin` of HTTP besides addresses, localhost and this machine's
-    name; `*` for any."""
+    """Without tokens: accepted names in `Host` and `Origin` of HTTP, besides addresses, localhost and the
+    name of this machine. `*` accepts any."""
+
+    max_bytes = size_of("max_request_bytes")
+    _in_flight_bytes = size_of("max_in_flight_bytes")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         for address in self.addresses:
             self._check_exposure(address)
         _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
-        if self.max_in_flight < 1:
-            raise ConfigError("max_in_flight must be at least 1")
-        if self.in_flight_bytes < 1 or self.max_bytes < 1:
-            raise ConfigError("max_request_bytes must be at least 1")
+        check_whole_numbers(self, 1, "max_in_flight", "max_request_bytes")
         if self.tls is not None and not (self.tls.cert_file and self.tls.key_file):
             raise ConfigError("tls: a receiver needs cert_file and key_file")
 
@@ -177,7 +172,7 @@ class OtlpReceiverSettings:
 
     @property
     def sites(self) -> Sites | None:
-        """What keeps web pages of others out of HTTP; with tokens nothing has to."""
+        """The check of `Host` and `Origin` that keeps foreign web pages out. Not needed with tokens."""
         if self.tokens or self.http_address is None:
             return None
         return Sites(self.http_address.host, self.allowed_hosts)
@@ -187,12 +182,8 @@ class OtlpReceiverSettings:
         return [address for address in (self.grpc_address, self.http_address) if address is not None]
 
     @property
-    def max_bytes(self) -> int:
-        return parse_size(self.max_request_bytes)
-
-    @property
     def in_flight_bytes(self) -> int:
-        return max(parse_size(self.max_in_flight_bytes), self.max_bytes)
+        return max(self._in_flight_bytes, self.max_bytes)
 
     def _check_exposure(self, address: Address) -> None:
         if self.tokens or self.allow_insecure or is_loopback(address.host):
@@ -205,7 +196,7 @@ class OtlpReceiverSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtapReceiverSettings:
-    """Understood, so that a file can hold it; the protocol is not implemented."""
+    """Accepted in a file, but the protocol is not implemented."""
 
     listening_addr: str
     response_stream_channel_size: int | None = None
@@ -225,14 +216,17 @@ class _Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtapExporterSettings:
-    """Understood, so that a file can hold it; the protocol is not implemented."""
+    """Accepted in a file, but the protocol is not implemented."""
 
     grpc_endpoint: str
     compression_method: Literal["none", "zstd", "gzip", "deflate"] = "none"
     arrow: _Arrow = field(default_factory=_Arrow)
     timeout: DurationLike = "15s"
 
+    timeout_s = seconds_of("timeout")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         _ = self.endpoint
 
     @property
@@ -242,49 +236,60 @@ class OtapExporterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """How long a destination that is out of reach is left alone before one bundle is tried."""
+    """How long to wait before an unreachable destination is tried with one bundle."""
 
     initial: DurationLike = "1s"
     max: DurationLike = "30s"
 
+    _initial_s = seconds_of("initial")
+    _max_s = seconds_of("max")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         _ = self.policy
 
     @property
     def policy(self) -> CircuitPolicy:
-        return CircuitPolicy(initial_s=parse_duration(self.initial), max_s=parse_duration(self.max))
+        return CircuitPolicy(initial_s=self._initial_s, max_s=self._max_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpExporterSettings:
-    """OTLP to another place, over gRPC or over HTTP: one of the two endpoints."""
+    """OTLP over gRPC or over HTTP: exactly one of the two endpoints is set."""
 
     grpc_endpoint: str | None = None
     http_endpoint: str | None = None
-    """Everything in front of `/v1/traces`."""
+    """The URL without `/v1/traces`."""
     timeout: DurationLike = "15s"
     compression_method: Compression = Compression.GZIP
     concurrency: int = 5
-    """Requests under way at the same time."""
+    """Requests in progress at the same time."""
     max_request_bytes: SizeLike = "64MiB"
-    """Larger bundles are sent in pieces."""
+    """Larger bundles are split."""
     join_bytes: SizeLike = "512KiB"
-    """Bundles that wait are sent together up to this size; 0 sends each by itself."""
+    """Waiting bundles are joined up to this size; 0 sends each one separately."""
     max_response_bytes: SizeLike = "4MiB"
     auth_errors: AuthErrors = AuthErrors.RETRY
-    """The protocol calls them final, and an expired token would lose the backlog. `reject` is strict."""
+    """The protocol says not to retry them, but then an expired token would lose the backlog. `reject` follows
+    the protocol."""
     headers: dict[str, Secret] = field(default_factory=dict)
     tls: TlsSettings | None = None
     probe: ProbeSettings = field(default_factory=ProbeSettings)
 
+    timeout_s = seconds_of("timeout")
+    request_bytes_max = size_of("max_request_bytes")
+    _join_bytes = size_of("join_bytes")
+    response_bytes_max = size_of("max_response_bytes")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
-            raise ConfigError("an OTLP exporter has either a grpc_endpoint or an http_endpoint")
-        _ = self.endpoint, self.join_bytes_max
-        _check_concurrency(self.concurrency)
-        if parse_duration(self.timeout) <= 0:
+            raise ConfigError("an OTLP exporter needs either grpc_endpoint or http_endpoint")
+        _ = self.endpoint
+        check_whole_numbers(self, 1, "concurrency")
+        if self.timeout_s <= 0:
             raise ConfigError("timeout must be above 0")
-        if min(parse_size(self.max_request_bytes), parse_size(self.max_response_bytes)) < 1024:
+        if min(self.request_bytes_max, self.response_bytes_max) < 1024:
             raise ConfigError("max_request_bytes and max_response_bytes must be at least 1024")
 
     @property
@@ -295,20 +300,8 @@ class OtlpExporterSettings:
         return parse_endpoint(self.http_endpoint, 4318)
 
     @property
-    def timeout_s(self) -> float:
-        return parse_duration(self.timeout)
-
-    @property
-    def request_bytes_max(self) -> int:
-        return parse_size(self.max_request_bytes)
-
-    @property
     def join_bytes_max(self) -> int:
-        return min(parse_size(self.join_bytes), self.request_bytes_max)
-
-    @property
-    def response_bytes_max(self) -> int:
-        return parse_size(self.max_response_bytes)
+        return min(self._join_bytes, self.request_bytes_max)
 
 
 FileFormat = Literal["parquet", "arrow", "otlp", "json"]
@@ -316,26 +309,27 @@ FileFormat = Literal["parquet", "arrow", "otlp", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings:
-    """One file per bundle, named by its place: what is delivered again replaces what is there."""
+    """One file per bundle, named by its position, so that a repeated delivery replaces the file."""
 
     path: str
     format: FileFormat = "otlp"
     concurrency: int = 2
 
     def __post_init__(self) -> None:
-        _check_concurrency(self.concurrency)
+        check_whole_numbers(self, 1, "concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSettings:
-    """Parquet files per signal. `spark: true`: ids as hex, times in microseconds, attributes as text too."""
+    """Parquet files for each signal. `spark: true` writes ids as hex and times in microseconds, and
+    attributes as text too."""
 
     path: str
     spark: bool = False
     concurrency: int = 2
 
     def __post_init__(self) -> None:
-        _check_concurrency(self.concurrency)
+        check_whole_numbers(self, 1, "concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,42 +340,45 @@ class BufferSettings:
     manifest_path: str = "telemetry/{signal}/manifest"
     data_path_prefix: str = "telemetry/{signal}"
     format: Literal["arrow", "otlp"] = "arrow"
-    """What one record holds: an Arrow stream of the flat columns, or the OTLP request."""
+    """The content of a record: an Arrow stream of the flat columns, or the OTLP request."""
     batch_compression: Literal["none", "zstd"] = "zstd"
     flush_size: SizeLike = "16MiB"
     flush_bundles: int = 512
     append_deadline: DurationLike = "60s"
     name: str | None = None
-    """Under which name it commits; the node's own by default."""
+    """The name under which it commits; by default the name of the node."""
+
+    flush_bytes = size_of("flush_size")
+    append_deadline_s = seconds_of("append_deadline")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         for path in (self.manifest_path, self.data_path_prefix):
             if "{signal}" not in path:
-                raise ConfigError(f"{path!r} needs {{signal}} in it: each signal is a queue of its own")
-        if self.flush_bundles < 1 or parse_size(self.flush_size) < 1:
-            raise ConfigError("flush_size and flush_bundles must be at least 1")
+                raise ConfigError(f"{path!r} needs {{signal}} in it, because each signal has its own queue")
+        check_whole_numbers(self, 1, "flush_bundles", "flush_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSettings:
-    """A line in the log for each bundle."""
+    """Write a log line for each bundle."""
 
     verbosity: Literal["basic", "detailed"] = "basic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoopSettings:
-    """Takes everything and keeps nothing."""
+    """Accept every bundle and discard it."""
 
     concurrency: int = 5
 
     def __post_init__(self) -> None:
-        _check_concurrency(self.concurrency)
+        check_whole_numbers(self, 1, "concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlakySettings:
-    """For tests: fails a share of its attempts, by a seed; what it takes goes to `path` if there is one."""
+    """Fail a share of the attempts, for tests. Accepted bundles are written to `path`, if it is set."""
 
     failure_rate: float = 0.5
     reject_rate: float = 0.0
@@ -390,7 +387,10 @@ class FlakySettings:
     path: str | None = None
     concurrency: int = 1
 
+    retry_after_s = seconds_of("retry_after", optional=True)
+
     def __post_init__(self) -> None:
-        _check_concurrency(self.concurrency)
+        convert_units(self)
+        check_whole_numbers(self, 1, "concurrency")
         if not (0 <= self.failure_rate <= 1 and 0 <= self.reject_rate <= 1):
-            raise ConfigError("failure_rate and reject_rate are shares from 0 to 1")
+            raise ConfigError("failure_rate and reject_rate must be from 0 to 1")

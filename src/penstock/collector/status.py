@@ -1,7 +1,4 @@
-"""What a receiver answers to each fault: one table for gRPC and HTTP. Pure.
-
-Words of `google.rpc` and of HTTP about waiting: `Status`, `RetryInfo`, `Retry-After`. No I/O.
-"""
+"""The responses of receivers to errors, for gRPC and HTTP, and their `Status` and retry delays. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from penstock import errors
 from penstock.quiver import Closed
 
 RETRY_AFTER_S: Final = 1.0
-"""The hint where the fault itself names none."""
+"""The delay if the error itself names none."""
 
 
 class Draining(errors.Unavailable):
-    """The collector is about to stop and takes nothing more."""
+    """The collector is stopping and accepts nothing more."""
 
 
 class Unauthorized(errors.PermissionDenied):
@@ -34,23 +31,19 @@ class Unauthorized(errors.PermissionDenied):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A request that was not taken: the gRPC code, the HTTP status, the words, and when to come again."""
+    """A request that was refused: gRPC code, HTTP status, message, and when to retry."""
 
     code: str
     status: int
     message: str
     retry_after_s: float | None = None
 
-    @property
-    def may_retry(self) -> bool:
-        return self.retry_after_s is not None
-
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The answer to what taking a request has raised.
+    """Return the refusal for an error raised by a consumer.
 
-    A fault that may pass is never a 500: clients must not repeat that one. Too large is final, and says so
-    by carrying no hint. A message of our own errors is meant for the client; that of a bug is not.
+    A transient error is never a 500, which clients must not retry. Too large is final, so it has no delay.
+    The messages of our own errors are meant for the client; that of a bug is not.
     """
     message = errors.public_text(error)
     if isinstance(error, Closed):
@@ -71,7 +64,7 @@ def refusal_of(error: BaseException) -> Refusal:
         # restart, may well take it.
         words = "the collector cannot store at the moment"
         return Refusal(code="UNAVAILABLE", status=503, message=words, retry_after_s=RETRY_AFTER_S)
-    return Refusal(code="INTERNAL", status=500, message="an error of the collector; its log tells more")
+    return Refusal(code="INTERNAL", status=500, message="an internal error of the collector; see its log")
 
 
 def _hint(error: BaseException) -> float:
@@ -84,13 +77,13 @@ def _hint(error: BaseException) -> float:
 
 DETAILS_TRAILER: Final = "grpc-status-details-bin"
 RETRY_TRAILER: Final = "google.rpc.retryinfo-bin"
-"""Where some SDKs look, and not in the details."""
+"""The place where some SDKs look instead of the details."""
 _HINT_MAX_S: Final = 3600.0
-"""A hint above it is taken for this much: a mistake there must not stop us for a year."""
+"""Longer delays are cut to this: a mistake there must not stop us for a year."""
 
 
 def retry_trailers(code: str, message: str, wait_s: float) -> tuple[tuple[str, bytes], ...]:
-    """The hint in both places where clients look for it."""
+    """Return the delay in both places where clients look for it."""
     return (
         (DETAILS_TRAILER, status_bytes(code, message, wait_s)),
         (RETRY_TRAILER, _retry_info(wait_s).SerializeToString()),
@@ -98,18 +91,18 @@ def retry_trailers(code: str, message: str, wait_s: float) -> tuple[tuple[str, b
 
 
 def status_bytes(code: str, message: str, wait_s: float | None = None) -> bytes:
-    """A serialized `Status`, with `RetryInfo` when there is a wait, `BadRequest` when the request is."""
+    """Return a serialized `Status`, with `RetryInfo` or `BadRequest` where they apply."""
     return bytes(_status(code, message, wait_s).SerializeToString())
 
 
 def status_json(code: str, message: str, wait_s: float | None = None) -> bytes:
-    """The same as JSON."""
+    """Return the status as JSON."""
     text = json_format.MessageToJson(_status(code, message, wait_s), indent=None)
     return str(text).encode()
 
 
-def hint_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
-    """The wait that a call's trailers ask for, from either place; what cannot be read asks for nothing."""
+def retry_after_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
+    """Return the delay that the trailers of a call request, from either place, or None."""
     found: list[float] = []
     for key, value in trailers:
         data = value.encode() if isinstance(value, str) else value
@@ -124,7 +117,7 @@ def hint_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | Non
 
 
 def retry_after_s(value: str | None, now_ms: int) -> float | None:
-    """A `Retry-After` header in seconds from now: a number, or a date; None for anything else."""
+    """Return a `Retry-After` header, a number or a date, in seconds from now; None for anything else."""
     text = (value or "").strip()
     if not text:
         return None
@@ -139,7 +132,7 @@ def retry_after_s(value: str | None, now_ms: int) -> float | None:
 
 
 def message_of(body: bytes) -> str:
-    """What an error's body says, if it is a `Status`; else nothing."""
+    """Return the message of an error's body if it is a `Status`, else an empty string."""
     try:
         return str(status_pb2.Status.FromString(body).message[:500])
     except DecodeError:

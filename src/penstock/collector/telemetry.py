@@ -1,7 +1,4 @@
-"""The collector's own state over HTTP: `/metrics` for Prometheus, `/health`, `/ready`.
-
-The collector's own metrics as OTLP: what `/metrics` shows, sent out at an interval.
-"""
+"""The state of the collector: `/metrics` for Prometheus, `/health`, `/ready`, and metrics sent as OTLP."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ from penstock import __version__
 from penstock.clock import Clock
 from penstock.collector.export_worker import SparseLog
 from penstock.collector.outcome import Verdict
-from penstock.collector.payload import RawPayload
-from penstock.collector.ports import Exporter
+from penstock.collector.payload import Exporter, RawPayload
 from penstock.collector.settings import Address
 from penstock.errors import Unavailable
 from penstock.http import (
@@ -135,7 +131,7 @@ def metrics_request(
     now_ns: int,
     core_id: int = 0,
 ) -> bytes:
-    """A snapshot of a registry as a request: counters as sums, all of them since `start_ns`. Pure."""
+    """Return a snapshot of a registry as a request, with counters as sums since `start_ns`. Pure."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     group.resource.attributes.extend(
@@ -197,7 +193,7 @@ def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
 
 
 class SelfMetrics:
-    """Sends a registry every interval. What does not arrive is not kept: the next one tells it all again."""
+    """Sends a registry every interval. A failed one is not kept: the next one has all values again."""
 
     def __init__(
         self, registry: Registry, exporter: Exporter, *, interval_s: float, core_id: int, clock: Clock

@@ -1,13 +1,14 @@
-"""Who may use the console: keys, or a one-time token for a session of this machine.
+"""Access to the console: by keys, or by a one-time token for a session on this machine.
 
-With keys every call brings one. Without, the console listens on the loopback alone, and whoever started it
-has a token, good for one session. A page of another site must not be able to use either:
+With keys, every request sends one. Without keys, the console listens only on the loopback address and prints
+a token for one session. A page of another site must not be able to use either:
 
 - a name that points at this machine (DNS rebinding) is refused by its `Host`,
 - a request that another origin sends is refused by `Sec-Fetch-Site` and `Origin`,
-- the session is a cookie that only this console's own pages send along (`SameSite=Strict`).
+- the session is a cookie that only the console's own pages send (`SameSite=Strict`).
 
-Sessions outlive a restart within a day of their beginning: their digests are in a file of its owner alone.
+Sessions survive a restart within a day of their beginning: a file that only the owner can read has their
+digests.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ _FILE_BYTES_MAX: Final = 64 * 1024
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 DEFAULT_PORT: Final = 4600
 KEYS_VARIABLE: Final = "PENSTOCK_CONSOLE_KEYS"
+LOOK: Final = Scope.READ
+"""The scope required to view anything."""
+ACT: Final = Scope.READ | Scope.WRITE
+"""The scope required to change something."""
 
 
 class Access:
-    """Tells who sends a request, or refuses it. Not thread-safe: one event loop owns it."""
+    """Authenticates requests. Not thread-safe: one event loop owns it."""
 
     def __init__(
         self,
@@ -80,23 +85,23 @@ class Access:
         return len(self._keys) > 0
 
     def bound(self, port: int) -> None:
-        """Cookies know no ports: the name keeps two consoles of one machine apart."""
+        """Name the cookie after the port, as cookies are shared by all ports of a host."""
         self._cookie = f"penstock_console_{port}"
 
     def new_token(self) -> str:
-        """A token for one session; the one before is void."""
+        """Return a token for one session; the previous one becomes invalid."""
         token = secrets.token_urlsafe(32)
         self._token = _digest(token.encode())
         return token
 
     def check_host(self, request: Request) -> None:
-        """Raises `Forbidden` for a name that only points at this machine."""
+        """Raise `Forbidden` for a host name that merely resolves to this machine."""
         refusal = self._sites.host_refusal(request) if self._checks_host else None
         if refusal is not None:
             raise Forbidden(refusal)
 
     def principal(self, request: Request) -> Principal:
-        """Return who asks. Raises `Unauthorized`, and `Forbidden` for what another site sends."""
+        """Return the sender of a request. Raises `Unauthorized`, or `Forbidden` for other sites."""
         authorization = request.headers.get(b"authorization")
         if request.method not in _SAFE:
             self._check_origin(request, is_ambient=authorization is None)
@@ -104,18 +109,18 @@ class Access:
             return self._keys.principal(authorization)
         if self._has_session(request):
             return self._owner
-        raise Unauthorized("open the address that was printed at the start: it brings a one-time token")
+        raise Unauthorized("open the address that was printed at the start: it contains a one-time token")
 
     def begin_session(self, request: Request, token: str) -> tuple[bytes, bytes]:
-        """Return the cookie's header for a client that has the token, which is void from then on.
+        """Return the cookie's header for a client with the token, which becomes invalid.
 
-        Raises `Unauthorized`, and `Forbidden` for what another site sends.
+        Raises `Unauthorized`, or `Forbidden` for other sites.
         """
         self._check_origin(request, is_ambient=False)
         if self.asks_keys:
-            raise Unauthorized("this console has keys: send `Authorization: Bearer <key>` with every call")
+            raise Unauthorized("this console has keys: send `Authorization: Bearer <key>` with every request")
         if self._token is None or not hmac.compare_digest(self._token, _digest(token.encode())):
-            raise Unauthorized("this token is not good any more: a token opens one session")
+            raise Unauthorized("this token is no longer valid: a token opens one session")
         self._token = None
         secret = secrets.token_urlsafe(32)
         digest = _digest(secret.encode())
@@ -129,7 +134,7 @@ class Access:
         return b"set-cookie", cookie.encode()
 
     def _check_origin(self, request: Request, *, is_ambient: bool) -> None:
-        """Raises `Forbidden` unless the console's own page sends this, or a program with its own secret."""
+        """Raise `Forbidden` unless the sender is the console's own page, or a program with its own secret."""
         refusal = self._sites.origin_refusal(request, is_ambient=is_ambient)
         if refusal is not None:
             raise Forbidden(refusal)
@@ -152,7 +157,7 @@ class Access:
 
 
 def _remembered(path: str, now_ms: int) -> dict[bytes, int]:
-    """Digests of the sessions of an earlier process that began within a day; none, if they cannot be read."""
+    """Return the digests of sessions that began within a day; none if they cannot be read."""
     if not path:
         return {}
     try:
@@ -169,7 +174,7 @@ def _remembered(path: str, now_ms: int) -> dict[bytes, int]:
 
 
 def _remember(path: str, begun_ms: dict[bytes, int]) -> None:
-    """Keep the digests. A file that cannot be written costs a new token after the next restart, no more."""
+    """Store the digests. If that fails, browsers need a new token after the next restart."""
     if not path:
         return
     draft = f"{path}.tmp"
@@ -180,7 +185,7 @@ def _remember(path: str, begun_ms: dict[bytes, int]) -> None:
             file.write(data)
         os.replace(draft, path)
     except OSError as error:
-        _LOG.warning("sessions of the console are not kept over a restart: %s", error)
+        _LOG.warning("sessions of the console cannot be stored and will not survive a restart: %s", error)
 
 
 def _digest(secret: bytes) -> bytes:
@@ -188,7 +193,7 @@ def _digest(secret: bytes) -> bytes:
 
 
 def _cookies(request: Request, name: bytes) -> Iterator[bytes]:
-    """The values of a cookie. Other programs of this machine send theirs along, in whatever form."""
+    """Yield the values of a cookie. Other programs on this machine may add cookies in any form."""
     for pair in re.split(rb"[;,]", request.headers.get(b"cookie", b"")):
         has, _, value = pair.strip().partition(b"=")
         if has == name:
@@ -197,38 +202,32 @@ def _cookies(request: Request, name: bytes) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """Raises `ConfigError` if other machines could reach it without a key, or a key covers a part alone."""
+    """The console's settings. `ConfigError` if others could connect without a key, or a key has a prefix."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    """0 takes a free one."""
+    """0 takes a free port."""
     keys: Keyring = field(default_factory=Keyring)
-    """`read` is enough to look; to redrive takes `write`."""
+    """`read` allows viewing; a redrive requires `write`."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names in `Host` and `Origin` besides addresses, localhost and this machine's name; `*` for any."""
+    """Accepted `Host` and `Origin` besides addresses, localhost and this machine's name; `*` for any."""
     sessions_file: str = ""
-    """Where sessions are kept over a restart, as digests; without it they end with the process."""
+    """The file that stores the digests of sessions; without it, they end with the process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"the console's port is {self.port}: write one from 0 to 65535")
+            raise ConfigError(f"the console's port is {self.port}; expected 0 to 65535")
         _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.keys.has_prefixes:
             raise ConfigError(
-                f"{KEYS_VARIABLE}: keys of the console take no prefixes, because it shows the whole machine"
+                f"{KEYS_VARIABLE}: the console shows the whole machine, so its keys must not have prefixes"
             )
         check_reach(
             self.host,
             has_keys=len(self.keys) > 0,
             allowed=False,
-            way_out=f"set {KEYS_VARIABLE}, or bind the console to 127.0.0.1",
+            remedy=f"set {KEYS_VARIABLE}, or bind the console to 127.0.0.1",
         )
 
     def __repr__(self) -> str:
         return f"ConsoleSettings(host={self.host!r}, port={self.port}, keys={self.keys!r})"
-
-
-LOOK: Final = Scope.READ
-"""What a key needs to see anything."""
-ACT: Final = Scope.READ | Scope.WRITE
-"""What it needs to change something."""

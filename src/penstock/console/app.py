@@ -1,8 +1,13 @@
-"""From a request to a handler of the console: host, path, who asks, scope, and every error as JSON."""
+"""The console's HTTP application: access checks, routes, static files, and errors as JSON."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import logging
+import mimetypes
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
@@ -12,7 +17,6 @@ import msgspec
 
 from penstock.console.access import LOOK, Access
 from penstock.console.poller import reason_of
-from penstock.console.static_files import StaticFiles
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -40,23 +44,24 @@ from penstock.jsontext import check_json
 from penstock.servers import STATUS as _STATUS
 from penstock.servers import told
 
-__all__ = [
-    "BODY_BYTES_MAX",
-    "Call",
-    "ConsoleApp",
-    "Handler",
-    "Route",
-    "json_answer",
-    "number_of",
-    "read_body",
-]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 40.0
-"""A part or a store that hangs must not keep a request indefinitely. Of a stream, until it begins."""
+"""Time limit of a request, as a part or a store may hang; for a stream, the limit until it begins."""
+TEXT_BYTES_MAX: Final = 4096
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+}
+_PACKED: Final = (".css", ".html", ".js", ".json", ".mjs", ".svg", ".txt", ".md")
 _ROOT: Final = b"/console"
 _STATIC: Final = b"/console/static/"
 _API: Final = b"/console/api/"
@@ -78,7 +83,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class Call(HttpCall):
-    """One admitted request: who sent it, the name in its path, and its query."""
+    """An admitted request with its sender, the name in its path, and its query."""
 
     __slots__ = ("query",)
 
@@ -92,7 +97,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(HttpRoute[Call]):
-    """A handler and what it takes to reach it. Most of them show something."""
+    """A handler with the scope that it requires, by default that of a viewer."""
 
     scope: Scope = LOOK
 
@@ -102,7 +107,7 @@ def json_answer(value: object, status: int = 200, headers: HeaderList = ()) -> R
 
 
 def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int) -> int:
-    """A whole number of the query. Raises `InvalidInput` for anything else; above `most` it is `most`."""
+    """Return a whole number in the query, at most `most`. Raises `InvalidInput`."""
     text = call.query.get(name, "")
     if not text:
         return default
@@ -112,7 +117,7 @@ def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int)
 
 
 def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body as JSON. Raises `InvalidInput`, `UnsupportedMediaType`."""
+    """Decode the body as JSON. Raises `InvalidInput`, `UnsupportedMediaType`."""
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise UnsupportedMediaType("send the body as Content-Type: application/json")
@@ -120,11 +125,11 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(call.request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not what it should be: {error}") from None
+        raise InvalidInput(f"the body is not valid: {error}") from None
 
 
 class ConsoleApp(App[Call]):
-    """An `Application`: the page for anybody who gets here, the rest for whoever may."""
+    """An `Application` that serves the page to every client and the API to authenticated ones."""
 
     def __init__(
         self, access: Access, static: StaticFiles, routes: Sequence[tuple[bytes, bytes, Route]]
@@ -148,7 +153,7 @@ class ConsoleApp(App[Call]):
         return self._access.principal(request)
 
     def _static_page(self, request: Request) -> Response | None:
-        """What a browser loads; it holds no secret."""
+        """Return a file of the page, which contains no secret."""
         path = request.path
         if path.startswith(_API) or request.method not in (b"GET", b"HEAD"):
             return None
@@ -168,7 +173,7 @@ def error_answer(status: int, code: str, message: str, headers: HeaderList = ())
 
 
 def refusal(error: Exception, request: Request | None = None) -> Response:
-    """What a client is told about an error; what nobody expected is logged and told as `internal`."""
+    """Return the response for an error. An unexpected error is logged and returned as `internal`."""
     if isinstance(error, Refusal):
         return error_answer(_STATUS[error.code], error.code, str(error), error.headers)
     if isinstance(error, NotFound):
@@ -183,4 +188,85 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         headers = [(b"retry-after", b"1")] if isinstance(error, Unavailable) else []
         return error_answer(503, "unavailable", reason_of(error), headers)
     _LOG.error("a request failed", exc_info=error)
-    return error_answer(500, "internal", "the console failed; its log says why")
+    return error_answer(500, "internal", "the request failed; see the console's log")
+
+
+def text_fields(data: bytes, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
+    """Return bytes as text, or None if they are not text, and whether the text was cut."""
+    cut = len(data) > most
+    shown = data[:most]
+    try:
+        text: str | None = shown.decode()
+    except UnicodeDecodeError as error:
+        # The cut may split a character; any other error means that this is not text.
+        text = shown[: error.start].decode() if cut and error.start > len(shown) - 4 else None
+    return {"text": text, "cut": cut}
+
+
+def payload_fields(data: bytes | None, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
+    """Return bytes as text and in base64."""
+    if data is None:
+        return {"text": None, "cut": False, "bytes_b64": None, "size": None}
+    packed = base64.b64encode(data[:most]).decode()
+    return {**text_fields(data, most), "bytes_b64": packed, "size": len(data)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    stamp: tuple[int, int]
+    data: bytes
+    packed: bytes | None
+    kind: bytes
+    tag: bytes
+
+
+class StaticFiles:
+    """The files below a folder, by path. A file that has changed is read again."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+
+    def answer(self, request: Request, name: str) -> Response | None:
+        """Return the file, or 304 if the browser has it; None if there is no such file."""
+        file = self._file(name)
+        if file is None:
+            return None
+        headers = [(b"etag", file.tag), (b"cache-control", b"no-cache"), (b"vary", b"accept-encoding")]
+        if file.tag in _tags(request.headers.get(b"if-none-match", b"")):
+            return Response(304, content_type=file.kind, headers=headers)
+        if file.packed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+            headers.append((b"content-encoding", b"gzip"))
+            return Response(200, file.packed, content_type=file.kind, headers=headers)
+        return Response(200, file.data, content_type=file.kind, headers=headers)
+
+    def _file(self, name: str) -> _File | None:
+        parts = name.split("/")
+        if not all(parts) or any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+            return None
+        path = os.path.join(self._folder, *parts)
+        try:
+            found = os.stat(path)
+            if not os.path.isfile(path):
+                return None
+            known = self._files.get(name)
+            stamp = (found.st_mtime_ns, found.st_size)
+            if known is None or known.stamp != stamp:
+                known = self._files[name] = _read(path, stamp)
+        except OSError:
+            return None
+        return known
+
+
+def _read(path: str, stamp: tuple[int, int]) -> _File:
+    with open(path, "rb") as file:
+        data = file.read()
+    ending = os.path.splitext(path)[1].lower()
+    kind = _TYPES.get(ending) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+    packed = gzip.compress(data, 9, mtime=0) if ending in _PACKED else None
+    tag = b'"%b"' % hashlib.sha256(data).hexdigest()[:32].encode()
+    return _File(stamp=stamp, data=data, packed=packed, kind=kind.encode(), tag=tag)
+
+
+def _tags(header: bytes) -> set[bytes]:
+    return {tag.strip().removeprefix(b"W/") for tag in header.split(b",")}

@@ -1,4 +1,4 @@
-"""What the console tells of queues."""
+"""The console's API of queues."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 from typing import Final
 
 from penstock.buffer import QueueSurvey
-from penstock.console.app import Call, json_answer
-from penstock.console.payload import text_fields
+from penstock.console.app import Call, json_answer, text_fields
 from penstock.console.poller import Poller
 from penstock.console.queues import EntryView, QueueReading
 from penstock.console.sources import QueueWatch, Sources
@@ -21,7 +20,7 @@ _CONFLICTS: Final = "buffer_manifest_conflicts"
 
 
 class BuffersPanel:
-    """The handlers, over the queues of the fleet."""
+    """Handlers for the queues of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -104,7 +103,7 @@ class BuffersPanel:
         return self._surveys[name]
 
     def _conflicts(self, queue: str) -> dict[str, object]:
-        """Lost attempts to write the manifest, of the processes that tell; the others are named."""
+        """Return manifest write conflicts by process, and the processes that do not report them."""
         places, collector = self._sources.places, self._sources.collector_place
         known, unknown = {}, [relay.part for relay in places.relays if relay.queue == queue]
         unknown += [place.part for place in places.pipelines if place.queue == queue]
@@ -125,7 +124,7 @@ class BuffersPanel:
 
 
 async def _records(watch: QueueWatch, reading: QueueReading) -> int | None:
-    """All records in the queue, counted by the footers of its batches; None if they are too many for that."""
+    """Count all records in the queue by the footers of its batches; None if there are too many batches."""
     if reading.depth > _COUNTED_MAX:
         return None
     indexes = await watch.source.indexes()

@@ -1,4 +1,4 @@
-"""The console as one object: a page and its API on one port."""
+"""The console: a page and its API on one port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.console.access import ACT, Access, ConsoleSettings
-from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, json_answer, read_body
+from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, StaticFiles, json_answer, read_body
 from penstock.console.buffers_panel import BuffersPanel
 from penstock.console.databases_panel import DatabasesPanel
 from penstock.console.live import LiveHub, last_id
@@ -22,7 +22,6 @@ from penstock.console.pipelines_panel import PipelinesPanel
 from penstock.console.quivers_panel import QuiversPanel
 from penstock.console.redrive import RedrivePanel
 from penstock.console.sources import Sources
-from penstock.console.static_files import StaticFiles
 from penstock.console.tail import TailPanel
 from penstock.console.topics_panel import TopicsPanel
 from penstock.console.trace import TracePanel
@@ -45,7 +44,7 @@ _TOKEN: Final = msgspec.json.Decoder(_Token)
 
 
 class Console:
-    """Shows what a fleet runs.
+    """The console of a fleet.
 
     console = Console(fleet, ConsoleSettings())
     await console.start()
@@ -53,7 +52,7 @@ class Console:
     ...
     await console.close()
 
-    Nothing is looked at while nobody watches, except how deep each queue is, every ten seconds.
+    Without a viewer, nothing is polled except the depth of each queue, every ten seconds.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Console:
         clock: Clock = SYSTEM_CLOCK,
         front: Callable[[Application], Application] = lambda app: app,
     ) -> None:
-        """`front` may put another application before the console's, on the same port."""
+        """`front` may wrap the console's application, to serve more on the same port."""
         self._front = front
         self._settings = settings
         self._clock = clock
@@ -86,7 +85,7 @@ class Console:
         self._noting: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Serve from now on, and say where. Raises `Unavailable` if the port is taken."""
+        """Start serving and return the address. Raises `Unavailable` if the port is in use."""
         self._sources.refresh()
         self._live = LiveHub(self._sources)
         app = ConsoleApp(self._access, StaticFiles(_STATIC), self._routes(self._live))
@@ -106,7 +105,7 @@ class Console:
 
     @property
     def url(self) -> str:
-        """Where to open it. Without keys it has a token for one session, in the part that is never sent."""
+        """The address of the page. Without keys, its fragment has a token for one session."""
         assert self._address is not None, "the console is not started"
         host, port = self._address
         shown = f"[{host}]" if ":" in host else host
@@ -114,12 +113,12 @@ class Console:
         return f"http://{shown}:{port}/console{fragment}"
 
     def new_url(self) -> str:
-        """`url` with a new token; the one before is void, sessions go on."""
+        """Return `url` with a new token. The previous token becomes invalid; sessions stay open."""
         self._token = "" if self._access.asks_keys else self._access.new_token()
         return self.url
 
     async def close(self) -> None:
-        """Tell everybody who watches, and stop. Can be called again."""
+        """Notify all viewers and stop. May be called again."""
         if self._noting is not None:
             self._noting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -137,7 +136,7 @@ class Console:
         await self._sources.close()
 
     async def _note(self) -> None:
-        """The small history that is kept while nobody watches."""
+        """Record the depth of the queues, even without a viewer."""
         while True:
             try:
                 self._sources.refresh()
@@ -146,8 +145,8 @@ class Console:
                     await asyncio.wait([asyncio.ensure_future(queue.main.renew(5.0)) for queue in queues])
                 for queue in queues:
                     queue.note()
-            except Exception:  # noqa: BLE001 - the history goes on with its next point
-                _LOG.exception("the depth of the queues could not be noted")
+            except Exception:  # noqa: BLE001 - the history continues with its next point
+                _LOG.exception("the depth of the queues could not be recorded")
             await self._clock.sleep(_HISTORY_EVERY_S)
 
     def _routes(self, live: LiveHub) -> list[tuple[bytes, bytes, Route]]:

@@ -1,4 +1,4 @@
-"""What the console tells of databases, and questions passed on to them."""
+"""The console's API of databases, and queries forwarded to them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SEARCH: Final = msgspec.json.Decoder(_Search)
 
 
 class DatabasesPanel:
-    """The handlers, over the databases of the fleet."""
+    """Handlers for the databases of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -104,7 +104,7 @@ class DatabasesPanel:
         }
 
     async def query(self, call: Call) -> Response:
-        """PromQL, answered by the database in its own words."""
+        """Forward a PromQL query; return the database's own response."""
         source = self._of_kind(call, PartKind.TIMESERIES)
         asked = read_body(call, _QUERY)
         if not asked.query.strip() or len(asked.query) > _QUERY_MAX:
@@ -119,7 +119,7 @@ class DatabasesPanel:
         return await _passed_on(source, path, body, _FORM)
 
     async def search(self, call: Call) -> Response:
-        """The nearest vectors, answered by the database in its own words."""
+        """Forward a vector search; return the database's own response."""
         source = self._of_kind(call, PartKind.VECTOR)
         asked = read_body(call, _SEARCH)
         body = msgspec.json.encode(
@@ -137,7 +137,7 @@ class DatabasesPanel:
         place, source = self._sources.database(call.name)
         if place.kind is not kind:
             raise InvalidInput(
-                f"{place.name} is a {place.kind.value} database; this question is for {kind.value}"
+                f"{place.name} is a {place.kind.value} database; this query needs a {kind.value} database"
             )
         return source
 

@@ -1,8 +1,7 @@
-"""Polling parts over HTTP: over connections that stay open, and the numbers that `/metrics` tells.
+"""Polls parts over HTTP on persistent connections, and reads their `/metrics`.
 
-A poll every two seconds is worth little if each costs milliseconds of a core that ingest needs. A client for
-all of HTTP takes one to two for a request, this one a tenth of that. It knows what parts of a fleet answer
-with: a status, a length, a body.
+Polls must not take CPU time from ingest. A general HTTP client needs one to two milliseconds for a request,
+this one a tenth of that. It supports only the responses of parts: a status, a length, a body.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from penstock.errors import LimitExceeded, PermissionDenied, Unavailable
 ANSWER_BYTES_MAX: Final = 16 << 20
 _IDLE_MAX: Final = 8
 _IDLE_S: Final = 30.0
-"""Longer than between two looks; shorter than anybody minds a connection that nobody uses."""
+"""Longer than the interval between two polls, and short enough that idle connections do no harm."""
 _STATUS_DIGITS: Final = 3
 _SIZE_DIGITS_MAX: Final = 18
 _HEAD_END: Final = b"\r\n\r\n"
 _TIMEOUT_S: Final = 2.5
-"""Shorter than a poller waits, so that the error says who was silent."""
+"""Shorter than the time limit of a poller, so that the error names the server."""
 _REST: Final = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
-"""What follows the name in a line: labels and a value. A time, or an exemplar after ` # `, is not read."""
+"""The rest of a line after the name: labels and a value. Time and exemplar (` # `) are ignored."""
 _ESCAPED: Final = re.compile(r"\\(.)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status and what came with it."""
+    """A status and the body of a response."""
 
     status: int
     body: bytes
 
 
 class _Reader(asyncio.StreamReader):
-    """Counts what came, so that what came unasked is noticed."""
+    """Counts received bytes, so that unsolicited data is noticed."""
 
     heard_bytes = 0
 
@@ -63,32 +62,32 @@ class _Line:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is open, as far as known, and all that came was read: more would be no answer."""
+        """Whether it seems open and has no unread data, which could not be the next response."""
         return self.reader.heard_bytes == self.read_bytes and not self.reader.at_eof()
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the head of an answer says of its body."""
+    """What the head of a response says about its body."""
 
     status: int
     size: int
     is_last: bool
-    """The server closes the connection after it."""
+    """The server closes the connection after this response."""
 
 
 class HttpPoller:
-    """Questions to one server. Any number at a time; each has a connection to itself while it lasts.
+    """Requests to one server. Concurrent requests use separate connections.
 
-    Only for what changes nothing: a question may be sent twice.
+    Only for idempotent requests: one may be sent twice.
     """
 
     def __init__(
         self, name: str, url: str, key: str | None, *, timeout_s: float, idle_s: float = _IDLE_S
     ) -> None:
-        """`name` is what errors call the server. Its address is `http://host[:port][/path]`.
+        """`name` is the server's name in errors. The address is `http://host[:port][/path]`.
 
-        Connections are closed when nothing was asked for `idle_s`.
+        Connections are closed after `idle_s` without a request.
         """
         parts = urlsplit(url)
         self.url = url.rstrip("/")
@@ -104,7 +103,7 @@ class HttpPoller:
         self._is_closed = False
 
     async def ask(self, path: str, body: bytes | None = None, *, accept: str = "application/json") -> Answer:
-        """What the server says, whatever it is, to a GET, or to a POST of JSON.
+        """Send a GET, or a POST of JSON, and return the response with any status.
 
         Raises `Unavailable`, `LimitExceeded`.
         """
@@ -113,13 +112,13 @@ class HttpPoller:
             async with asyncio.timeout(self._timeout_s):
                 return await self._answer(question)
         except TimeoutError as error:
-            raise Unavailable(f"{self._name} did not answer in time") from error
+            raise Unavailable(f"{self._name} did not respond in time") from error
         except (OSError, EOFError) as error:
             why = str(error) or type(error).__name__
             raise Unavailable(f"{self._name} cannot be reached: {why}") from error
 
     def close(self) -> None:
-        """Close what is idle now, and every other connection when its answer is there."""
+        """Close idle connections now, and the others after their responses."""
         self._is_closed = True
         self._rest()
 
@@ -131,7 +130,7 @@ class HttpPoller:
             self._idle.pop().writer.close()
 
     def _keep(self, line: _Line) -> None:
-        """For the next question, if that comes soon."""
+        """Keep a connection for the next request."""
         self._idle.append(line)
         if self._resting is not None:
             self._resting.cancel()
@@ -151,7 +150,7 @@ class HttpPoller:
                 continue
             try:
                 return await self._over(line, question)
-            except (ConnectionError, EOFError):  # closed while it was idle: asked again over another one
+            except (ConnectionError, EOFError):  # closed while it was idle: retry on another one
                 continue
         return await self._over(await self._dial(), question)
 
@@ -175,7 +174,7 @@ class HttpPoller:
             is_wanted = not (head.is_last or self._is_closed) and len(self._idle) < _IDLE_MAX
             is_kept = is_wanted and line.is_quiet
         except asyncio.LimitOverrunError as error:
-            raise Unavailable(f"{self._name} answers with a head that does not end") from error
+            raise Unavailable(f"{self._name} sent a response with an unterminated head") from error
         finally:
             if is_kept:
                 self._keep(line)
@@ -197,14 +196,14 @@ class HttpPoller:
             or not (size.isdigit() and len(size) <= _SIZE_DIGITS_MAX)
             or b"transfer-encoding" in fields
         ):
-            raise Unavailable(f"{self._name} does not answer as a part of a fleet does; check its address")
+            raise Unavailable(f"{self._name} does not respond like a part of a fleet; check its address")
         if int(size) > ANSWER_BYTES_MAX:
-            raise LimitExceeded(f"the answer of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB")
+            raise LimitExceeded(f"the response of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB")
         return _Head(int(words[1]), int(size), fields.get(b"connection", b"").lower() == b"close")
 
 
 class HttpSource:
-    """One part with an address, which may change when it is started again."""
+    """A part whose address may change when it is restarted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -214,7 +213,7 @@ class HttpSource:
         self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
 
     def move(self, url: str | None, key: str | None) -> None:
-        """Where the part is from now on."""
+        """Set the part's address."""
         if (url, key) == (self._url, self._key):
             return
         self._url, self._key = url, key
@@ -228,7 +227,7 @@ class HttpSource:
         await self._http.aclose()
 
     async def look(self) -> Exposition:
-        """Its `/metrics`. Raises `Unavailable`, `PermissionDenied`, `LimitExceeded`."""
+        """Return its `/metrics`. Raises `Unavailable`, `PermissionDenied`, `LimitExceeded`."""
         if self._poller is None:
             raise self._absent
         answer = await self._poller.ask("/metrics", accept="text/plain")
@@ -239,7 +238,7 @@ class HttpSource:
     async def pass_on(
         self, path: str, *, body: bytes, kind: str, timeout_s: float
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """The part's own answer to a POST, whatever it says. Raises `Unavailable`, `LimitExceeded`."""
+        """Return the part's response to a POST, with any status. Raises `Unavailable`, `LimitExceeded`."""
         allowed = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         headers = {**allowed, "Content-Type": kind, "Accept": "application/json"}
         async with self._http.stream(
@@ -251,7 +250,7 @@ class HttpSource:
                 size += len(piece)
                 if size > ANSWER_BYTES_MAX:
                     raise LimitExceeded(
-                        f"the answer of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB; ask for less"
+                        f"the response of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB; request less"
                     )
         return answer.status_code, b"".join(pieces), answer.headers
 
@@ -267,15 +266,15 @@ class HttpSource:
 
     def _check(self, status: int, text: str) -> None:
         if status in (401, 403):
-            raise PermissionDenied(f"{self._name} refuses the console's key ({status})")
+            raise PermissionDenied(f"{self._name} rejects the console's key ({status})")
         if status != 200:
-            raise Unavailable(f"{self._name} answers {status}: {text.strip()[:200]}")
+            raise Unavailable(f"{self._name} responds with {status}: {text.strip()[:200]}")
 
 
 class Exposition:
-    """Every sample of one scrape. What does not parse, or is no finite number, is left out.
+    """The samples of one scrape, without those that do not parse or are not finite.
 
-    A part tells hundreds of numbers and few of them are shown, so a line is read when it is asked for.
+    Few of a part's hundreds of samples are shown, so a line is parsed only when it is requested.
     """
 
     def __init__(self, text: str) -> None:
@@ -298,7 +297,7 @@ class Exposition:
             at = self._text.find(start, at + 1)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of a metric's samples that have these labels; None if there is none."""
+        """Return the sum of a metric's samples with these labels; None if there is none."""
         values = [
             value
             for has, value in self._of(name)
@@ -307,7 +306,7 @@ class Exposition:
         return sum(values) if values else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums of a metric by one of its labels."""
+        """Return the sums of a metric by one of its labels."""
         totals: dict[str, float] = {}
         for has, value in self._of(name):
             key = has.get(label, "")

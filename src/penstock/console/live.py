@@ -1,7 +1,7 @@
-"""The live stream: the overview when it changes, parts and log lines as they come, and no silent gap.
+"""The live stream: changes of the overview, parts and log lines, without silent gaps.
 
-The last events are kept in a ring buffer with rising ids: a client that comes back gets what it missed, or is
-told that there is a gap.
+The last events are kept in a ring buffer with increasing ids: a client that reconnects gets the events that
+it missed, or a gap event.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOG = logging.getLogger(__name__)
 LOG_LINES_FIRST: Final = 200
 STREAMS_MAX: Final = 64
 _LINES_HELD: Final = 500
-"""Lines of before that are taken over at the start."""
+"""How many earlier lines are taken over at the start."""
 _EVENTS_MAX: Final = 4000
 _BYTES_MAX: Final = 16 << 20
 _TICK_S: Final = 1.0
 _BEAT_S: Final = 10.0
 _PIECE_BYTES: Final = 1 << 18
-"""What is made for one client at a time: a slow one must not hold a copy of all that is kept."""
+"""Bytes prepared for a client at a time: a slow client must not hold a copy of all events."""
 _TEXT_MAX: Final = 4096
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BEAT: Final = b": still here\n\n"
@@ -42,7 +42,7 @@ _IDS_PER_MS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `data` is JSON."""
+    """An event. `data` is JSON."""
 
     ident: int
     name: str
@@ -51,9 +51,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """What came after an id: a gap, if events are gone, and the events that are kept, by their ids.
+    """The events after an id: a gap, if events were evicted, and the kept events in the order of their ids.
 
-    Kept events may lie inside the gap: another lane keeps them for longer.
+    Kept events may lie inside the gap: another lane keeps events for longer.
     """
 
     gap: tuple[int, int] | None
@@ -61,21 +61,21 @@ class Missed:
 
     @property
     def gap_ident(self) -> int:
-        """The id of the gap, which is told before the events: a client that resumes after it misses none."""
+        """The id of the gap, which is sent before the events: a client that resumes after it misses none."""
         assert self.gap is not None
         last = self.gap[1]
         return min(last, self.events[0].ident - 1) if self.events else last
 
 
 class _Lane:
-    """The last events of some names."""
+    """The last events of certain names."""
 
     __slots__ = ("_bytes", "events", "lost")
 
     def __init__(self, lost: int) -> None:
         self.events: deque[Event] = deque()
         self.lost = lost
-        """The newest id that is not here any more."""
+        """The newest evicted id."""
         self._bytes = 0
 
     def push(self, one: Event, events_max: int, bytes_max: int) -> None:
@@ -88,7 +88,7 @@ class _Lane:
             self.lost = gone.ident
 
     def after(self, ident: int) -> Iterator[Event]:
-        """Newest first."""
+        """Yield the events, newest first."""
         for one in reversed(self.events):
             if one.ident <= ident:
                 return
@@ -98,10 +98,9 @@ class _Lane:
 class RingBuffer:
     """Keeps the last events, by count and by bytes.
 
-    Names that are set `apart` have a lane each, with the same limits: what is pushed under others does not
-    push them out. Ids rise over all lanes. They begin at the moment of the start, so that they rise over
-    restarts too: an id of an earlier process is below all of this one's, and what happened in between is told
-    as a gap.
+    Names in `apart` have their own lane with the same limits, so that other events do not evict theirs. Ids
+    increase over all lanes. They begin with the time of the start, so that they increase over restarts too:
+    the ids of an earlier process are lower, and the events in between are reported as a gap.
     """
 
     def __init__(self, start_ms: int, *, events_max: int, bytes_max: int, apart: Iterable[str] = ()) -> None:
@@ -126,7 +125,7 @@ class RingBuffer:
         return one
 
     def after(self, ident: int) -> Missed:
-        """Everything after `ident`. An id from the future is not one of ours: it gets all there is."""
+        """Return the events after `ident`. For an unknown id from the future, return all events."""
         behind = ident if ident <= self.last else -1
         lanes = (self._common, *self._apart.values())
         events = [one for lane in lanes for one in lane.after(behind)]
@@ -135,7 +134,7 @@ class RingBuffer:
         return Missed(gap=(behind + 1, lost) if behind < lost else None, events=events)
 
     def newest(self, name: str, limit: int) -> list[Event]:
-        """The last events of one name, oldest first."""
+        """Return the last events of one name, oldest first."""
         found: list[Event] = []
         for one in reversed(self._lane(name).events):
             if one.name == name:
@@ -151,7 +150,7 @@ def frame(one: Event) -> bytes:
 
 
 def in_pieces(events: Iterable[Event]) -> Iterator[bytes]:
-    """Frames of events, some at a time."""
+    """Yield frames of events, some at a time."""
     held: list[bytes] = []
     size = 0
     for one in events:
@@ -177,10 +176,10 @@ def log_fields(line: LogLine) -> dict[str, object]:
 
 
 class LiveHub:
-    """Everything that happens, for all who watch. Parts and log lines are kept while nobody does.
+    """Distributes events to all viewers. Part changes and log lines are kept even without a viewer.
 
-    Lines are kept apart from the rest, so that parts that change often do not push them out. The overview is
-    not kept: a new client gets the current one, and a slow client only the newest.
+    Lines have their own lane, so that parts that change often do not evict them. The overview is not kept: a
+    new client gets the current one, and a slow client only the newest.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -194,19 +193,19 @@ class LiveHub:
         self._ticking: asyncio.Task[None] | None = None
         self._attention = Attention(sources)
         self._parts: dict[str, bytes] = {}
-        """Each part as it was told last."""
+        """Each part as it was sent last."""
         self._compared: bytes = b""
         self._overview: bytes = b""
         self._overviews = 0
-        """How many were told."""
+        """How many events were pushed."""
         self._is_over = False
         for line in sources.fleet.log(limit=_LINES_HELD):
             self._ring.push("log", _ENCODE(log_fields(line)))
         self._unsubscribe = sources.fleet.subscribe(self.told)
 
     def told(self, change: FleetEvent) -> None:
-        """A part changed, or said something. One that looks as it did is not told again: a fleet says so with
-        every step of a part's progress, which is not shown here."""
+        """Push a part change or a log line. An unchanged part is skipped: a fleet reports every step of a
+        part's progress, which is not shown here."""
         if isinstance(change, LogLine):
             self.push("log", log_fields(change))
             return
@@ -217,7 +216,7 @@ class LiveHub:
             self.push("part", fields)
 
     def push(self, name: str, fields: object) -> None:
-        """Tell every client, even those that reconnect."""
+        """Send an event to every client, even to those that reconnect."""
         self._ring.push(name, _ENCODE(fields))
         self._wake()
 
@@ -238,14 +237,14 @@ class LiveHub:
         self._attention.end()
 
     def check_room(self) -> None:
-        """Raises `LimitExceeded` when one more stream would be too many."""
+        """Raise `LimitExceeded` if one more stream would exceed the cap."""
         if self._streams >= STREAMS_MAX:
-            raise LimitExceeded(f"{STREAMS_MAX} live streams are open, which is the cap; close one")
+            raise LimitExceeded(f"{STREAMS_MAX} live streams are open, which is the limit; close one")
 
     async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
-        """Frames for one client: after the id `after`, or the last log lines and the current state."""
+        """Yield frames for one client: after the id `after`, or the last log lines and the current state."""
         try:
-            self.check_room()  # again: many may have been let in before the first of them got here
+            self.check_room()  # check again: several may have passed the first check together
         except LimitExceeded as error:
             yield event(b"error", _ENCODE({"message": told(error)}))
             return
@@ -273,7 +272,7 @@ class LiveHub:
                     seen = self._overviews
                     yield event(b"overview", now, b"%d" % after)
                 if self._ring.last != after or seen != self._overviews:
-                    continue  # it came while this client was written to
+                    continue  # it arrived while this client was being written to
                 if self._is_over:
                     return
                 if not await self._news():
@@ -291,7 +290,7 @@ class LiveHub:
         return bool(done)
 
     async def _first_look(self) -> None:
-        """Give the sources a moment: most answer within it."""
+        """Wait a moment for the sources; most respond within it."""
         waits = [asyncio.ensure_future(poller.renew(1.0)) for poller in self._sources.pollers()]
         if waits:
             await asyncio.wait(waits, timeout=1.0)
@@ -316,10 +315,10 @@ class LiveHub:
                 self._attention.follow()
                 self._show()
             except Exception:  # noqa: BLE001 - one bad moment must not end the stream for everybody
-                _LOG.exception("the overview could not be told")
+                _LOG.exception("the overview could not be sent")
 
     def _show(self) -> None:
-        """Tell everybody the state of now, if it differs from what was told last."""
+        """Send the current overview to all clients if it has changed."""
         found = overview(self._sources)
         told = _ENCODE({**found, "at_ms": 0})
         if told != self._compared:
@@ -329,7 +328,7 @@ class LiveHub:
 
 
 def last_id(call: Call) -> int | None:
-    """The last id that the client has; None if it begins, or says something else."""
+    """Return the last id that the client has; None if it has none, or sends something else."""
     header = call.request.headers.get(b"last-event-id", b"").decode("ascii", "replace")
     for text in (header, call.query.get("after", "")):
         if text.isascii() and text.isdigit() and len(text) <= 19:

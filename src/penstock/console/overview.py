@@ -1,26 +1,29 @@
-"""All of it at a glance: the parts, the flow with its figures, and whether the books balance."""
+"""The overview: the parts, the data flow with its figures, and the balance of the pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import penstock
-from penstock.buffer import Severity
-from penstock.console.books import BooksReading
 from penstock.console.http_poller import Exposition
 from penstock.console.poller import Reading
 from penstock.console.queues import QueueReading
 from penstock.console.sources import LINES_SHOWN, PipelineSource, QueueWatch, Sources
 from penstock.console.topics_source import TopicsReading
 from penstock.console.topology import EdgeKey, Figures, state_of, topology_of, url_of
+from penstock.findings import problems_in
 from penstock.up import DatabasePlace, PartState, PartStatus, PipelinePlace, RelayPlace
+
+if TYPE_CHECKING:
+    from penstock.spark import BooksReading
 
 _RATE_WINDOW_MS = 60_000
 _FINDINGS_MAX = 20
 
 
 def overview(sources: Sources) -> dict[str, object]:
-    """What is known now. Nobody is asked for it: the pollers are."""
+    """Return what the pollers know now, without a request."""
     parts = sources.fleet.parts()
     figures = dict(_figures(sources))
     stored = dict(_stored(sources))
@@ -49,7 +52,7 @@ def part_fields(part: PartStatus) -> dict[str, object]:
 
 
 def balance_of(source: PipelineSource) -> list[dict[str, object]]:
-    """The accounts of a pipeline's sinks as the last audit found them; null while there was none."""
+    """Return the accounts of a pipeline's sinks from the last audit; null before the first one."""
     reading = source.balance.reading
     common: dict[str, object] = {
         "pipeline": source.place.name,
@@ -62,7 +65,7 @@ def balance_of(source: PipelineSource) -> list[dict[str, object]]:
         empty: dict[str, object] = dict.fromkeys(names)
         return [{"chain": source.place.name, "sink": None, **empty, **common, "findings": []}]
     report = reading.value
-    problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
+    problems = problems_in(report.balance.findings)
     texts = [f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX]]
     return [
         {
@@ -114,7 +117,7 @@ def _figures(sources: Sources) -> Iterator[tuple[EdgeKey, Figures]]:
 
 
 def _topics(sources: Sources) -> Reading[TopicsReading]:
-    """The last reading of the topics server; none while its part is down, however fresh it is."""
+    """Return the last reading of the topics server; none while its part is down."""
     reading, place = sources.topics.main.reading, sources.places.topics
     part = None if place is None else sources.part(place.part)
     if part is None or part.state is PartState.READY:
@@ -153,7 +156,7 @@ def _relayed(sources: Sources, relay: RelayPlace) -> Figures:
 
 
 def records_behind(*, head: int, earliest: int, position: int | None) -> int:
-    """Sequences of a topic that a relay has still to take; what the topic lost before waits no more. Pure."""
+    """Return how many records a relay has still to read, without those that the topic has evicted. Pure."""
     return max(0, head - max(position or 0, earliest - 1))
 
 
@@ -235,7 +238,7 @@ def _consumed(sources: Sources, queue: QueueWatch, reading: Reading[BooksReading
 
 
 def backlog_of(held: QueueReading, reached: Mapping[int, int]) -> int:
-    """Batches of the queue after what was read, shard by shard."""
+    """Count the batches of the queue after the read position, by shard."""
     return sum(
         max(0, shard.following - max(reached.get(shard.shard, 0), shard.first)) for shard in held.shards
     )
@@ -265,15 +268,15 @@ def _fed(sources: Sources, place: DatabasePlace) -> Figures:
 
 
 def feed_position(metrics: Exposition) -> int | None:
-    """The last sequence of its queue that is durable in a database."""
+    """Return the last sequence of its queue that is durable in a database."""
     value = metrics.total("feed_sequence")
     return None if value is None or value < 0 else int(value)
 
 
 def lines_rate(lines: Sequence[tuple[int, int]], now_ms: int) -> float | None:
-    """Records per second over the last minute, from (when, how many) of micro-batches; None without any.
+    """Return records per second over the last minute, from (time, count) of micro-batches; None without any.
 
-    Where the lines that are kept do not reach back that far, over the time they tell of.
+    If the kept lines do not reach back that far, use the time that they cover.
     """
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""What the console tells of pipelines: micro-batches, checkpoint, sinks, balance and dead letters."""
+"""The console's API of pipelines: micro-batches, checkpoint, sinks, balance and dead letters."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.console.app import Call, json_answer, number_of
-from penstock.console.books import BooksReading, Letter
+from penstock.console.app import Call, json_answer, number_of, payload_fields
 from penstock.console.overview import backlog_of, balance_of, lines_rate
-from penstock.console.payload import payload_fields
 from penstock.console.sources import PipelineSource, Sources
 from penstock.console.topology import state_of
 from penstock.errors import InvalidInput
 from penstock.http import Response
 
 if TYPE_CHECKING:
-    from penstock.spark import BatchLine
+    from penstock.spark import BatchLine, BooksReading, Letter
 
 _LETTERS: Final = 100
 _LETTERS_MAX: Final = 500
 
 
 class PipelinesPanel:
-    """The handlers, over the pipelines of the fleet."""
+    """Handlers for the pipelines of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -75,7 +73,7 @@ class PipelinesPanel:
         }
 
     def _backlog(self, source: PipelineSource, books: BooksReading | None) -> int | None:
-        """Batches of the queue that no micro-batch has delivered."""
+        """Count the batches of the queue that no micro-batch has delivered."""
         queue = self._sources.queues.get(source.place.queue or "")
         held = None if queue is None else queue.main.reading.value
         if books is None or held is None:
@@ -148,7 +146,7 @@ def position_text(position: tuple[int, int, int]) -> str:
 
 
 def position_of(text: str) -> tuple[int, int, int] | None:
-    """`shard:sequence:index` as numbers; None for nothing. Raises `InvalidInput`."""
+    """Parse `shard:sequence:index`; None for an empty text. Raises `InvalidInput`."""
     if not text:
         return None
     parts = text.split(":")
@@ -157,5 +155,5 @@ def position_of(text: str) -> tuple[int, int, int] | None:
     except ValueError:
         raise InvalidInput(f"expected a position as shard:sequence:index, found {text[:60]!r}") from None
     if not (0 <= shard < 2**31 and 0 <= sequence < 2**63 and -1 <= index < 2**31):
-        raise InvalidInput(f"{text[:60]!r} is no position of a record")
+        raise InvalidInput(f"{text[:60]!r} is not the position of a record")
     return shard, sequence, index

@@ -1,7 +1,7 @@
-"""Polling one source again and again, but only while somebody wants to know, and how fast its counters grow.
+"""Pollers, which read a source at intervals while there are viewers, and rates of its counters.
 
-Each source has a poller of its own, with its own time limit: one that hangs is unknown, with the reason and
-since when, and delays nobody else.
+Each source has its own poller and time limit. A source that hangs is unknown, with the reason and the time,
+and does not delay others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _STALE_S: Final = 15.0
-"""A reading that is older counts as none: what was true then may not be now."""
+"""Older readings are ignored, as they may no longer be true."""
 _SHARE: Final = 1 / 200
-"""How much of the time of its source a poller takes at most, where it may ask less often."""
+"""The largest share of its source's time that a poller takes, if it may poll less often."""
 _REMEMBERED: Final = 5
 _SPAN_S: Final = 10.0
-"""A rate is taken over about so long: steady enough to read, quick enough to follow."""
+"""The window of a rate: long enough to be steady, short enough to follow changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Generic[T]):
-    """What a source said last. `value` is None while it is not known; then `error` says why."""
+    """The last reading of a source. While it is unknown, `value` is None and `error` has the reason."""
 
     value: T | None
     at_ms: int | None
@@ -43,30 +43,30 @@ class Reading(Generic[T]):
 
 
 class Pollable(Protocol):
-    """A poller, whatever it looks at."""
+    """The interface of all pollers."""
 
     def watched(self) -> AbstractContextManager[None]:
         """Keep looking while this lasts."""
         ...
 
     async def renew(self, wait_s: float) -> None:
-        """Look now if the last look is older than the interval, and wait no longer than this for it."""
+        """Poll now if the last reading is older than the interval; wait at most this long."""
         ...
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line, for people."""
+    """Return an error as one line for people."""
     if isinstance(error, TimeoutError):
-        return "it did not answer in time"
+        return "it did not respond in time"
     if isinstance(error, httpx.HTTPError):
         return f"it cannot be reached: {public_text(error) or type(error).__name__}"
     return public_text(error).partition("\n")[0][:500] or type(error).__name__
 
 
 class Poller(Generic[T]):
-    """One source. Not thread-safe: one event loop owns it.
+    """Polls one source. Not thread-safe: one event loop owns it.
 
-    A source whose answers take long to make is asked less often, down to every `interval_max_s`.
+    A slow source is polled less often, down to every `interval_max_s`.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Poller(Generic[T]):
         self._looking: asyncio.Task[None] | None = None
         self._reading: Reading[T] = Reading(value=None, at_ms=None, error=None, failing_since_ms=None)
         self._looked_s: float | None = None
-        """When the last look ended, well or not."""
+        """When the last poll ended, with or without success."""
         self._answered_s = 0.0
 
     @property
     def reading(self) -> Reading[T]:
-        """The last answer, unless it is too old to be believed."""
+        """The last reading, unless it is too old."""
         known = self._reading
         if known.value is not None and self._clock.monotonic() - self._answered_s > self._stale_s:
-            why = known.error or "it has not been asked lately"
+            why = known.error or "it has not been polled recently"
             return Reading(value=None, at_ms=known.at_ms, error=why, failing_since_ms=known.failing_since_ms)
         return known
 
     @property
     def _interval_s(self) -> float:
-        """The shortest of the last looks tells what the source has to do; others waited for their turn."""
+        """Return the cost of a poll: the shortest of the last ones, as others waited for their turn."""
         return max(self._least_s, min(self._most_s, min(self._took_s, default=0.0) / _SHARE))
 
     @property
@@ -125,7 +125,7 @@ class Poller(Generic[T]):
                 self._polling = None
 
     async def fresh(self, age_s: float | None = None, wait_s: float | None = None) -> Reading[T]:
-        """A reading that is no older than `age_s`, if there is one within `wait_s`; else what is known."""
+        """Return a reading at most `age_s` old, or after `wait_s` the last one."""
         age_s = self._interval_s if age_s is None else age_s
         if self._looked_s is None or self._clock.monotonic() - self._looked_s > age_s:
             await asyncio.wait([self._begin()], timeout=self._timeout_s if wait_s is None else wait_s)
@@ -148,7 +148,7 @@ class Poller(Generic[T]):
             await self._clock.sleep(self._interval_s)
 
     def _begin(self) -> asyncio.Task[None]:
-        """The look that is under way; a second one is never begun beside it."""
+        """Return the running poll, or start one: there is never more than one."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._once())
         return self._looking
@@ -161,8 +161,8 @@ class Poller(Generic[T]):
         except (PenstockError, TimeoutError, OSError, httpx.HTTPError) as error:
             self._failed(reason_of(error))
         except Exception:  # noqa: BLE001 - a bug in one look must not end the others
-            _LOG.exception("a look failed")
-            self._failed("the console failed to look; its log says why")
+            _LOG.exception("a poll failed")
+            self._failed("the console failed to poll it; see the console's log")
         else:
             now = self._clock.now_ms()
             self._reading = Reading(value=value, at_ms=now, error=None, failing_since_ms=None)
@@ -182,14 +182,14 @@ class _Point:
 
 
 def rate_between(before: float, before_s: float, after: float, after_s: float) -> float | None:
-    """Growth per second; None if no time has passed, or the counter was reset."""
+    """Return the growth per second; None if no time has passed, or the counter was reset."""
     if after_s <= before_s or after < before:
         return None
     return (after - before) / (after_s - before_s)
 
 
 class Meter:
-    """A counter as it was over the last seconds. One that went back was reset, and so is its rate."""
+    """The last values of a counter. If the counter decreases, it was reset, and the rate starts over."""
 
     __slots__ = ("_points",)
 
@@ -197,7 +197,7 @@ class Meter:
         self._points: deque[_Point] = deque()
 
     def read(self, at_s: float, value: float | None) -> None:
-        """A reading; None is a reading that failed, after which nothing is known."""
+        """Add a reading. None is a failed reading, which clears the rate."""
         points = self._points
         if value is None or (points and value < points[-1].value):
             points.clear()
@@ -209,7 +209,7 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
-        """Per second over the last readings; None before there are two."""
+        """Return the rate per second over the last readings; None before there are two."""
         if len(self._points) < 2:
             return None
         first, last = self._points[0], self._points[-1]
@@ -217,7 +217,7 @@ class Meter:
 
 
 class Trail:
-    """The last so many points of a few numbers over time."""
+    """The last points of a few figures over time."""
 
     __slots__ = ("_points",)
 
@@ -228,5 +228,5 @@ class Trail:
         self._points.append((at_ms, *values))
 
     def points(self) -> list[tuple[int, *tuple[float | None, ...]]]:
-        """Oldest first."""
+        """Return the points, oldest first."""
         return list(self._points)

@@ -1,4 +1,4 @@
-"""Looking at a queue: its manifest at the cost of a "not modified", and the batches it names when asked."""
+"""Reads a queue: its manifest by conditional requests, and its batches on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.buffer import (
     entry_time_ms,
     find_tag,
     newest_version,
-    read_layout,
+    read_shards,
     record_count,
     survey,
 )
@@ -40,17 +40,17 @@ _Readers: TypeAlias = dict[int, tuple[QueueReader, str]]
 _SIZES_KEPT: Final = 20_000
 _AT_ONCE: Final = 8
 _COUNTED_PER_LOOK: Final = 64
-"""Batches whose records are counted at each look; where more come at once the rate is not known."""
+"""How many new batches are counted at each poll; with more, the rate is unknown."""
 _RETRY_S: Final = 1.0
 LAYOUT_AGAIN_S: Final = 60.0
-"""How soon a queue without shards is looked at again for some: it is drained before it gets them."""
+"""How soon a queue without shards is checked for shards again: it is drained before it gets them."""
 _SEARCHED_BYTES: Final = 16 << 20
 _GRACE_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """What a batch object holds. None: it is not there any more, or damaged."""
+    """The contents of a batch object. None: it is missing or damaged."""
 
     records: int | None
     bytes: int | None
@@ -58,7 +58,7 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReading:
-    """One manifest at one moment."""
+    """The state of one manifest."""
 
     shard: int
     exists: bool
@@ -73,14 +73,14 @@ class ShardReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReading:
-    """A queue at one moment, and what came into it since the console began to look."""
+    """The state of a queue, and its input since the console began to poll it."""
 
     shards: tuple[ShardReading, ...]
     is_sharded: bool
     positions: Mapping[str, int | None]
-    """Of each application that was asked for, the last version it has committed."""
+    """The last committed version of each application of interest."""
     seen_records: int | None
-    """Records of batches that came since; None where they were too many to be counted."""
+    """Records of new batches; None if there were too many to count."""
     seen_bytes: int | None
 
     @property
@@ -105,7 +105,7 @@ class QueueReading:
 
     @property
     def epoch(self) -> int:
-        """Of a sharded queue, the sum: it rises whenever one does."""
+        """The sum over all shards of a sharded queue, which rises with each of them."""
         return sum(shard.epoch for shard in self.shards)
 
     @property
@@ -115,20 +115,20 @@ class QueueReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry of the manifest, as people want to see it."""
+    """An entry of the manifest, with its batch's sizes and time."""
 
     shard: int
     sequence: int
     location: str
     at_ms: int | None
     producer: str | None
-    """The application that appended it, if under a transaction."""
+    """The application that appended it in a transaction, if any."""
     metadata: Sequence[bytes]
     size: BatchSize
 
 
 class QueueSource:
-    """One queue of the fleet. It is only read: nothing is fenced, acknowledged or changed."""
+    """A queue of the fleet. It is only read: nothing is fenced, acknowledged or changed."""
 
     def __init__(self, place: QueuePlace, clock: Clock) -> None:
         self.place = place
@@ -144,17 +144,17 @@ class QueueSource:
         self._readers: _Readers = {}
         self._is_sharded = False
         self._layout_s = 0.0
-        """When it was last asked how many shards there are."""
+        """When the number of shards was last read."""
         self._books: dict[int, tuple[Version | None, Mapping[str, int]]] = {}
-        """Per shard, the book, and the manifest it was read with."""
+        """Per shard, the log of dequeued batches, and the manifest before it."""
         self._sizes: OrderedDict[str, BatchSize] = OrderedDict()
         self._counted: dict[int, int] = {}
-        """Per shard, the sequence up to which batches are counted."""
+        """The sequence per shard up to which batches are counted."""
         self._seen: tuple[int, int] | None = (0, 0)
         self._indexes: dict[int, EntryIndex] = {}
         self._memory = RelayMemory()
         self.apps: frozenset[str] = frozenset()
-        """Applications whose positions are wanted."""
+        """Applications whose positions are read."""
 
     @property
     def store_url(self) -> str:
@@ -166,28 +166,27 @@ class QueueSource:
 
     @property
     def _store(self) -> ObjectStore:
-        """Opened when first looked at: settings that do not fit are this queue's error alone."""
+        """Open the store on first use: wrong settings are an error of this queue only."""
         if self._opened is None:
             self._opened = open_store(replace(self._store_config, retries=1))
         return self._opened
 
     async def readers(self) -> _Readers:
-        """Reader and folder of each shard; a queue without shards is its shard 0."""
+        """Return reader and folder of each shard; a queue without shards is its shard 0."""
         if not self._knows_layout():
-            shards = await read_layout(self._store, self._config.manifest_key)
+            shards = await read_shards(self._store, self._config)
             self._layout_s = self._clock.monotonic()
-            if shards is not None and not self._is_sharded:
+            if shards.count is not None and not self._is_sharded:
                 self._readers, self._is_sharded = {}, True
                 self._counted, self._books = {}, {}
             if not self._readers:
-                places = [None] if shards is None else list(range(shards))
-                self._readers = {shard or 0: self._reader(shard) for shard in places}
+                self._readers = {shard: self._reader(own) for shard, own in shards.configs.items()}
         return self._readers
 
     def _knows_layout(self) -> bool:
-        """Whether the shards that are known need no request.
+        """Return whether the known shards need no request.
 
-        Their number never changes, and a manifest without them says that there are none, for a while.
+        Their number never changes, and a manifest without shards is trusted for a while.
         """
         if self._is_sharded or not self._readers:
             return self._is_sharded
@@ -195,21 +194,19 @@ class QueueSource:
         has_manifest = known is not None and known.version is not None
         return has_manifest and self._clock.monotonic() - self._layout_s < LAYOUT_AGAIN_S
 
-    def _reader(self, shard: int | None) -> tuple[QueueReader, str]:
-        path, prefix = self._config.manifest_key, self._config.prefix
-        if shard is not None:
-            path, prefix = f"{path}.shards/{shard:04d}", f"{prefix}.shards/{shard:04d}"
-        return QueueReader(self._store, path, retry_deadline_s=_RETRY_S, clock=self._clock), prefix
+    def _reader(self, config: QueueConfig) -> tuple[QueueReader, str]:
+        path = config.manifest_key
+        return QueueReader(self._store, path, retry_deadline_s=_RETRY_S, clock=self._clock), config.prefix
 
     async def indexes(self) -> dict[int, EntryIndex]:
-        """Every entry of every shard now."""
+        """Return the current entries of every shard."""
         return await _indexes_of(await self.readers())
 
     async def look(self) -> QueueReading:
-        """The queue now. One conditional request per shard, and two for each batch that came.
+        """Read the queue: one conditional request per shard, and two for each new batch.
 
-        Where it changed, and what a relay brought has left it, one more per shard; and while there is no
-        queue, or once a minute without shards, one for the layout.
+        If it changed and batches of a relay have left it, there is one more request per shard. While there is
+        no queue, and once a minute without shards, there is one more for the layout.
         """
         readers = await self.readers()
         indexes = self._indexes = await _indexes_of(readers)
@@ -240,7 +237,7 @@ class QueueSource:
         )
 
     async def relayed(self, app: str, topic: str, seq: int) -> Relayed | None:
-        """The batch that an application put a record of a topic into, if it was seen in the queue."""
+        """Return the batch into which an application put a record of a topic, if it was seen in the queue."""
         placed = self._memory.find(app, topic, seq)
         if placed is None:
             return None
@@ -250,10 +247,10 @@ class QueueSource:
         return placed.place_of(seq, end)
 
     async def search(self, seq: int) -> Relayed | None:
-        """The batch with a record of the only topic that is relayed here, by what its records say themselves.
+        """Find the batch with a record of the only topic that is relayed here, by the records themselves.
 
-        A relay stores records with their sequence unless it was told otherwise, and in order, so a search by
-        halves finds it among the batches that are stored. Only an exact match counts.
+        By default, a relay stores records in order and with their sequences, so a binary search finds the
+        batch among the stored ones. Only an exact match counts.
         """
         for shard, (reader, _) in (await self.readers()).items():
             index = await reader.index()
@@ -278,7 +275,7 @@ class QueueSource:
         return None
 
     async def _seqs(self, reader: QueueReader, location: str) -> list[int] | None:
-        """The sequences that the records of a batch say they have, if they do; None if it is gone."""
+        """Return the sequences in the records of a batch, if they have any; None if the batch is gone."""
         size = (await self.sizes([location]))[location]
         if size.bytes is None:
             return None
@@ -291,16 +288,16 @@ class QueueSource:
         return sequences_in(batch.entries)
 
     async def following(self, shard: int) -> int:
-        """The next sequence of a shard."""
+        """Return the next sequence of a shard."""
         return (await self.indexes())[shard].footer.next_sequence
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """A batch. Raises `BufferError`."""
+        """Fetch a batch. Raises `BufferError`."""
         reader, _ = next(iter((await self.readers()).values()))
         return await reader.fetch(descriptor)
 
     def oldest_from(self, reached: Mapping[int, int]) -> int | None:
-        """When the oldest entry that is not read came, by the last look; None if all are read."""
+        """Return the time of the oldest unread entry by the last poll; None if all are read."""
         found = [
             entry_time_ms(index[place - index.first])
             for shard, index in self._indexes.items()
@@ -309,7 +306,7 @@ class QueueSource:
         return min((ms for ms in found if ms is not None), default=None)
 
     async def _position(self, readers: _Readers, app: str) -> int | None:
-        """What `app` has committed last: in the queue, else as the book has it."""
+        """Return the last commit of `app`, from the queue or the log of transactions."""
         best: int | None = None
         for shard, (reader, _) in readers.items():
             queued = newest_version(_known(reader).raw, app)
@@ -320,10 +317,10 @@ class QueueSource:
         return best
 
     async def _book(self, shard: int, reader: QueueReader) -> Mapping[str, int]:
-        """The book, which is read again when the manifest has changed.
+        """Return the log of dequeued batches, which is read again when the manifest has changed.
 
-        What left the queue was entered before it did, so a book that was read after a manifest has all that
-        this manifest does not name any more.
+        A batch is entered there before it leaves the queue. So a log that was read after a manifest contains
+        every batch that has left the manifest.
         """
         version = _known(reader).version
         held = self._books.get(shard)
@@ -332,7 +329,7 @@ class QueueSource:
         return held[1]
 
     async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:
-        """Add up what came since the last look. Too much at once restarts the count."""
+        """Add up the input since the last poll. Too much input restarts the count."""
         fresh: list[str] = []
         came = 0
         for shard, index in indexes.items():
@@ -341,7 +338,7 @@ class QueueSource:
             came += max(0, last - known)
             fresh += [entry.location for entry in index.after(known, _COUNTED_PER_LOOK)]
             self._counted[shard] = last
-        if len(fresh) < came or came > _COUNTED_PER_LOOK:  # more than is counted, or gone again meanwhile
+        if len(fresh) < came or came > _COUNTED_PER_LOOK:  # more than can be counted, or already dequeued
             self._seen = None
             return
         sizes = await self.sizes(fresh)
@@ -354,7 +351,7 @@ class QueueSource:
         self._seen = (before[0] + sum(records), before[1] + sum(amounts))
 
     async def sizes(self, locations: Iterable[str]) -> dict[str, BatchSize]:
-        """How many records and bytes batches have. A batch never changes, so each is asked for once."""
+        """Return records and bytes of batches. A batch never changes, so each is read once."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(location: str) -> tuple[str, BatchSize]:
@@ -371,7 +368,7 @@ class QueueSource:
         return dict(await asyncio.gather(*(one(location) for location in locations)))
 
     async def newest(self, limit: int) -> list[EntryView]:
-        """The last entries of all shards together, newest first, with their sizes."""
+        """Return the last entries of all shards, newest first, with their sizes."""
         found = [
             (shard, index[number])
             for shard, index in (await self.indexes()).items()
@@ -383,7 +380,7 @@ class QueueSource:
         return [view_of(shard, entry, sizes[entry.location]) for shard, entry in found]
 
     async def surveys(self) -> list[QueueSurvey]:
-        """What is stored around each shard. It costs one listing each, so not every second."""
+        """Return the objects of each shard. This costs one listing each, so do not call it every second."""
         now = self._clock.now_ms()
         return [
             await survey(reader, prefix, now_ms=now, grace_ms=_GRACE_MS)
@@ -391,7 +388,7 @@ class QueueSource:
         ]
 
     async def find(self, shard: int, sequence: int) -> tuple[Entry | None, str | None]:
-        """The entry of a sequence while it is in the queue; else its location, if the ledger remembers."""
+        """Return the entry of a sequence, or after its dequeue its location, if that is still logged."""
         readers = await self.readers()
         if shard not in readers:
             raise NotFound(f"{self.place.name} has no shard {shard}")
@@ -402,10 +399,10 @@ class QueueSource:
         return None, (await reader.dequeued()).get(sequence)
 
     async def locate(self, text: str) -> tuple[int, int, str] | None:
-        """(shard, sequence, location) of a batch by its location or ULID, in the queue or just dequeued."""
+        """Find a batch by location or ULID, in the queue or just dequeued: (shard, sequence, location)."""
         for shard, (reader, _) in (await self.readers()).items():
             index, gone = await reader.index(), await reader.dequeued()
-            # In a thread: a queue that nobody consumes may have a hundred thousand entries.
+            # In a thread: a queue without a consumer may have a hundred thousand entries.
             found = await asyncio.to_thread(_named, itertools.chain(index.locations(), gone.items()), text)
             if found is not None:
                 return shard, *found
@@ -413,7 +410,7 @@ class QueueSource:
 
 
 def _named(places: Iterable[tuple[int, str]], text: str) -> tuple[int, str] | None:
-    """The batch with this location or ULID."""
+    """Return the batch with this location or ULID."""
     for sequence, location in places:
         if text in (location, location.rpartition("/")[2].removesuffix(".batch")):
             return sequence, location

@@ -1,4 +1,4 @@
-"""What the console tells of Quiver: segments, how far each subscriber is, and the room there is."""
+"""The console's API of Quiver: segments, the progress of subscribers, and disk space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GAPS_SHOWN: Final = 500
 
 
 class QuiversPanel:
-    """The handlers, over the directories of the fleet."""
+    """Handlers for the directories of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -50,7 +50,7 @@ class QuiversPanel:
         return json_answer(fields)
 
     def _metrics(self, source: QuiverSource) -> Exposition | None:
-        """The numbers of the process that has the directory open, if it tells them."""
+        """Return the metrics of the process that has the directory open, if it has any."""
         collector = self._sources.collector_place
         if collector is None or source.place.name not in collector.quivers:
             return None
@@ -79,7 +79,7 @@ def _row(source: QuiverSource) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How far one subscriber is, ready to be asked about many segments."""
+    """The progress of one subscriber, prepared for many lookups."""
 
     hwm: int
     complete: Ranges
@@ -94,7 +94,7 @@ class _Mark:
 
 
 def segment_states(seqs: Iterable[int], looks: Iterable[SubscriberLook]) -> list[str]:
-    """`done` when every subscriber has resolved it, `partly` when some have, else `pending`."""
+    """Return `done` if every subscriber has resolved it, `partly` if some have, else `pending`."""
     marks = [_Mark.of(look) for look in looks]
     states = []
     for seq in seqs:
@@ -130,7 +130,7 @@ def _segment(info: SegmentInfo, state: str, now_ms: int) -> dict[str, object]:
 
 
 def gaps_of(look: SubscriberLook) -> list[tuple[int, int]]:
-    """Stretches after the mark that are not resolved although something beyond them is."""
+    """Return ranges after the mark that are unresolved although a later segment is resolved."""
     reached = max([last for _, last in look.complete] + list(look.partial), default=look.subscriber.hwm)
     return Ranges(look.complete).missing(look.subscriber.hwm + 1, reached)
 
@@ -163,7 +163,7 @@ def _subscriber(
 
 
 def _live(metrics: Exposition, name: str) -> Mapping[str, int | None]:
-    """What only the process knows: bundles it has handed out."""
+    """Return the bundles in flight, which only the process knows."""
     found: dict[str, int | None] = {}
     for field in ("in_flight", "deferred"):
         value = metrics.by(f"quiver_subscriber_{field}", "subscriber").get(name)

@@ -1,4 +1,4 @@
-"""Redriving dead letters from the console: the command as a child, one at a time for each pipeline."""
+"""Redrives of dead letters from the console: the command as a child process, one per pipeline."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _POSITIONS_MAX: Final = 1000
 _REASON_MAX: Final = 1000
 _JOBS_KEPT: Final = 20
 _LINES_KEPT: Final = 50
+_RESULT: Final = msgspec.json.Decoder(dict[str, object])
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,12 +34,11 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _ORDER: Final = msgspec.json.Decoder(_Order)
-_RESULT: Final = msgspec.json.Decoder(dict[str, object])
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One redrive, from the button to its end."""
+    """A redrive that was started in the console."""
 
     id: int
     pipeline: str
@@ -51,7 +51,7 @@ class Job:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
 
     def fields(self) -> dict[str, object]:
-        """As the API shows it."""
+        """Return the job as the API shows it."""
         return {
             "id": self.id,
             "pipeline": self.pipeline,
@@ -66,22 +66,22 @@ class Job:
 
 
 def redrive_arguments(file: str, positions: Sequence[str], reason: str | None) -> list[str]:
-    """The command line. A value never stands where an option could. Pure."""
+    """Return the command line. A value is never mistaken for an option. Pure."""
     chosen = [f"--position={position}" for position in positions]
     because = [] if reason is None else [f"--reason={reason}"]
     return ["redrive", "--json", *chosen, *because, "--", file]
 
 
 def why_failed(outcome: CommandOutcome) -> str:
-    """The error of a redrive. What a command printed before it was killed is not what ended it. Pure."""
+    """Return the error of a redrive. For a killed command, its output is not the reason. Pure."""
     code = outcome.exit_code
     if code < 0:
-        return f"the command was killed by signal {-code}; the next redrive finishes what it had begun"
+        return f"the command was killed by signal {-code}; the next redrive finishes its work"
     return outcome.errors or f"the command ended with exit code {code}"
 
 
 class RedrivePanel:
-    """The handlers, and the jobs that were begun here."""
+    """Handlers for redrives, and the jobs that they started."""
 
     def __init__(self, sources: Sources, live: LiveHub) -> None:
         self._sources = sources
@@ -92,7 +92,7 @@ class RedrivePanel:
         self._begun = 0
 
     async def close(self) -> None:
-        """End what runs: a redrive that is cut short is finished by the next."""
+        """Stop the running jobs: the next redrive finishes an interrupted one."""
         for task in list(self._running.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -108,19 +108,19 @@ class RedrivePanel:
         place = self._sources.pipeline(call.name).place
         order = read_body(call, _ORDER)
         if not order.confirm:
-            raise InvalidInput("a redrive changes the queue: send confirm: true if that is what you want")
+            raise InvalidInput("a redrive changes the queue: send confirm: true to proceed")
         positions = order.positions or []
         if order.positions is not None and not 1 <= len(positions) <= _POSITIONS_MAX:
-            raise InvalidInput(f"positions: 1 to {_POSITIONS_MAX} of them, or none for all letters")
+            raise InvalidInput(f"positions: expected 1 to {_POSITIONS_MAX}, or none for all letters")
         for position in positions:
             if (position_of(position or "-") or (0, 0, -1))[2] < 0:
-                raise InvalidInput(f"{position[:60]!r} is a hole in the queue: there is nothing to put back")
+                raise InvalidInput(f"{position[:60]!r} is a gap in the queue: there is no record to redrive")
         if order.reason is not None and not 1 <= len(order.reason) <= _REASON_MAX:
-            raise InvalidInput(f"reason: 1 to {_REASON_MAX} characters")
+            raise InvalidInput(f"reason: expected 1 to {_REASON_MAX} characters")
         if "\0" in (order.reason or ""):
-            raise InvalidInput("reason: no letter's reason has a NUL in it")
+            raise InvalidInput("reason: NUL characters are not allowed")
         if place.name in self._running:
-            raise Conflict(f"a redrive of {place.name} is under way; wait for its end")
+            raise Conflict(f"a redrive of {place.name} is running; wait for its end")
         self._begun += 1
         job = Job(id=self._begun, pipeline=place.name, started_ms=self._clock.now_ms(), positions=positions)
         self._jobs.setdefault(place.name, deque(maxlen=_JOBS_KEPT)).appendleft(job)
@@ -144,7 +144,7 @@ class RedrivePanel:
             else:
                 job.error = why_failed(outcome)
         except BaseException as error:
-            job.state, job.error = "failed", str(error) or "it was cut short; the next redrive finishes it"
+            job.state, job.error = "failed", str(error) or "it was interrupted; the next redrive finishes it"
             raise
         finally:
             job.ended_ms = self._clock.now_ms()

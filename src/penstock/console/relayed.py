@@ -1,7 +1,7 @@
-"""Which batch of a queue holds which records of a topic, as far as it was seen or the records say it. Pure.
+"""Maps records of a topic to the batches of a queue, by observed metadata or by the records. Pure.
 
-A relay tells it in the metadata of its batches, and the manifest forgets those when a batch leaves the queue.
-So they are remembered here, for the last runs of records.
+A relay stores the mapping in the metadata of its batches, which leaves the manifest together with the batch.
+So the last runs of records are remembered here.
 """
 
 from __future__ import annotations
@@ -14,28 +14,22 @@ from typing import Final
 import msgspec
 
 from penstock.buffer import Entry, EntryIndex, find_tag
+from penstock.services import decode_run
 
 _READ_AT_ONCE: Final = 5000
 _RUNS_KEPT: Final = 20_000
-
-
-class _RunPayload(msgspec.Struct):
-    topic: str
-    first: int
-    last: int
 
 
 class _Sequenced(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
 
 
-_RUN: Final = msgspec.json.Decoder(_RunPayload)
 _SEQ: Final = msgspec.json.Decoder(_Sequenced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Records `first` to `last` of a topic, as a relay's batch tells of them."""
+    """Records `first` to `last` of a topic, from the metadata of a relay's batch."""
 
     topic: str
     first: int
@@ -44,16 +38,15 @@ class Run:
 
 
 def run_of(start_index: int, payload: bytes) -> Run | None:
-    """What a relay wrote beside a run of records; None for anything else."""
-    try:
-        told = _RUN.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    """Decode the metadata of a relay; None for other metadata."""
+    found = decode_run(payload)
+    if found is None or found.first is None or found.last is None:
         return None
-    return Run(topic=told.topic, first=told.first, last=told.last, start_index=start_index)
+    return Run(topic=found.topic, first=found.first, last=found.last, start_index=start_index)
 
 
 def sequences_in(records: Iterable[bytes]) -> list[int]:
-    """The sequences that relayed records carry; empty if one of them does not."""
+    """Return the sequences in relayed records; empty if one of them has none."""
     try:
         return [_SEQ.decode(record).seq for record in records]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -62,7 +55,7 @@ def sequences_in(records: Iterable[bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relayed:
-    """Where a record of a topic went. `index` is None where the run has holes, so that it cannot be told."""
+    """The batch of a topic's record. `index` is None if the run has gaps and the index is unknown."""
 
     shard: int
     sequence: int
@@ -71,17 +64,17 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRun:
-    """A run of relayed records, and the batch it is in."""
+    """A run of relayed records and its batch."""
 
     run: Run
     end: int | None
-    """The index after its last record; None: the end of the batch."""
+    """The index after its last record; None is the end of the batch."""
     shard: int
     sequence: int
     location: str
 
     def place_of(self, seq: int, end: int | None) -> Relayed:
-        """Where the record is; a run with holes tells the batch alone."""
+        """Return the place of the record; for a run with gaps, only the batch."""
         run = self.run
         is_whole = end is not None and end - run.start_index == run.last - run.first + 1
         index = run.start_index + seq - run.first if is_whole else None
@@ -89,14 +82,14 @@ class PlacedRun:
 
 
 class RelayMemory:
-    """The runs that were seen in one queue, by application and topic."""
+    """The runs observed in one queue, by application and topic."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], deque[PlacedRun]] = {}
         self._seen: dict[int, int] = {}
 
     def look(self, indexes: Mapping[int, EntryIndex], apps: Collection[str]) -> None:
-        """Take in the entries that came since the last look, of these applications."""
+        """Add the new entries of these applications."""
         if not apps:
             return
         for shard, index in indexes.items():
@@ -121,6 +114,6 @@ class RelayMemory:
                 runs.appendleft(placed)
 
     def find(self, app: str, topic: str, seq: int) -> PlacedRun | None:
-        """The newest run with a record."""
+        """Return the newest run with a record."""
         runs = self._runs.get((app, topic), ())
         return next((placed for placed in runs if placed.run.first <= seq <= placed.run.last), None)

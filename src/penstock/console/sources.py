@@ -1,4 +1,4 @@
-"""Everything of a fleet that can be looked at, each with its own poller."""
+"""The sources of the console: every place of a fleet, each with its own poller."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from penstock.clock import Clock
-from penstock.console.books import BooksReading, PipelineBooks
 from penstock.console.http_poller import Exposition, HttpSource
 from penstock.console.poller import Meter, Pollable, Poller, Trail
 from penstock.console.queues import QueueReading, QueueSource
 from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
-from penstock.console.topology import CollectorPlace, collector_of, url_of
+from penstock.console.topology import url_of
 from penstock.errors import NotFound
 from penstock.objects import Workers
 from penstock.quiver import LocalSegments, SegmentInfo, SubscriberLook, core_directories, look_at_progress
 from penstock.storage import OsFileSystem
 from penstock.up import (
+    CollectorPlace,
     DatabasePlace,
     FleetMap,
     FleetView,
@@ -34,16 +34,16 @@ from penstock.up import (
 )
 
 if TYPE_CHECKING:
-    from penstock.spark import AuditReport
+    from penstock.spark import AuditReport, BooksReading
 
 LINES_SHOWN: Final = 200
 COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
-"""Of parts that serve `/metrics`, what a rate is taken of."""
+"""The counters in `/metrics` of which rates are taken."""
 _HISTORY: Final = 1080
-"""Points of history: three hours at one each ten seconds."""
+"""Points of history: three hours, with one point every ten seconds."""
 _EPOCHS_KEPT: Final = 50
 _SLOWEST_S: Final = 10.0
-"""How seldom a topics server is asked for its numbers if it has many topics; a rate is taken over as long."""
+"""The longest interval between polls of a topics server with many topics, and the window of its rates."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,8 +51,8 @@ S = TypeVar("S", bound="_Source")
 N = TypeVar("N", bound="_Named")
 _FILES_MAX: Final = 200_000
 _READERS: Final = threading.local()
-"""What each thread knows of the directories it reads. A source reads in a thread of its own, so that is one
-for each source, which nobody else touches and which goes with it."""
+"""The state of each thread about the directory that it reads. Each source has its own thread, so the state
+belongs to one source and ends with it."""
 
 
 class _Source(Protocol):
@@ -74,10 +74,10 @@ class QueueWatch:
         self.main: Poller[QueueReading] = Poller(self._look, clock, interval_s=1.0, timeout_s=5.0)
         self.batches, self.records, self.bytes = Meter(), Meter(), Meter()
         self.relays: dict[str, Meter] = {}
-        """How fast each application that is asked for moves on."""
+        """The rate of each application of interest."""
         self.history = Trail(_HISTORY)
         self.epochs: list[tuple[int, int]] = []
-        """(epoch, when it was first seen), newest last."""
+        """(epoch, time when it was first seen), newest last."""
 
     async def _look(self) -> QueueReading:
         now = self._clock.monotonic()
@@ -98,7 +98,7 @@ class QueueWatch:
         return reading
 
     def note(self) -> None:
-        """A point of the history; none while the queue cannot be read."""
+        """Return a point of the history; none while the queue cannot be read."""
         reading = self.main.reading.value
         if reading is not None:
             self.history.add(self._clock.now_ms(), reading.depth, reading.manifest_bytes)
@@ -139,7 +139,7 @@ class TopicsWatch:
 
 
 class MetricsSource:
-    """A part that serves `/metrics`: the collector, a database."""
+    """A part that serves `/metrics`: the collector or a database."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.http = HttpSource(name)
@@ -160,7 +160,7 @@ class MetricsSource:
         return reading
 
     def rate(self, name: str) -> float | None:
-        """How fast one of `COUNTERS` grows."""
+        """Return the rate of one of `COUNTERS`."""
         return self._meters[name].rate
 
     async def close(self) -> None:
@@ -184,9 +184,11 @@ class QuiverSource:
 
 
 class PipelineSource:
-    """A pipeline's books, each kind of question in a thread of its own."""
+    """A pipeline's ledger and tables; each kind of query has its own thread."""
 
     def __init__(self, place: PipelinePlace, clock: Clock, environment: Mapping[str, str]) -> None:
+        from penstock.spark import PipelineBooks
+
         self.place = place
         self.books = PipelineBooks(Path(place.file), environment)
         self._reader = Workers(f"books-{place.name}", 1)
@@ -200,7 +202,7 @@ class PipelineSource:
         )
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Something of the books, in their thread."""
+        """Run a query in its thread."""
         return await self._reader.run(call, *args, **kwargs)
 
     async def close(self) -> None:
@@ -212,13 +214,13 @@ class PipelineSource:
 
 
 class Sources:
-    """One source for each place of the fleet, as long as it is there."""
+    """The sources of all places of the fleet."""
 
     def __init__(self, fleet: FleetView, clock: Clock) -> None:
         self.fleet = fleet
         self.clock = clock
         self.environment = pipeline_environment(fleet.map.data_dir)
-        """What the files of pipelines, and commands about them, see."""
+        """The environment of pipelines' files and of commands."""
         self.places = FleetMap(data_dir=fleet.map.data_dir)
         self.collector_place: CollectorPlace | None = None
         self.topics = TopicsWatch(clock)
@@ -230,10 +232,10 @@ class Sources:
         self._gone: list[_Source] = []
 
     def refresh(self) -> FleetMap:
-        """Follow the fleet: new places get a source, others lose theirs, addresses move."""
+        """Follow changes of the fleet: add and remove sources, and update addresses."""
         places = self.places = self.fleet.map
         parts = {part.name: part for part in self.fleet.parts()}
-        self.collector_place = collector_of(places, parts.values())
+        self.collector_place = places.collector(parts.values())
         self._follow(self.queues, places.queues, lambda place: QueueWatch(place, self.clock))
         self._follow(self.quivers, places.quivers, lambda place: QuiverSource(place, self.clock))
         self._follow(
@@ -260,7 +262,7 @@ class Sources:
         return places
 
     def part(self, name: str) -> PartStatus | None:
-        """A part as it is now."""
+        """Return the current status of a part."""
         return next((part for part in self.fleet.parts() if part.name == name), None)
 
     def _follow(self, known: dict[str, S], places: Iterable[N], make: Callable[[N], S]) -> None:
@@ -277,7 +279,7 @@ class Sources:
         return None if reading is None else reading.positions.get(app)
 
     def pollers(self) -> Iterator[Pollable]:
-        """All that the picture of the flow needs."""
+        """Return the nodes and edges of the data flow."""
         if self.places.topics is not None:
             yield self.topics.numbers
         if self.places.topics is not None and self.places.relays:
@@ -295,7 +297,7 @@ class Sources:
             yield pipeline.balance
 
     def queue(self, name: str) -> QueueWatch:
-        """Raises `NotFound` for a name that is not in the fleet; so do the others."""
+        """Return a source by name. Like the others, raises `NotFound` for a name outside the fleet."""
         return _found(self.queues, name, "queue")
 
     def quiver(self, name: str) -> QuiverSource:
@@ -317,14 +319,14 @@ class Sources:
 
 
 class Attention:
-    """Keeps all sources watched, also those that come later, until it ends."""
+    """Keeps all sources polled, including later ones, until it ends."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._watched: dict[Pollable, AbstractContextManager[None]] = {}
 
     def follow(self) -> None:
-        """Watch what is there now, and nothing that went."""
+        """Poll the current sources and stop polling removed ones."""
         wanted = set(self._sources.pollers())
         for poller in [poller for poller in self._watched if poller not in wanted]:
             self._watched.pop(poller).__exit__(None, None, None)
@@ -347,7 +349,7 @@ def _found(known: Mapping[str, T], name: str, what: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuiverReading:
-    """A directory at one moment: behind its writer by what is not synced."""
+    """The state of a directory, which lags behind its writer by what is not synced."""
 
     segments: tuple[SegmentInfo, ...]
     damaged: tuple[str, ...]
@@ -362,9 +364,9 @@ class QuiverReading:
 
 
 def read_quiver(place: QuiverPlace) -> QuiverReading:
-    """Blocking. Raises `NotFound` while there is no directory, and what a damaged file raises.
+    """Read a directory (blocking). Raises `NotFound` if it does not exist, and errors of damaged files.
 
-    The description of a segment is read once in a thread, however often it is looked at there.
+    The metadata of a segment is read only once in each thread.
     """
     root = os.path.abspath(place.path)
     if not os.path.isdir(root):
@@ -387,7 +389,7 @@ def read_quiver(place: QuiverPlace) -> QuiverReading:
 
 
 def _segments_of(root: str) -> LocalSegments:
-    """The segments below a directory; the one of the last look reads only the sidecars that came since."""
+    """Return the segments below a directory. A known source reads only new metadata files."""
     known: dict[str, LocalSegments] = _READERS.__dict__.setdefault("segments", {})
     if root not in known:
         known[root] = LocalSegments(root)
@@ -395,7 +397,7 @@ def _segments_of(root: str) -> LocalSegments:
 
 
 def _disk_bytes(root: str) -> int:
-    """What the files take on the disk; one that goes meanwhile counts as nothing."""
+    """Return the disk space of the files; a file that is removed meanwhile counts as zero."""
     total = seen = 0
     for folder, _, names in os.walk(root):
         for name in names:

@@ -1,7 +1,7 @@
-"""The end of a topic as it grows: the server's own watch, turned into events of the console.
+"""The live tail of a topic: the server's watch, converted to events of the console.
 
-Ids are sequences, so a client that reconnects goes on after the last one it has. Records that are gone, and
-those that come too fast to be read, are told as gaps. The newest are always shown, if a moment later.
+Ids are sequences, so a client that reconnects continues after its last one. Missing records, and those that
+arrive too fast to be read, are sent as gaps. The newest records are always shown, at most a moment later.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from penstock.topics import NODE_BYTES_MAX, TAG_BYTES_MAX, Record, WatchEvent, c
 
 TAILS_MAX: Final = 32
 RECORDS_PER_S: Final = 500
-"""What is shown at most; nobody reads faster, and the browser has to draw it."""
+"""The most records shown per second, which a person can read and a browser can draw."""
 _HEARTBEAT_MS: Final = 10_000
 _BEAT_S: Final = 10.0
-"""A client takes a tail that is silent for three times as long for lost."""
+"""A client considers a tail lost if it is silent for three times as long."""
 _BEAT: Final = b": still here\n\n"
 _ENCODE: Final = msgspec.json.Encoder().encode
 _EVENTS: Final = b"text/event-stream"
 
 
 class Pace:
-    """Lets so many records through in each second. The newest of what is too much wait for the next one."""
+    """Limits the records per second. Of the excess, the newest wait for the next second."""
 
     def __init__(self, clock: Clock, per_s: int) -> None:
         self._clock = clock
@@ -48,19 +48,19 @@ class Pace:
         self._left = per_s
         self._held: deque[Record] = deque()
         self._gone: tuple[int, int] | None = None
-        """The first and the last sequence that are left out before what is held."""
+        """Return the first and last sequence that are omitted before the held records."""
 
     @property
     def wait_s(self) -> float | None:
-        """How long until something that is held may pass; None if nothing is."""
+        """Return how long until held records may pass; None if there are none."""
         if not self._held:
             return None
         return max(0.0, self._second + 1.0 - self._clock.monotonic())
 
     def take(self, records: Iterable[Record] = ()) -> tuple[tuple[int, int] | None, Sequence[Record]]:
-        """What to show now: the first and last sequence of what is left out, and the records after it.
+        """Return the first and last omitted sequence, and the records to show after them.
 
-        As many are held back as pass in a second, the newest; older ones are left out for them.
+        The newest records are held back, as many as pass in a second; older ones are omitted.
         """
         now = self._clock.monotonic()
         if now - self._second >= 1.0:
@@ -74,7 +74,7 @@ class Pace:
         return self._passed(passed)
 
     def rest(self) -> tuple[tuple[int, int] | None, Sequence[Record]]:
-        """All that is held, as `take` tells it: for what must not overtake records."""
+        """Return all held records in the form of `take`, before an event that must not overtake them."""
         return self._passed(len(self._held))
 
     def _passed(self, count: int) -> tuple[tuple[int, int] | None, Sequence[Record]]:
@@ -85,7 +85,7 @@ class Pace:
 
 
 class TailPanel:
-    """The handler, over the topics server of the fleet."""
+    """The handler for the topics server of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -96,19 +96,19 @@ class TailPanel:
         name = check_topic_name(call.name)
         tag, node = _filter(call, "tag", TAG_BYTES_MAX), _filter(call, "node", NODE_BYTES_MAX)
         self._check_room()
-        await self._sources.topics.source.state(name)  # a topic that is not there is a 404, not a stream
+        await self._sources.topics.source.state(name)  # a missing topic is a 404, not a stream
         stream = self._stream(name, last_id(call), tag, node)
         return Response(200, content_type=_EVENTS, headers=HEADERS, stream=stream)
 
     def _check_room(self) -> None:
         if self._open >= TAILS_MAX:
-            raise LimitExceeded(f"{TAILS_MAX} tails are open, which is the cap; close one")
+            raise LimitExceeded(f"{TAILS_MAX} tails are open, which is the limit; close one")
 
     async def _stream(
         self, name: str, after: int | None, tag: str | None, node: str | None
     ) -> AsyncGenerator[bytes, None]:
         try:
-            self._check_room()  # again: many may have been let in before the first of them got here
+            self._check_room()  # check again: several may have passed the first check together
         except LimitExceeded as error:
             yield event(b"error", _ENCODE({"message": told_of(error)}))
             return
@@ -141,7 +141,7 @@ def _filter(call: Call, name: str, bytes_max: int) -> str | None:
 async def frames(
     told: AsyncGenerator[WatchEvent, None], node: str | None, pace: Pace, beat_s: float = _BEAT_S
 ) -> AsyncGenerator[bytes, None]:
-    """What a client is sent of a watch, at its pace; after `beat_s` without anything, a sign of life."""
+    """Yield the events of a watch at the client's pace, and a heartbeat after `beat_s` of silence."""
     loop = asyncio.get_running_loop()
     spoke = loop.time()
     coming: asyncio.Task[WatchEvent | None] | None = None
@@ -181,7 +181,9 @@ async def _next(told: AsyncGenerator[WatchEvent, None]) -> WatchEvent | None:
 def _frames(told: WatchEvent, node: str | None, pace: Pace) -> bytes:
     if told.kind == "records":
         return _shown(*pace.take(one for one in told.records() if node is None or one.node == node))
-    if told.kind == "caught_up":  # without an id while records wait: who comes back then must get those
+    if (
+        told.kind == "caught_up"
+    ):  # without an id while records wait: a client that reconnects then must get them
         ident = b"%d" % told.to_seq if pace.wait_s is None else None
         return event(b"caught_up", _ENCODE({"head": told.head_seq}), ident)
     return _shown(*pace.rest()) + _other(told)

@@ -1,4 +1,4 @@
-"""What the console tells of topics: the list, one topic with its sequence line, and the routers."""
+"""The console's API of topics: the list, one topic with its sequence line, and the routers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from penstock.console.app import Call, json_answer, number_of
-from penstock.console.payload import text_fields
+from penstock.console.app import Call, json_answer, number_of, text_fields
 from penstock.console.poller import Meter, Trail
 from penstock.console.sources import Sources
 from penstock.http import Response
@@ -31,21 +30,21 @@ _PREFIX_MAX: Final = 255
 Kind: TypeAlias = Literal["live", "tombstone", "deleted", "evicted", "expired"]
 
 _KINDS: Final[dict[str, Kind]] = {"cap": "evicted", "ttl": "expired"}
-_DELETED: Final = "deleted, or numbers that no record got"
-"""A server that was killed goes on after the numbers it had reserved."""
+_DELETED: Final = "deleted, or sequences without a record"
+"""A killed server continues after the sequences that it had reserved."""
 _REASONS: Final = {
     "cap": "evicted by the topic's cap",
     "ttl": "expired by the topic's age limit",
     "mixed": "evicted by the cap and expired by age",
-    "source_trim": "their source was trimmed before they were copied",
+    "source_trim": "removed from their source before they were copied",
     "lost": "they were lost with damaged files of the log",
-    "recreated": "the topic was removed and made anew",
-    "from_seq_too_old": "gone before anybody asked",
+    "recreated": "the topic was removed and created again",
+    "from_seq_too_old": "removed before they were read",
 }
 
 
 class TopicsPanel:
-    """The handlers, over the topics server of the fleet."""
+    """Handlers for the topics server of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -132,7 +131,7 @@ class TopicsPanel:
         return self._trails[name]
 
     async def _queue(self, state: TopicState) -> dict[str, object] | None:
-        """Leases as counts, and the newest dead letters."""
+        """Return counts of leases, and the newest dead letters."""
         if state.queue is None:
             return None
         config = state.config
@@ -168,7 +167,7 @@ class TopicsPanel:
                 "guarantee": view.summary.guarantee,
                 "copied": view.summary.forwarded_total,
                 "behind": None,
-                "state": None,  # the topics API tells neither
+                "state": None,  # the topics API has neither
             }
             for view in views
         ]
@@ -176,7 +175,7 @@ class TopicsPanel:
 
 
 def record_fields(record: Record) -> dict[str, object]:
-    """A record for people: its text, cut where it is long."""
+    """Return a record with its text, which is cut if it is long."""
     meta = record.meta
     return {
         "seq": record.seq,
@@ -205,7 +204,7 @@ def _retention(config: TopicConfig) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Sequences `first` to `last`, both included. `live` of them can be read."""
+    """Sequences `first` to `last`, inclusive. `live` of them can be read."""
 
     first: int
     last: int
@@ -223,10 +222,10 @@ def sequence_line(
     scanned: Sequence[int] = (),
     scanned_from: int | None = None,
 ) -> list[Stretch]:
-    """The line from 1 to `head`.
+    """Return the ranges of the line from 1 to `head`.
 
-    `tombstone` is what a reader from the beginning is told. `scanned` are the live sequences from
-    `scanned_from` on, rising; without them the live part is one stretch, with holes in it if `count` says so.
+    `tombstone` is what a reader from the beginning gets. `scanned` are the live sequences from `scanned_from`
+    on, ascending; without them the live part is one range, with gaps if `count` is smaller.
     """
     line = list(_lost(tombstone))
     begun = line[-1].last + 1 if line else 1

@@ -1,4 +1,4 @@
-"""Looking at the topics server through its own API, without leaving a trace in any topic's priority."""
+"""Reads the topics server through its API, without an effect on the priority of topics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 _OK: Final = 200
 _TIMEOUT_S: Final = 2.5
-"""Shorter than a poller waits, so that the error says who was silent."""
+"""Shorter than the time limit of a poller, so that the error names the server."""
 _CONFIG_KEPT_S: Final = 60.0
 _KEPT_MAX: Final = 20_000
 _AT_ONCE: Final = 8
@@ -50,34 +50,34 @@ _FIRST_AFTER: Final = b'{"from_seq":%d,"limit":1,"include_meta":false}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsNumbers:
-    """The server as a whole. It goes over all of its topics to tell them."""
+    """Figures of the whole server, which it collects from all of its topics."""
 
     topics: int
     frames: int
-    """Of its log: one for each record, and for each change of a topic."""
+    """Entries of its log: one for each record and for each change of a topic."""
     bytes_written: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsReading:
-    """The topics that are relayed, at one moment."""
+    """The state of the relayed topics."""
 
     states: Mapping[str, TopicState]
-    """As far as they exist."""
+    """Only topics that exist."""
     oldest_ms: Mapping[str, int]
-    """Of those that a relay is behind in: when the first record it has not relayed came."""
+    """The time of the first record that is not relayed yet, for topics in which a relay lags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterView:
-    """A router, with its config if it could be asked for."""
+    """A router, with its configuration if that could be read."""
 
     summary: RouterSummary
     config: RouterConfig | None
 
 
 class _Remembered(OrderedDict[str, V]):
-    """The last so many values by name."""
+    """The last values by name."""
 
     def keep(self, name: str, value: V) -> V:
         self[name] = value
@@ -87,7 +87,7 @@ class _Remembered(OrderedDict[str, V]):
 
 
 class TopicsSource:
-    """The topics server of the fleet. Its address may change when it is started again."""
+    """The topics server of the fleet. Its address may change when it is restarted."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -99,10 +99,10 @@ class TopicsSource:
         self._routers: _Remembered[tuple[float, RouterConfig]] = _Remembered()
         self._meters: _Remembered[Meter] = _Remembered()
         self.relayed: Mapping[str, int | None] = {}
-        """Topics that are relayed, and how far."""
+        """The relayed topics and their positions."""
 
     def move(self, url: str | None, key: str | None) -> None:
-        """Where the server is from now on."""
+        """Set the server's address."""
         if (url, key) == self._place:
             return
         self._place = (url, key)
@@ -127,13 +127,13 @@ class TopicsSource:
 
     @property
     def client(self) -> Client:
-        """For what is asked now and then. Raises `Unavailable` while the server has no address."""
+        """Return the client for occasional requests. Raises `Unavailable` without an address."""
         if self._client is None:
             raise _absent()
         return self._client
 
     async def _ask(self, path: str, topic: str | None = None, body: bytes | None = None) -> bytes:
-        """What is asked again and again. Raises as `Client` does, and `Unavailable`."""
+        """Send a frequent request. Raises the errors of `Client`, and `Unavailable`."""
         poller = self._poller
         if poller is None:
             raise _absent()
@@ -145,7 +145,7 @@ class TopicsSource:
         raise failure_of_answer(response, topic, changes=False).error
 
     async def numbers(self) -> TopicsNumbers:
-        """The server's numbers."""
+        """Read the server's figures."""
         found = read_metrics(await self._ask("/v0/metrics"))
         wal = found.get("wal")
         wal = wal if isinstance(wal, dict) else {}
@@ -156,7 +156,7 @@ class TopicsSource:
         )
 
     async def look(self) -> TopicsReading:
-        """The topics that are relayed."""
+        """Read the relayed topics."""
         found = await asyncio.gather(*(self._state(topic) for topic in self.relayed))
         states = {state.topic: state for state in found if state is not None}
         behind = {
@@ -189,9 +189,9 @@ class TopicsSource:
     async def page(
         self, prefix: str, cursor: str, limit: int, *, has_configs: bool = True
     ) -> tuple[list[tuple[TopicSummary, TopicConfig | None, float | None]], str | None]:
-        """Topics by name, each with its config and how fast it grows, and where the next page begins.
+        """Return topics by name with configuration and rate, and the start of the next page.
 
-        A config is a call of its own to the server: without them a long list is quick.
+        Each configuration is a request to the server: without them, a long list is fast.
         """
         query = {"prefix": prefix, "page_size": str(limit), "touch": "false"}
         more = {"cursor": cursor} if cursor else {}
@@ -229,11 +229,11 @@ class TopicsSource:
         return math.inf if known is None else now - known[0]
 
     async def state(self, topic: str) -> TopicState:
-        """One topic now. Raises `TopicNotFound`."""
+        """Read the state of a topic. Raises `TopicNotFound`."""
         return read_topic_state(await self._ask(f"{_path(topic)}?touch=false", topic))
 
     async def scan(self, state: TopicState) -> tuple[Tombstone | None, list[int], int | None]:
-        """What a reader from the beginning is told, and the last live sequences if there are holes."""
+        """Return the tombstone for a reader from the beginning, and the last sequences if there are gaps."""
         first = await self.client.diff(state.topic, 0, limit=1, include_meta=False, max_batch_bytes=1)
         span = state.head_seq - state.earliest_seq + 1
         if not state.count or span == state.count:
@@ -242,12 +242,12 @@ class TopicsSource:
         page = await self.client.diff(
             state.topic, start - 1, limit=_SCANNED_MAX, include_meta=False, max_batch_bytes=_SCANNED_BYTES
         )
-        if page.next_from_seq < state.head_seq:  # too large to be looked at one by one
+        if page.next_from_seq < state.head_seq:  # too large to read one by one
             return first.tombstone, [], None
         return first.tombstone, [record.seq for record in page.records()], start
 
     async def newest(self, topic: str, limit: int) -> Page:
-        """The last records of a topic. Raises `TopicNotFound`."""
+        """Read the last records of a topic. Raises `TopicNotFound`."""
         state = await self.state(topic)
         after = max(0, state.head_seq - limit)
         return await self.client.diff(
@@ -255,7 +255,7 @@ class TopicsSource:
         )
 
     async def routers(self) -> list[RouterView]:
-        """Every router. Its config is asked for now and then: that makes it copy what there is."""
+        """Read every router. Configurations are read rarely: that makes the server copy records."""
         found: list[RouterSummary] = []
         async for summary in self.client.routers():
             found.append(summary)

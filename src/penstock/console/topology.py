@@ -1,26 +1,26 @@
-"""The picture of the flow: what feeds what, and how it goes. Pure.
+"""The graph of the data flow, with the figures of its edges. Pure.
 
-A figure that is not known is null, never zero: an edge whose part is down, or that could not be looked at,
-has `known` false and no rates. What durable state alone tells, such as a backlog, stays.
+An unknown figure is null, never zero: an edge whose part is down, or that could not be read, has `known`
+false and no rates. Figures from durable state, such as a backlog, are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.up import FleetMap, PartKind, PartState, PartStatus, reachable
+from penstock.up import CollectorPlace, FleetMap, PartState, PartStatus, reachable
 
 EdgeKey: TypeAlias = tuple[str, str, str]
-"""From, to (ids of nodes), and the part that carries."""
+"""From, to (ids of nodes), and the part that moves the records."""
 
 _UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was read about one edge. `error` says why something of it is not known."""
+    """The figures of an edge. `error` has the reason for unknown ones."""
 
     rate_records_s: float | None = None
     rate_bytes_s: float | None = None
@@ -29,12 +29,12 @@ class Figures:
     lag_s: float | None = None
     error: str | None = None
     is_read: bool = True
-    """False: nothing could be read, and `error` says why."""
+    """False if nothing could be read; `error` has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A box of the picture. `state` is the part's; of what is only stored, `ready` or `unknown`."""
+    """A node of the graph. `state` is that of its part; without a part, `ready` or `unknown`."""
 
     id: str
     kind: str
@@ -45,7 +45,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """An arrow of the picture, and who carries the records along it."""
+    """An edge of the graph, with the part that moves the records."""
 
     source: str
     target: str
@@ -60,7 +60,7 @@ class Edge:
     known: bool
 
     def fields(self) -> dict[str, object]:
-        """As the API shows it."""
+        """Return the edge as the API shows it."""
         return {
             "from": self.source,
             "to": self.target,
@@ -78,13 +78,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All of the picture."""
+    """The whole graph."""
 
     nodes: Sequence[Node]
     edges: Sequence[Edge]
 
     def fields(self) -> dict[str, object]:
-        """As the API shows it."""
+        """Return the graph as the API shows it."""
         return {"nodes": self.nodes, "edges": [edge.fields() for edge in self.edges]}
 
 
@@ -96,35 +96,14 @@ class _Arrow:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorPlace:
-    """The collector: the Quiver directories it keeps, and the queues its exporters append to."""
-
-    part: str
-    quivers: tuple[str, ...] = ()
-    queues: tuple[str, ...] = ()
-
-
-def collector_of(places: FleetMap, parts: Iterable[PartStatus]) -> CollectorPlace | None:
-    """The collector of a fleet, unless none is run."""
-    for part in parts:
-        if part.kind is PartKind.COLLECTOR and part.state is not PartState.DISABLED:
-            return CollectorPlace(
-                part=part.name,
-                quivers=tuple(place.name for place in places.quivers),
-                queues=tuple(place.name for place in places.queues if part.name in place.producers),
-            )
-    return None
-
-
 def state_of(part: PartStatus) -> str:
-    """A part's state as the API shows it. One that is stopping still runs, and takes nothing more."""
+    """Return a part's state as the API shows it. A part that is stopping is shown as not ready."""
     text: str = part.state.value
     return PartState.NOT_READY.value if part.state is PartState.STOPPING else text
 
 
 def url_of(part: PartStatus | None) -> str | None:
-    """Where a part answers HTTP, if it has an address and that is known."""
+    """Return the base URL of a part, if its address is known."""
     return None if part is None or part.address is None else f"http://{reachable(part.address)}"
 
 
@@ -136,10 +115,10 @@ def topology_of(
     stored: Mapping[str, bool],
     sinks: Mapping[str, Sequence[tuple[str, str]]],
 ) -> Topology:
-    """The picture of a places.
+    """Return the graph of a fleet.
 
-    `stored` tells of each node that is no process whether it could be read; `sinks` are the (name, kind) of
-    what each pipeline writes, as far as known.
+    `stored` has for each node without a process whether it could be read. `sinks` has the known sinks of
+    each pipeline as (name, kind).
     """
     known = {part.name: part for part in parts}
     nodes = list(_nodes(places, collector, known, stored, sinks))
@@ -217,7 +196,7 @@ def _edge(arrow: _Arrow, parts: Mapping[str, PartStatus], figures: Mapping[EdgeK
     read = figures.get((arrow.source, arrow.target, arrow.part), Figures(is_read=False))
     known = is_up and read.is_read
     error = read.error
-    if part is not None and not is_up:  # of one that is well again, the last error is over
+    if part is not None and not is_up:  # a part that has recovered shows no error
         error = part.last_error or error or f"{part.name} is {state_of(part)}"
     return Edge(
         source=arrow.source,

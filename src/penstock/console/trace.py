@@ -1,7 +1,7 @@
 """The journey of one record: topic, relay, batch, micro-batch, table or database, dead letter.
 
-A step is `here` if the record is in it now, `passed` if it went through, `gone` if it was there and is not
-any more, `unknown` if that cannot be told; the text says why.
+A step is `here` if the record is in it now, `passed` if it went through, `gone` if it was there and was
+removed, `unknown` otherwise; the text has the reason.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.buffer import BatchDescriptor, Entry, entry_time_ms, find_tag
-from penstock.console.app import Call, json_answer
-from penstock.console.books import Letter, SinkCommit
+from penstock.console.app import Call, json_answer, text_fields
 from penstock.console.overview import feed_position
-from penstock.console.payload import text_fields
 from penstock.console.poller import reason_of
 from penstock.console.sources import PipelineSource, QueueWatch, Sources
 from penstock.errors import InvalidInput, NotFound, PenstockError
@@ -26,12 +24,12 @@ from penstock.topics import Page, check_topic_name
 from penstock.up import PipelinePlace, RelayPlace
 
 if TYPE_CHECKING:
-    from penstock.spark import BatchLine
+    from penstock.spark import BatchLine, Letter, SinkCommit
 
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBER_MAX: Final = 2**63 - 1
 _QUEUE_S: Final = 15.0
-"""For all that is looked up in one queue and after it."""
+"""The time limit for one queue and the steps after it."""
 _WAYS: Final = (
     "say what to trace: ?topic=&seq= or ?buffer=&sequence=&index= or ?id= (a batch) or ?pipeline=&batch="
 )
@@ -42,7 +40,7 @@ State: TypeAlias = Literal["here", "passed", "gone", "unknown"]
 
 
 class TracePanel:
-    """The handler, over everything of the fleet."""
+    """The handler for the whole fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -74,7 +72,7 @@ class TracePanel:
             raise InvalidInput("seq: the records of a topic are numbered from 1")
         steps = [await self._in_topic(topic, seq)]
         head = steps[0].detail.get("head")
-        if isinstance(head, int) and seq > head:  # not written yet, so nowhere else
+        if isinstance(head, int) and seq > head:  # not written yet
             return steps
         for relay in self._sources.places.relays:
             if relay.topic == topic:
@@ -82,7 +80,7 @@ class TracePanel:
         return steps
 
     async def _or_unknown(self, queue: str, steps: Awaitable[list[Step]]) -> list[Step]:
-        """What was found in a queue; one that cannot be read, or hangs, does not end the whole search."""
+        """Search one queue. If it cannot be read or hangs, the search continues elsewhere."""
         try:
             async with asyncio.timeout(_QUEUE_S):
                 return await steps
@@ -96,7 +94,7 @@ class TracePanel:
         except NotFound:
             raise
         except PenstockError as error:
-            text = f"the topics server cannot be asked: {reason_of(error)}"
+            text = f"the topics server cannot be read: {reason_of(error)}"
             return Step(stage="topic", state="unknown", text=text, detail={"topic": topic, "seq": seq})
         return topic_step(topic, seq, page)
 
@@ -115,14 +113,14 @@ class TracePanel:
             found = await watch.source.search(seq)
         if found is None:
             text = (
-                f"its batch left the queue {relay.queue} before the console saw it, or was collected, and a "
+                f"its batch left the queue {relay.queue} before the console read it, or was collected, and a "
                 "queue does not keep which records of a topic its past batches held"
             )
             return [*steps, Step(stage="buffer", state="unknown", text=text, detail={"queue": relay.queue})]
         return [*steps, *await self._sequence(watch, found.shard, found.sequence, found.index)]
 
     def _is_alone(self, relay: RelayPlace) -> bool:
-        """Whether only this relay appends to its queue, as far as the fleet knows."""
+        """Return whether this relay is the only known producer of its queue."""
         collector = self._sources.collector_place
         others = [one for one in self._sources.places.relays if one.queue == relay.queue and one != relay]
         return not others and (collector is None or relay.queue not in collector.queues)
@@ -135,7 +133,7 @@ class TracePanel:
         following = await watch.source.following(shard)
         detail: dict[str, object] = {"queue": name, "shard": shard, "sequence": sequence, "index": index}
         if sequence >= following:
-            text = f"{name} has handed out numbers up to {following - 1}: {sequence} is not produced yet"
+            text = f"{name} has sequences up to {following - 1}: {sequence} is not produced yet"
             return [Step(stage="buffer", state="unknown", text=text, detail=detail)]
         steps = [_in_queue(name, sequence, entry, location, detail)]
         place = entry.location if entry is not None else location
@@ -153,9 +151,9 @@ class TracePanel:
     async def _stored(
         self, watch: QueueWatch, entry: Entry | None, location: str | None, index: int | None
     ) -> Step:
-        """The batch object, and the record in it."""
+        """Return the steps of the batch object and the record in it."""
         if location is None:
-            text = "where its batch was stored is not remembered any more"
+            text = "the location of its batch is no longer known"
             return Step(stage="batch", state="unknown", text=text)
         detail: dict[str, object] = {"location": location, "index": index}
         size = (await watch.source.sizes([location]))[location]
@@ -189,7 +187,7 @@ class TracePanel:
                 letter = await source.ask(books.letter, shard, sequence, index)
             return [micro_batch_step(name, line, None), *await self._written(source, line, letter)]
         except (PenstockError, OSError) as error:
-            text = f"the books of {name} cannot be read: {reason_of(error)}"
+            text = f"the ledger of {name} cannot be read: {reason_of(error)}"
             return [Step(stage="pipeline", state="unknown", text=text, detail={"pipeline": name})]
 
     async def _written(self, source: PipelineSource, line: BatchLine, letter: Letter | None) -> list[Step]:
@@ -208,7 +206,7 @@ class TracePanel:
     # --- from a batch, from a micro-batch ------------------------------------------------------------------
 
     async def _batch(self, text: str) -> list[Step]:
-        """A batch by its ULID, or by its location in one of the queues."""
+        """Trace a batch by its ULID or its location in one of the queues."""
         name = text.rpartition("/")[2].removesuffix(".batch")
         if not is_ulid(name):
             raise InvalidInput(f"{text[:80]!r} is neither the ULID of a batch nor its location")
@@ -228,12 +226,12 @@ class TracePanel:
         return [*unread, Step(stage="batch", state="unknown", text=note, detail={"id": name})]
 
     async def _referred(self, watch: QueueWatch, text: str, name: str) -> list[Step]:
-        """A batch that the queue refers to, or did lately."""
+        """Find a batch that is in the queue or was dequeued recently."""
         found = await watch.source.locate(text)
         return [] if found is None else await self._sequence(watch, found[0], found[1], None)
 
     async def _lying(self, watch: QueueWatch, text: str, name: str) -> list[Step]:
-        """A batch that only lies in the queue's folder, or in that of a shard."""
+        """Find a batch object in the folder of the queue or of a shard."""
         folders = [prefix for _, prefix in (await watch.source.readers()).values()]
         sizes = await watch.source.sizes([f"{folder.strip('/')}/{name}.batch" for folder in folders])
         for location, size in sizes.items():
@@ -267,7 +265,7 @@ def _in_queue(
 
 
 async def _record(watch: QueueWatch, location: str, index: int) -> dict[str, object]:
-    """The record's text; why not, if the batch cannot be read."""
+    """Return the record's text, or why the batch cannot be read."""
     try:
         batch = await watch.source.fetch(BatchDescriptor(sequence=0, location=location, metadata=()))
         return text_fields(bytes(batch.entries[index]))
@@ -284,7 +282,7 @@ def _number(call: Call, name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One station of the journey."""
+    """One step of the journey."""
 
     stage: Stage
     state: State
@@ -294,7 +292,7 @@ class Step:
 
 
 def topic_step(topic: str, seq: int, page: Page) -> Step:
-    """A record of a topic, by the page after the record before it."""
+    """Read a record of a topic, from the page after the previous record."""
     detail: dict[str, object] = {"topic": topic, "seq": seq, "head": page.head_seq}
     records = page.records()
     if records and records[0].seq == seq:
@@ -308,7 +306,7 @@ def topic_step(topic: str, seq: int, page: Page) -> Step:
             detail=detail,
         )
     if seq > page.head_seq:
-        text = f"{topic} ends at {page.head_seq}: nobody has written record {seq} yet"
+        text = f"{topic} ends at {page.head_seq}: record {seq} is not written yet"
         return Step(stage="topic", state="unknown", text=text, detail=detail)
     gone = page.tombstone
     if gone is not None and gone.gap_from <= seq <= gone.gap_to:
@@ -317,13 +315,13 @@ def topic_step(topic: str, seq: int, page: Page) -> Step:
     return Step(
         stage="topic",
         state="gone",
-        text=f"record {seq} was deleted (in a queue: acknowledged), or no record ever got this number",
+        text=f"record {seq} was deleted (in a queue: acknowledged), or no record has this sequence",
         detail=detail,
     )
 
 
 def relay_step(topic: str, seq: int, queue: str, app: str, position: int | None) -> Step:
-    """Whether a relay has moved a record on."""
+    """Return whether a relay has moved a record."""
     detail: dict[str, object] = {"app": app, "queue": queue, "position": position}
     if position is not None and seq <= position:
         text = f"relayed into the queue {queue}, which has {topic} up to {position}"
@@ -334,7 +332,7 @@ def relay_step(topic: str, seq: int, queue: str, app: str, position: int | None)
 
 
 def micro_batch_step(pipeline: str, line: BatchLine | None, reached: Mapping[int, int] | None) -> Step:
-    """The micro-batch that read a sequence; `reached` is how far the pipeline is."""
+    """Return the step of the micro-batch that read a sequence; `reached` is the pipeline's position."""
     if line is None:
         if reached is None:
             text = f"the pipeline {pipeline} has no micro-batch yet"
@@ -360,7 +358,7 @@ def micro_batch_step(pipeline: str, line: BatchLine | None, reached: Mapping[int
 
 
 def table_step(commit: SinkCommit, letter: Letter | None) -> Step:
-    """What a sink has of a micro-batch; a record that became a dead letter is not in it."""
+    """Return the step of a sink; a record that became a dead letter is not in it."""
     detail: dict[str, object] = {
         "sink": commit.sink,
         "kind": commit.kind,
@@ -382,7 +380,7 @@ def table_step(commit: SinkCommit, letter: Letter | None) -> Step:
 
 
 def letter_step(letter: Letter) -> Step:
-    """A record that could not be decoded."""
+    """Return the step of a record that could not be decoded."""
     again = ", and was put back into the queue by a redrive" if letter.redriven else ""
     detail: dict[str, object] = {
         "reason": letter.reason,
@@ -396,10 +394,10 @@ def letter_step(letter: Letter) -> Step:
 def database_step(
     name: str, sequence: int, through: int | None, *, is_known: bool, error: str | None
 ) -> Step:
-    """Whether a database has a sequence of its queue."""
+    """Return the step of a database that reads a sequence from its queue."""
     detail: dict[str, object] = {"database": name, "durable_through": through}
     if not is_known:
-        text = f"{name} does not tell how far it is: {error or 'it is not running'}"
+        text = f"the position of {name} is unknown: {error or 'it is not running'}"
         return Step(stage="database", state="unknown", text=text, detail=detail)
     if through is not None and sequence <= through:
         text = f"durable in {name}, which has its queue up to {through}"
@@ -409,7 +407,7 @@ def database_step(
 
 
 def verdict(steps: Sequence[Step]) -> tuple[bool, str]:
-    """Whether anything was found, and where the record is now, in a sentence."""
+    """Return whether anything was found, and where the record is now as a sentence."""
     seen = [step for step in steps if step.state != "unknown"]
     if not seen:
         return False, steps[-1].text if steps else "nothing of the plan knows it"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.coordinator.cache import IncrementalCache
     from penstock.coordinator.config import CoordinatorConfig, SizeUnit, SyncMode
     from penstock.coordinator.coordinator import DEFAULT_CHANNEL, WriteCoordinator
     from penstock.coordinator.errors import (
@@ -79,7 +78,6 @@ __all__ = [
     "Flusher",
     "FreezeEvent",
     "Frozen",
-    "IncrementalCache",
     "KeyValue",
     "Lagged",
     "Merge",
@@ -113,7 +111,6 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "cache": "IncrementalCache",
             "config": "CoordinatorConfig SizeUnit SyncMode",
             "coordinator": "DEFAULT_CHANNEL WriteCoordinator",
             "errors": (

@@ -1,8 +1,8 @@
 """One task between many writers and one database.
 
-It orders writes, applies them to a delta, and has deltas flushed. A turn of the loop: (1) flushes that
-finished were noted as they did, (2) flush commands, (3) one batch of queued writes, (4) the timers. Nothing
-else changes the delta, so there is nothing to lock.
+It orders writes, applies them to a delta, and has deltas flushed. Each turn of the loop handles (1) flush
+commands, (2) one batch of queued writes, (3) the timers; finished flushes are recorded as they finish.
+Nothing else changes the delta, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ from penstock.coordinator.events import (
     View,
 )
 from penstock.coordinator.flush import Delta, Flusher, FlushQueue
-from penstock.coordinator.instruments import Instruments
 from penstock.coordinator.queues import BatchSizer, Channel, WriteQueues
-from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, Watermarks, WriteHandle
+from penstock.coordinator.watermarks import (
+    Durability,
+    EpochRange,
+    FlushHandle,
+    Instruments,
+    Watermarks,
+    WriteHandle,
+)
 from penstock.metrics import Registry
-
-__all__ = ["DEFAULT_CHANNEL", "WriteCoordinator"]
 
 DEFAULT_CHANNEL = "default"
 _EARLY_S = 1e-6
-"""A timer this close to its time is due: sums of floats must not make it miss its own alarm."""
+"""A timer this close to its time is due: rounding of floats must not make it miss its own alarm."""
 
 W = TypeVar("W")
-D = TypeVar("D", bound=Delta[Any, Any])  # which write and which image is the delta's own affair
+D = TypeVar("D", bound=Delta[Any, Any])  # the types of writes and images are up to the delta
 S = TypeVar("S")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Command:
-    """A flush that somebody asked for: due when the ticket was drained, or when the epoch is assigned."""
+    """A requested flush: due when the ticket is drained, or when the epoch is assigned."""
 
     handle: FlushHandle
     ticket: dict[str, int]
@@ -77,10 +81,10 @@ class WriteCoordinator(Generic[W, D, S]):
     ) -> None:
         """`delta` makes empty deltas; `image` and `snapshot` are what the storage holds now.
 
-        `product` goes before the names of the metrics. `size_of` tells how large a write is, in the unit of
-        the threshold: it counts into `max_pending_size` from the moment it is taken in until the delta's own
-        estimate holds it. Without it, queued writes are bounded by their number alone. `on_failure` hears of
-        the error that stopped the coordinator, once.
+        `product` is a prefix for the names of the metrics. `size_of` returns the size of a write, in the unit
+        of the threshold; the size counts towards `max_pending_size` from acceptance until the delta's own
+        estimate includes it. Without it, queued writes are bounded by their number alone. `on_failure` is
+        called once, with the error that stopped the coordinator.
         """
         self._config = config = config or CoordinatorConfig()
         self._clock = clock
@@ -88,7 +92,7 @@ class WriteCoordinator(Generic[W, D, S]):
         self._instruments = Instruments(registry, product)
         self._marks = Watermarks()
         self._wake = asyncio.Event()
-        self._intake: WriteQueues[W] = WriteQueues(
+        self._queues: WriteQueues[W] = WriteQueues(
             marks=self._marks,
             clock=clock,
             instruments=self._instruments,
@@ -96,8 +100,8 @@ class WriteCoordinator(Generic[W, D, S]):
             pending_max=config.pending_max,
             size_of=size_of,
         )
-        self._default = self._intake.channel(DEFAULT_CHANNEL, config.queue_capacity)
-        self._line: FlushQueue[D, S] = FlushQueue(
+        self._default = self._queues.channel(DEFAULT_CHANNEL, config.queue_capacity)
+        self._flush_queue: FlushQueue[D, S] = FlushQueue(
             flusher,
             waiting_max=config.max_frozen_deltas,
             clock=clock,
@@ -108,7 +112,9 @@ class WriteCoordinator(Generic[W, D, S]):
         self._broadcast: Broadcast[D, S] = Broadcast(
             capacity=config.subscription_capacity, size_max=config.pending_max
         )
-        self._pace = BatchSizer(writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s)
+        self._batch_sizer = BatchSizer(
+            writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s
+        )
         self._flush_interval_s = config.flush_interval_s
         self._sync_interval_s = config.sync_interval_s
         self._eager = config.flush_interval_s == 0
@@ -141,32 +147,32 @@ class WriteCoordinator(Generic[W, D, S]):
         return self._default.try_write(write)
 
     def channel(self, name: str, *, capacity: int | None = None) -> Channel[W]:
-        """Another way in, made on first use, with a queue of its own.
+        """Return the channel `name`, made on first use, with its own queue.
 
-        Epochs are shared, and so is the time of the loop.
+        Channels share the epochs and the time of the loop.
         """
-        return self._intake.channel(name, capacity, otherwise=self._config.queue_capacity)
+        return self._queues.channel(name, capacity, default=self._config.queue_capacity)
 
     def pause(self, name: str) -> None:
         """Stop applying the writes of one channel. Raises `ConfigError` if there is none of that name."""
-        self._intake[name].pause()
+        self._queues[name].pause()
 
     def resume(self, name: str) -> None:
-        """Go on applying the writes of one channel."""
-        self._intake[name].resume()
+        """Resume applying the writes of one channel."""
+        self._queues[name].resume()
 
     async def flush(
         self, epoch: int | None = None, *, durable: bool = False, strict: bool = False
     ) -> FlushHandle:
-        """Have everything flushed whose `write` returned before this call, but for paused channels.
+        """Flush every write whose `write` returned before this call, except in paused channels.
 
-        With `epoch`: everything up to it. Nothing happens if that is flushed already; if no write has that
-        epoch yet, the flush waits for one, or with `strict` raises `EpochNotAssigned`. With `durable` the
+        With `epoch`, flush everything up to it. Does nothing if that is flushed already. If no write has that
+        epoch yet, the flush waits for one, or with `strict` raises `EpochNotAssigned`. With `durable`, the
         storage is synced afterwards. The call never waits for room; wait on the handle. Raises `Shutdown` and
         `FlushError`.
         """
         began = self._clock.monotonic()
-        self._intake.check("flush", began)
+        self._queues.check("flush", began)
         if strict and epoch is not None and epoch > self._assigned:
             raise EpochNotAssigned(f"no write has epoch {epoch} yet: the last one is {self._assigned}")
         handle = FlushHandle(self._marks)
@@ -174,7 +180,7 @@ class WriteCoordinator(Generic[W, D, S]):
         if epoch is not None and epoch <= self._marks[level]:
             handle.settle(epoch)
         else:
-            ticket = self._intake.ticket() if epoch is None else {}
+            ticket = self._queues.ticket() if epoch is None else {}
             self._commands.append(_Command(handle=handle, ticket=ticket, epoch=epoch, durable=durable))
             self._wake.set()
         self._instruments.send_duration.observe(self._clock.monotonic() - began, command="flush", status="ok")
@@ -187,44 +193,44 @@ class WriteCoordinator(Generic[W, D, S]):
     # For readers
 
     def view(self) -> View[D, S]:
-        """The database at this instant. Costs one read of an attribute."""
+        """Return the database at this instant. Costs one attribute access."""
         return self._view
 
     def watermark(self, level: Durability) -> int:
-        """The last epoch that has reached `level`; 0 before the first."""
+        """Return the last epoch that has reached `level`; 0 before the first."""
         return self._marks[level]
 
     @property
     def storage_wait_s(self) -> float:
-        """How long the flush or the sync that is under way has taken so far; 0 if there is none."""
-        return self._line.wait_s
+        """How long the flush or sync in progress has taken so far, in seconds; 0 if there is none."""
+        return self._flush_queue.wait_s
 
     def subscribe(self, *, freezes: bool = False) -> Subscription[D, S]:
-        """Every flush from now on, and with `freezes` every freeze.
+        """Subscribe to every flush from now on and, with `freezes`, to every freeze.
 
-        `subscription.view` is where they start.
+        The first event follows directly after `subscription.view`.
         """
         return self._broadcast.subscribe(self._view, freezes=freezes)
 
     # Life
 
     def start(self) -> None:
-        """Begin to work on what is queued. Call it once, inside the event loop."""
+        """Start processing queued writes. Call it once, inside the event loop."""
         if self._tasks:
             return
         self._set_timers()
         for work, name in (
             (self._run, "loop"),
-            (self._line.run, "flushes"),
-            (self._line.run_syncs, "syncs"),
+            (self._flush_queue.run, "flushes"),
+            (self._flush_queue.run_syncs, "syncs"),
             (self._tick, "timer"),
         ):
             task = asyncio.get_running_loop().create_task(work(), name=f"write-coordinator-{name}")
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._task_done)
             self._tasks.append(task)
 
     async def close(self) -> None:
-        """Take no more writes, apply what is queued (paused channels, too), flush it, sync, and stop.
+        """Refuse new writes, apply queued ones (of paused channels, too), flush, sync, and stop.
 
         May be called again. Raises the `FlushError` that stopped the coordinator, if one did, and `Shutdown`
         if it was aborted meanwhile.
@@ -232,18 +238,18 @@ class WriteCoordinator(Generic[W, D, S]):
         in_time = not self._stopped.is_set()
         if not self._closing and self._error is None:
             self._closing = True
-            self._intake.close(_shut_down)
+            self._queues.close(_shut_down)
             self.start()
             self._wake.set()
         await self._stopped.wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if isinstance(self._error, FlushError) or (in_time and not self._drained):
-            raise self._again()
+            raise self._new_error()
 
     async def abort(self) -> None:
-        """Stop at once, as a crash would.
+        """Stop immediately, as a crash would.
 
-        Nothing more is flushed, and everybody who waits gets `Shutdown`.
+        Nothing more is flushed, and every waiter gets `Shutdown`.
         """
         self._stop(Shutdown("the coordinator was aborted"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -269,32 +275,32 @@ class WriteCoordinator(Generic[W, D, S]):
         self._drained = True
 
     def _turn(self) -> bool:
-        """Everything that can be done now, but for more than one batch of writes.
+        """Do all the work that is possible now, but apply one batch of writes at most.
 
-        True if more may be possible.
+        Returns True if more may be possible.
         """
         frozen_to = self._frozen_to
         self._serve_commands()
         applied = self._apply_batch()
         if self._delta_full():
             self._try_freeze(FlushReason.SIZE_THRESHOLD)
-        if self._eager and self._line.idle and self._has_gathered():
+        if self._eager and self._flush_queue.idle and self._has_gathered():
             self._try_freeze(FlushReason.INTERVAL)
         self._check_timers()
-        if self._closing and self._intake.empty:
+        if self._closing and self._queues.empty:
             self._wind_up()
-        self._relieve()
+        self._admit_writers()
         return applied or self._frozen_to > frozen_to
 
     def _has_gathered(self) -> bool:
-        """Whether everybody is in the delta who came at once, such as those whom the last sync has woken."""
-        return self._intake.drained or self._assigned - self._frozen_to >= self._config.batch_writes_max
+        """Return whether the delta holds all writes of a burst, such as those that follow a sync."""
+        return self._queues.drained or self._assigned - self._frozen_to >= self._config.batch_writes_max
 
     def _apply_batch(self) -> bool:
-        if self._pressed() or self._delta_full():
+        if self._over_limit() or self._delta_full():
             return False
-        limit = self._pace.limit(self._threshold - self._delta_size)
-        batch = self._intake.take(limit, paused_too=self._closing)
+        limit = self._batch_sizer.limit(self._threshold - self._delta_size)
+        batch = self._queues.take(limit, paused_too=self._closing)
         if not batch:
             return False
         began = self._clock.monotonic()
@@ -310,7 +316,10 @@ class WriteCoordinator(Generic[W, D, S]):
         return True
 
     def _results(self, batch: list[tuple[W, WriteHandle]]) -> Sequence[object]:
-        """What the delta makes of the batch. If it breaks, nobody knows what it holds: that is the end."""
+        """Apply the batch to the delta.
+
+        An error stops the coordinator, because the delta's state is unknown then.
+        """
         try:
             results = self._delta.apply([write for write, _ in batch])
             if len(results) != len(batch):
@@ -318,19 +327,19 @@ class WriteCoordinator(Generic[W, D, S]):
         except Exception as error:
             self._stop(flush_error("applying writes", error))
             for _, handle in batch:
-                handle.fail(self._again)
+                handle.fail(self._new_error)
             raise
         return results
 
     def _note_batch(self, writes: int, seconds: float) -> None:
         before, self._delta_size = self._delta_size, self._delta.estimate_size()
-        self._pace.learn(writes, seconds, self._delta_size - before)
+        self._batch_sizer.learn(writes, seconds, self._delta_size - before)
         self._instruments.apply_duration.observe(seconds)
         self._instruments.estimated_bytes.set(self._delta_size)
 
     def _serve_commands(self) -> None:
-        # In order, for the sake of their syncs; one that waits for a later epoch does not hold up the others.
-        # Each is forgotten as it is served: a freeze that raises must not fail those that were settled.
+        # In order, because of their syncs; a command that waits for a later epoch does not delay the others.
+        # Each is removed as it is served: a freeze that raises must not fail those that are settled.
         place = 0
         while place < len(self._commands):
             if self._serve(self._commands[place]):
@@ -339,22 +348,22 @@ class WriteCoordinator(Generic[W, D, S]):
                 place += 1
 
     def _serve(self, command: _Command) -> bool:
-        """Have the command's flush begun, if it is due and there is room for another frozen delta."""
-        if not self._intake.reached(command.ticket) or (command.epoch or 0) > self._assigned:
+        """Start the command's flush if it is due and another frozen delta fits."""
+        if not self._queues.reached(command.ticket) or (command.epoch or 0) > self._assigned:
             return False
         upto = self._assigned if command.epoch is None else command.epoch
         if upto > self._frozen_to and not self._try_freeze(FlushReason.EXPLICIT):
             return False
         if command.durable:
-            self._line.add_sync()
+            self._flush_queue.add_sync()
         command.handle.settle(upto)
         return True
 
     def _try_freeze(self, reason: FlushReason) -> bool:
-        """Freeze the delta if it holds any epoch and there is room for it. False if there is none."""
+        """Freeze the delta if it holds any epoch. Returns False if the flush queue is full."""
         if self._assigned == self._frozen_to:
             return True
-        if not self._line.has_room:
+        if not self._flush_queue.has_room:
             return False
         began = self._clock.monotonic()
         ended, size = self._delta, self._delta_size
@@ -363,9 +372,11 @@ class WriteCoordinator(Generic[W, D, S]):
         covered = EpochRange(self._frozen_to, self._assigned)
         self._frozen_to = self._assigned
         now = self._clock.monotonic()
-        self._line.add(Frozen(delta=ended, epoch_range=covered, size=size, reason=reason, frozen_at_s=now))
+        self._flush_queue.add(
+            Frozen(delta=ended, epoch_range=covered, size=size, reason=reason, frozen_at_s=now)
+        )
         if self._config.sync_mode is SyncMode.EVERY_FLUSH:
-            self._line.add_sync()
+            self._flush_queue.add_sync()
         if not self._eager:
             self._flush_due_s = now + self._flush_interval_s
         self._show(self._view.snapshot, self._view.epoch, self._view.last_flushed)
@@ -385,7 +396,7 @@ class WriteCoordinator(Generic[W, D, S]):
             snapshot=snapshot,
             epoch=epoch,
             last_flushed=last_flushed,
-            frozen=tuple(reversed(self._line.pending)),
+            frozen=tuple(reversed(self._flush_queue.pending)),
             current=self._delta,
         )
 
@@ -397,17 +408,20 @@ class WriteCoordinator(Generic[W, D, S]):
         if now >= self._sync_due_s:
             self._sync_due_s = now + self._sync_interval_s
             if self._frozen_to > self._marks[Durability.DURABLE]:
-                self._line.add_sync()
+                self._flush_queue.add_sync()
 
     def _set_timers(self) -> None:
-        """Those that there are: an eager coordinator flushes without one, and not everybody syncs by time."""
+        """Set the timers. An eager coordinator flushes without one, and only interval mode syncs by one."""
         now = self._clock.monotonic()
         by_time = self._config.sync_mode is SyncMode.INTERVAL
         self._flush_due_s = math.inf if self._eager else now + self._flush_interval_s
         self._sync_due_s = now + self._sync_interval_s if by_time else math.inf
 
     async def _tick(self) -> None:
-        """Wake the loop when a timer is due; a flush moves its timer on, so look again before."""
+        """Wake the loop when a timer is due.
+
+        Flushes move their timer, so its time is read again after each wait.
+        """
         while (due_s := min(self._flush_due_s, self._sync_due_s)) < math.inf:
             left_s = due_s - self._clock.monotonic()
             if left_s <= _EARLY_S:
@@ -415,32 +429,32 @@ class WriteCoordinator(Generic[W, D, S]):
             await self._clock.sleep(max(left_s, 0.0))
         await self._stopped.wait()
 
-    # Pressure
+    # Limits
 
-    # Both are about writes that a flush would make room for. A delta that is large from the beginning,
-    # because it counts its image, must not stop everything.
+    # Both consider only writes that a flush would make room for: a delta that is large from the beginning,
+    # because it counts its image, must not stop all writes.
 
     def _delta_full(self) -> bool:
         return self._delta_size >= self._threshold and self._assigned > self._frozen_to
 
-    def _pressed(self) -> bool:
-        # What is queued does not count: to apply it is what makes it smaller.
+    def _over_limit(self) -> bool:
+        # Queued writes do not count: applying them is what shortens the queue.
         return self._pending_size() >= self._pending_max
 
     def _pending_size(self) -> int:
         if self._assigned == self._marks[Durability.FLUSHED]:
             return 0
-        return self._delta_size + sum(frozen.size for frozen in self._line.pending)
+        return self._delta_size + sum(frozen.size for frozen in self._flush_queue.pending)
 
-    def _relieve(self) -> None:
-        """Tell the channels how much is pending, and let in whom there is room for."""
-        self._intake.pending_size = self._pending_size()
-        self._intake.admit()
+    def _admit_writers(self) -> None:
+        """Update the pending size and admit the waiting writers that fit."""
+        self._queues.pending_size = self._pending_size()
+        self._queues.admit()
 
-    # What the flushes report
+    # Callbacks of the flush queue
 
     def _flushed(self, frozen: Frozen[D], snapshot: S) -> None:
-        # In this order: whoever is woken by the mark, or sees it, must find the new snapshot.
+        # In this order: a waiter that is woken by the watermark, or sees it, must find the new snapshot.
         upto = frozen.epoch_range.hi
         self._show(snapshot, upto, frozen.delta)
         self._raise(Durability.FLUSHED, upto)
@@ -449,7 +463,7 @@ class WriteCoordinator(Generic[W, D, S]):
                 snapshot=snapshot, delta=frozen.delta, epoch_range=frozen.epoch_range, size=frozen.size
             )
         )
-        self._relieve()
+        self._admit_writers()
         self._wake.set()
 
     def _synced(self, upto: int) -> None:
@@ -459,17 +473,17 @@ class WriteCoordinator(Generic[W, D, S]):
     # The end
 
     def _wind_up(self) -> None:
-        """Nothing is queued any more: flush the rest, then sync."""
+        """Flush the rest after the queues are empty, then sync."""
         if not self._try_freeze(FlushReason.SHUTDOWN):
             return
-        if self._line.idle and self._marks[Durability.DURABLE] < self._assigned:
-            self._line.add_sync()
+        if self._flush_queue.idle and self._marks[Durability.DURABLE] < self._assigned:
+            self._flush_queue.add_sync()
 
     def _finished(self) -> bool:
         return (
             self._closing
-            and self._intake.empty
-            and self._line.idle
+            and self._queues.empty
+            and self._flush_queue.idle
             and self._marks[Durability.DURABLE] == self._assigned
             and not any(self._can_be_served(command) for command in self._commands)
         )
@@ -477,8 +491,8 @@ class WriteCoordinator(Generic[W, D, S]):
     def _can_be_served(self, command: _Command) -> bool:
         return command.epoch is None or command.epoch <= self._assigned
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """One of the tasks is over: the work is done, or nothing more will ever be."""
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        """Stop the coordinator when one of its tasks ends, either with its work done or with an error."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._stop(error if isinstance(error, FlushError) else flush_error("coordinating writes", error))
@@ -490,23 +504,20 @@ class WriteCoordinator(Generic[W, D, S]):
             return
         self._error = error
         failed = isinstance(error, FlushError)
-        self._intake.drop(self._again)
+        self._queues.drop(self._new_error)
         for command in self._commands:
-            command.handle.fail(self._again)
+            command.handle.fail(self._new_error)
         self._commands = []
-        self._marks.fail(self._again)
-        self._broadcast.end(self._again if failed else None)
+        self._marks.fail(self._new_error)
+        self._broadcast.end(self._new_error if failed else None)
         for task in self._tasks:
             task.cancel()
         self._stopped.set()
         if isinstance(error, FlushError) and self._on_failure is not None:
             self._on_failure(error)
 
-    def _again(self) -> Exception:
-        """The error that stopped the coordinator, as a new object.
-
-        Everybody gets a traceback of their own.
-        """
+    def _new_error(self) -> Exception:
+        """Return a copy of the error that stopped the coordinator, with its own traceback."""
         error = self._error
         assert error is not None
         copy = type(error)(*error.args)

@@ -1,11 +1,11 @@
-"""The coordinator's errors. Each is also one of the kinds of `penstock.errors`, which say what to do.
+"""The coordinator's errors. Each also derives from a class of `penstock.errors`, which says what to do.
 
     CoordinatorError
-    ├── ApplyError         (Rejected)        this write was refused; its epoch is used up, the others go on
+    ├── ApplyError         (Rejected)        this write was refused; its epoch is used up, others continue
     ├── Backpressure       (Unavailable)     no room: the write is in `.write`, send it again later
-    │   └── WriteTimeout                     there was no room for as long as the caller would wait
+    │   └── WriteTimeout                     no room within the caller's timeout
     ├── EpochNotAssigned   (InvalidInput)    no write has this epoch yet
-    ├── FlushError         (OutcomeUnknown)  a flush failed: all has stopped, its batch may be stored
+    ├── FlushError         (OutcomeUnknown)  a flush failed; everything stopped, its batch may be stored
     │   └── FlushFenced        (Fenced)          because a newer writer owns the database
     ├── Lagged             (Conflict)        a subscriber missed events: rebuild from the snapshot
     └── Shutdown           (Rejected)        the coordinator is closed
@@ -17,26 +17,13 @@ from __future__ import annotations
 
 from penstock import errors
 
-__all__ = [
-    "ApplyError",
-    "Backpressure",
-    "CoordinatorError",
-    "EpochNotAssigned",
-    "FlushError",
-    "FlushFenced",
-    "Lagged",
-    "Shutdown",
-    "WriteTimeout",
-    "flush_error",
-]
-
 
 class CoordinatorError(errors.PenstockError):
     """Anything the coordinator raises on purpose."""
 
 
 class ApplyError(CoordinatorError, errors.Rejected):
-    """The delta refused this one write and holds nothing of it. The reason is the cause."""
+    """The delta refused this write and holds nothing of it. `__cause__` is the reason."""
 
     def __init__(self, epoch: int, message: str) -> None:
         super().__init__(f"write {epoch} was refused: {message}")
@@ -44,10 +31,7 @@ class ApplyError(CoordinatorError, errors.Rejected):
 
 
 class Backpressure(CoordinatorError, errors.Unavailable):
-    """No room for this write now.
-
-    Nothing of it was taken. It is in `write`, so it can be sent again as it is.
-    """
+    """There is no room for this write now. Nothing of it was taken; `write` holds it, to send it again."""
 
     def __init__(self, message: str, write: object) -> None:
         super().__init__(message)
@@ -59,13 +43,13 @@ class WriteTimeout(Backpressure):
 
 
 class EpochNotAssigned(CoordinatorError, errors.InvalidInput, ValueError):
-    """A flush was asked for, strictly, up to an epoch that no write has yet."""
+    """A strict flush names an epoch that no write has yet."""
 
 
 class FlushError(CoordinatorError, errors.OutcomeUnknown):
     """A flush failed, and the coordinator stopped for good. What was being flushed may be stored.
 
-    It is never tried again: open the database anew, which reads what is there.
+    The coordinator never retries it: open the database again, which reads what is stored.
     """
 
 
@@ -89,7 +73,7 @@ class Shutdown(CoordinatorError, errors.Rejected):
 
 
 def flush_error(doing: str, cause: BaseException) -> FlushError:
-    """The fatal error for `cause`, told with what was being done."""
+    """Return the fatal error for `cause`, which occurred while `doing`."""
     kind = FlushFenced if isinstance(cause, errors.Fenced) else FlushError
     error = kind(f"{doing} failed, and the coordinator has stopped: {str(cause) or type(cause).__name__}")
     error.__cause__ = cause

@@ -1,6 +1,6 @@
-"""What readers see: views, and the events that lead from one to the next.
+"""Views of the database, and the events between them.
 
-Events for readers: each subscriber has a bounded ring of its own, and is told when it missed something.
+Each subscriber has its own bounded ring of events and gets an error when it missed some.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ S = TypeVar("S")
 
 
 class FlushReason(StrEnum):
-    """What made the coordinator freeze a delta."""
+    """The reason why the coordinator froze a delta."""
 
     SIZE_THRESHOLD = "size_threshold"
     INTERVAL = "interval"
@@ -30,7 +30,7 @@ class FlushReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen(Generic[D]):
-    """A delta that takes no more writes and waits for its flush, or is in it."""
+    """A delta that takes no more writes and waits for its flush, or is being flushed."""
 
     delta: D
     epoch_range: EpochRange
@@ -43,9 +43,8 @@ class Frozen(Generic[D]):
 class View(Generic[D, S]):
     """One instant of the database, from the oldest data to the newest.
 
-    `snapshot` holds everything up to `epoch`. `frozen` (newest first) and `current` are behind it. All but
-    `current` stay as they are; `current` goes on changing and may be read between two awaits on the
-    coordinator's loop only.
+    `snapshot` holds everything up to `epoch`; `frozen` (newest first) and `current` follow it. Only `current`
+    keeps changing: read it only between two awaits on the coordinator's loop.
     """
 
     snapshot: S
@@ -57,7 +56,7 @@ class View(Generic[D, S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushEvent(Generic[D, S]):
-    """A delta has been flushed: the snapshot that shows it, the delta, and its epochs `(lo, hi]`.
+    """A flushed delta: the snapshot that shows it, the delta, and its epochs `(lo, hi]`.
 
     A cache that is at `epoch_range.lo` applies the delta and is at `epoch_range.hi`; any other one is rebuilt
     from the snapshot.
@@ -71,14 +70,14 @@ class FlushEvent(Generic[D, S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreezeEvent(Generic[D, S]):
-    """A delta was frozen and will be flushed. `view` shows it as `view.frozen[0]`."""
+    """A frozen delta that will be flushed. `view` shows it as `view.frozen[0]`."""
 
     view: View[D, S]
     epoch_range: EpochRange
 
 
 class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D, S]]):
-    """What happens after `view`, in order, without a hole that is not told.
+    """The events after `view`, in order; a gap raises `Lagged`.
 
     For one reader. Iteration ends when the coordinator is closed, and raises its error when it failed.
     """
@@ -87,7 +86,7 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
         self, view: View[D, S], broadcast: Broadcast[D, S], *, freezes: bool, capacity: int, size_max: int
     ) -> None:
         self.view = view
-        """The view at the instant of the subscription: the first event leads on from it."""
+        """The view at the instant of the subscription. The first event follows directly after it."""
         self._broadcast = broadcast
         self._freezes = freezes
         self._capacity = capacity
@@ -100,7 +99,10 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
         self._wake = asyncio.Event()
 
     async def __anext__(self) -> FlushEvent[D, S] | FreezeEvent[D, S]:
-        """The next event. Raises `Lagged` once when events were dropped; the one after that is the newest."""
+        """Return the next event.
+
+        Raises `Lagged` once when events were dropped; the next call returns the newest.
+        """
         while True:
             if self._missed:
                 missed, self._missed = self._missed, 0
@@ -114,22 +116,22 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
 
     @property
     def failure(self) -> Failure | None:
-        """Makes the error that ended it; None while it goes on, and when it ended in order."""
+        """Makes the error that ended the subscription; None while it lasts and after an orderly end."""
         return self._failure
 
     def close(self) -> None:
-        """Stop listening."""
+        """End the subscription."""
         self._broadcast.remove(self)
         self._ring.clear()
         self.end(None)
 
     def offer(self, event: FlushEvent[D, S] | FreezeEvent[D, S]) -> None:
-        """Take an event, at the price of all the others when there is no room. Called by the coordinator."""
+        """Queue an event; drops all queued ones if it does not fit. Called by the coordinator."""
         if isinstance(event, FreezeEvent) and not self._freezes:
             return
         size = _size(event)
         if len(self._ring) >= self._capacity or (self._ring and self._size + size > self._size_max):
-            # One missed event already means a rebuild, so the rest need not be kept in memory.
+            # One missed event already requires a rebuild, so the rest need not stay in memory.
             self._missed += len(self._ring)
             self._ring.clear()
             self._size = 0
@@ -138,7 +140,7 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
         self._wake.set()
 
     def end(self, failure: Failure | None) -> None:
-        """Nothing comes any more. Called by the coordinator."""
+        """End the iteration after the queued events. Called by the coordinator."""
         if not self._ended:
             self._ended, self._failure = True, failure
             self._wake.set()
@@ -154,7 +156,7 @@ def _size(event: FlushEvent[D, S] | FreezeEvent[D, S]) -> int:
 
 
 class Broadcast(Generic[D, S]):
-    """Everybody who listens."""
+    """All subscriptions of a coordinator."""
 
     def __init__(self, *, capacity: int, size_max: int) -> None:
         self._capacity = capacity
@@ -163,7 +165,7 @@ class Broadcast(Generic[D, S]):
         self._end: tuple[Failure | None] | None = None
 
     def subscribe(self, view: View[D, S], *, freezes: bool) -> Subscription[D, S]:
-        """A subscription that starts behind `view`."""
+        """Return a subscription that starts after `view`."""
         made = Subscription(view, self, freezes=freezes, capacity=self._capacity, size_max=self._size_max)
         if self._end is None:
             self._subscriptions.append(made)
@@ -172,12 +174,12 @@ class Broadcast(Generic[D, S]):
         return made
 
     def send(self, event: FlushEvent[D, S] | FreezeEvent[D, S]) -> None:
-        """Hand an event to everybody; nobody is waited for."""
+        """Offer an event to every subscription, without waiting."""
         for subscription in self._subscriptions:
             subscription.offer(event)
 
     def end(self, failure: Failure | None) -> None:
-        """Nothing comes any more, because of `failure` or because it is over."""
+        """End all subscriptions, with `failure` or in order."""
         self._end = (failure,)
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:

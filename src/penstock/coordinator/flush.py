@@ -1,6 +1,6 @@
-"""What a database brings: a `Delta` that takes writes in memory, and a `Flusher` that stores it.
+"""The interfaces of a database, `Delta` and `Flusher`, and the queue that runs its flushes.
 
-The flushes, one at a time in their order, and the syncs, one at a time beside the next flush.
+Flushes run one at a time, in order. Syncs run one at a time, beside the next flush.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from penstock.clock import Clock
 from penstock.coordinator.errors import flush_error
 from penstock.coordinator.events import Frozen
-from penstock.coordinator.instruments import Instruments
+from penstock.coordinator.watermarks import Instruments
 
 W = TypeVar("W")
 I = TypeVar("I")  # noqa: E741 - the image
@@ -24,10 +24,10 @@ S = TypeVar("S")
 
 
 class Delta(ABC, Generic[W, I]):
-    """The writes since the last flush, made of an image and grown by `apply`.
+    """The writes since the last flush, in memory: initialised from an image and extended by `apply`.
 
-    Only the coordinator changes it.
-    After `freeze` a delta is never changed again: the flusher, subscribers and views share it as it is.
+    Only the coordinator changes it. After `freeze` it never changes again, so that the flusher, subscribers
+    and views can share it.
     """
 
     @abstractmethod
@@ -37,31 +37,31 @@ class Delta(ABC, Generic[W, I]):
     def apply(self, writes: Sequence[W]) -> Sequence[object]:
         """Apply writes in order and return one result for each.
 
-        An `Exception` among the results refuses that write, of which nothing may be left behind; anything
-        else is what the caller's `WriteHandle.result()` returns. Raising breaks the coordinator for good. A
-        delta overrides this one when it can take many writes at once, else `apply_one`.
+        An `Exception` among the results refuses that write, which must leave no trace; any other result is
+        returned by the caller's `WriteHandle.result()`. Raising stops the coordinator permanently. Override
+        this method if the delta can apply many writes together, else `apply_one`.
         """
         return [self._attempt(write) for write in writes]
 
     def apply_one(self, write: W) -> object:
-        """Apply one write, all or nothing: check first, then change. Whatever it raises refuses the write."""
+        """Apply one write, all or nothing: check first, then change. Any exception refuses the write."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither apply nor apply_one")
 
     @abstractmethod
     def estimate_size(self) -> int:
-        """How large the writes taken so far are, without the image, in the unit of the configured threshold.
+        """Return the size of the writes applied so far, without the image, in the unit of the threshold.
 
-        Asked for after every batch: keep a running sum.
+        Called after every batch: keep a running sum.
         """
 
     def fork_image(self) -> I:
-        """What the next delta starts from, as a copy that later writes do not change."""
+        """Return the image for the next delta, as a copy that later writes do not change."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither fork_image nor freeze")
 
     def freeze(self) -> I:
-        """End this delta and hand the image over. Nothing is applied to it any more.
+        """End this delta and return the image for the next one. No write is applied to it afterwards.
 
-        A delta with a large image overrides this and moves it on instead of copying it, keeping for its
+        A delta with a large image overrides this to move the image instead of copying it, and keeps for its
         flusher only what it added.
         """
         return self.fork_image()
@@ -69,22 +69,22 @@ class Delta(ABC, Generic[W, I]):
     def _attempt(self, write: W) -> object:
         try:
             return self.apply_one(write)
-        except Exception as error:  # noqa: BLE001 - it is handed to the caller of this write
+        except Exception as error:  # noqa: BLE001 - the caller of this write gets it
             return error
 
 
 class Flusher(ABC, Generic[D, S]):
-    """Stores deltas. Flushes never overlap, and deltas come in the order of their epochs.
+    """Stores deltas. Flushes never overlap, and deltas arrive in the order of their epochs.
 
-    Syncs do not overlap either, but one may run while the next delta is flushed.
+    Syncs do not overlap either, but one may run during the next flush.
     """
 
     @abstractmethod
     async def flush(self, delta: D) -> S:
         """Store `delta` in one atomic step, without changing it, and return a snapshot that shows it.
 
-        An error is fatal: the coordinator stops, because the batch may have been stored. A flusher that keeps
-        state of its own changes it after the storage has answered, never before.
+        An error is fatal: the coordinator stops, because the batch may have been stored. A flusher with
+        internal state must change it only after the storage has answered.
         """
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Flusher(ABC, Generic[D, S]):
 
 
 class FlushQueue(Generic[D, S]):
-    """A line of work for the flusher. What is done is told by the two callbacks, on the loop, in order."""
+    """Queue of flushes and syncs. The callbacks `flushed` and `synced` run on the loop, in order."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FlushQueue(Generic[D, S]):
         self._instruments = instruments
         self._flushed = flushed
         self._synced = synced
-        self._line: deque[Frozen[D] | None] = deque()
+        self._items: deque[Frozen[D] | None] = deque()
         """Deltas to flush; None is a sync of everything before it."""
         self._running: Frozen[D] | None = None
         self._wake = asyncio.Event()
@@ -126,41 +126,41 @@ class FlushQueue(Generic[D, S]):
     @property
     def pending(self) -> list[Frozen[D]]:
         """Frozen deltas that are not flushed yet, oldest first."""
-        waiting = [item for item in self._line if item is not None]
+        waiting = [item for item in self._items if item is not None]
         return waiting if self._running is None else [self._running, *waiting]
 
     @property
     def has_room(self) -> bool:
-        """Whether another delta may wait behind the one that is being flushed."""
+        """Whether another delta may wait for the flush in progress."""
         return len(self.pending) <= self._waiting_max
 
     @property
     def idle(self) -> bool:
-        return self._running is None and not self._line and not self._sync_due and not self._syncing
+        return self._running is None and not self._items and not self._sync_due and not self._syncing
 
     @property
     def wait_s(self) -> float:
-        """How long the flush or the sync that is under way has taken so far; 0 if there is none."""
+        """How long the flush or sync in progress has taken so far, in seconds; 0 if there is none."""
         began = [at_s for at_s in (self._flush_began_s, self._sync_began_s) if at_s is not None]
         return self._clock.monotonic() - min(began) if began else 0.0
 
     def add(self, frozen: Frozen[D]) -> None:
-        """Put a delta at the end of the line."""
-        self._line.append(frozen)
+        """Queue a delta for its flush."""
+        self._items.append(frozen)
         self._note_depth()
         self._wake.set()
 
     def add_sync(self) -> None:
-        """Persist everything that is in the line now. Two in a row are one."""
-        if not self._line or self._line[-1] is not None:
-            self._line.append(None)
+        """Queue a sync of everything queued before it. Consecutive syncs are merged."""
+        if not self._items or self._items[-1] is not None:
+            self._items.append(None)
         self._wake.set()
 
     async def run(self) -> None:
-        """Flush until cancelled. Raises `FlushError` at the first thing that goes wrong, and is over then."""
+        """Flush until cancelled. The first error ends it and is raised as `FlushError`."""
         while True:
-            while self._line:
-                item = self._line[0]
+            while self._items:
+                item = self._items[0]
                 if item is not None:
                     await self._flush(item)
                 else:
@@ -177,18 +177,18 @@ class FlushQueue(Generic[D, S]):
             await self._sync_wake.wait()
 
     async def _hand_over_sync(self) -> None:
-        # One sync may wait behind the one that runs; a storage that cannot keep up holds the flushes, too.
+        # One sync may wait for the running one; a storage that cannot keep up delays the flushes, too.
         while self._sync_due:
             self._sync_begun.clear()
             await self._sync_begun.wait()
-        self._line.popleft()
+        self._items.popleft()
         self._sync_due = True
         self._sync_wake.set()
-        await asyncio.sleep(0)  # it begins before the next flush takes the loop: somebody waits for it
+        await asyncio.sleep(0)  # start the sync before the next flush occupies the loop: callers wait for it
 
     async def _flush(self, frozen: Frozen[D]) -> None:
         self._running = frozen
-        self._line.popleft()
+        self._items.popleft()
         self._note_depth()
         began = self._flush_began_s = self._clock.monotonic()
         self._instruments.event_send_duration.observe(began - frozen.frozen_at_s)
@@ -200,7 +200,7 @@ class FlushQueue(Generic[D, S]):
         self._flushed(frozen, snapshot)
 
     async def _sync(self) -> None:
-        """Everything whose flush has returned by now becomes durable, and nothing else."""
+        """Sync, and report as durable what was flushed before the sync began."""
         began, upto = self._clock.monotonic(), self._flushed_to
         self._sync_due, self._syncing, self._sync_began_s = False, True, began
         self._sync_begun.set()
@@ -211,7 +211,7 @@ class FlushQueue(Generic[D, S]):
         self._synced(upto)
 
     def _note_depth(self) -> None:
-        self._instruments.event_queue_depth.set(sum(item is not None for item in self._line))
+        self._instruments.event_queue_depth.set(sum(item is not None for item in self._items))
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""How far the source of a database was taken: stored with the rows, never passed over or taken back.
+"""The position in the source that feeds a database: stored with the rows, never skipped or moved back.
 
     position    u64, the number of the last batch, the name of the source as UTF-8, and, if it is known, a
-                zero byte and the name of that batch: a source that was set back has another one there
+                zero byte and the name of that batch: a source that was reset has another one there
 
-A position without a name was stored before there were names, or by a caller that has none.
+A position without a name was stored before names existed, or by a caller without one.
 """
 
 from __future__ import annotations
@@ -16,26 +16,24 @@ from typing import Final
 
 from penstock.errors import Corrupt, InvalidInput
 
-__all__ = ["FedSource", "Position"]
-
 _SEQUENCE: Final = struct.Struct("<Q")
 SEQUENCE_MAX: Final = 2**64 - 1
 _SOURCE_BYTES_MAX: Final = 65_535
-"""Longer than any address of a queue; it is stored again with every flush that takes a batch."""
+"""Longer than any queue address; the name is stored with every flush that takes a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The last batch of a source that was taken. `source` is its name, without credentials, or empty.
+    """The last batch taken from a source. `source` is its name, without credentials, or empty.
 
-    Raises `InvalidInput` for what cannot be stored: a number that is no u64, a name that is no text of 65,535
-    bytes of UTF-8 at most, or one with a zero byte, which ends the name in the stored form.
+    Raises `InvalidInput` for a value that cannot be stored: a number that is not a u64, or a name that is not
+    text, has a zero byte (which ends the name in the stored form), or has more than 65,535 bytes of UTF-8.
     """
 
     sequence: int
     source: str = ""
     location: str = field(default="", compare=False)
-    """The name of the batch in its source; empty if it was not stored."""
+    """The name of the batch in its source; empty if unknown."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sequence, bool) or not isinstance(self.sequence, int):
@@ -53,7 +51,7 @@ class Position:
 
     @classmethod
     def decode(cls, value: bytes) -> Position:
-        """Raises `Corrupt`."""
+        """Decode a stored position. Raises `Corrupt`."""
         if len(value) < _SEQUENCE.size:
             raise Corrupt(f"a position has at least {_SEQUENCE.size} bytes, not {len(value)}")
         try:
@@ -73,19 +71,19 @@ def _utf8(source: str) -> bytes:
 
 
 class FedSource:
-    """What the deltas of a database know of the source that feeds it. Only deltas change it."""
+    """The state of a feeding source, shared by the deltas of a database. Only deltas change it."""
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
-        """The last one that was taken."""
+        """The last position taken."""
         self._refused: int | None = None
 
     @contextmanager
     def taking(self, position: Position | None) -> Iterator[None]:
-        """Apply a write inside; it has been taken when nothing was raised.
+        """Apply a write in the `with` block; the position is taken if nothing is raised.
 
-        Raises `InvalidInput` for a position at or before the last one of the same source, and for one behind
-        a batch that was refused: the stored position would pass over it for ever.
+        Raises `InvalidInput` for a position at or before the last one of the same source, and for one after a
+        refused batch: the stored position would skip that batch permanently.
         """
         if position is None:
             yield
@@ -101,7 +99,7 @@ class FedSource:
     def _check(self, position: Position) -> None:
         last = self.position
         if last is not None and position.sequence <= last.sequence and last.source in ("", position.source):
-            raise InvalidInput(f"sequence {position.sequence} is not behind {last.sequence}, which is stored")
+            raise InvalidInput(f"sequence {position.sequence} is not after {last.sequence}, which is stored")
         if self._refused is not None and position.sequence > self._refused:
             raise InvalidInput(
                 f"sequence {position.sequence} cannot be stored before {self._refused}, which was refused: "

@@ -1,4 +1,4 @@
-"""The way in: named channels with a place in the queue for each write, merged fairly."""
+"""Write queues: named channels with bounded queues, merged fairly."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.coordinator.errors import Backpressure, WriteTimeout
-from penstock.coordinator.instruments import Instruments
-from penstock.coordinator.watermarks import Failure, Watermarks, WriteHandle
+from penstock.coordinator.watermarks import Failure, Instruments, Watermarks, WriteHandle
 from penstock.errors import ConfigError
 
 
 class BatchSizer:
-    """Learns a batch size that keeps a turn short and does not shoot far over the flush threshold."""
+    """Adapts the batch size so that a turn stays short and the flush threshold is not overshot by much."""
 
     def __init__(self, *, writes_max: int, seconds_max: float) -> None:
         self._writes_max = writes_max
@@ -24,13 +23,13 @@ class BatchSizer:
         self._mean_size = 0.0
 
     def limit(self, size_left: int) -> int:
-        """Writes to take when the delta may still grow by `size_left`."""
+        """Return the number of writes to take when the delta may still grow by `size_left`."""
         if self._mean_size <= 0:
             return self._writes
         return max(1, min(self._writes, int(size_left / self._mean_size) + 1))
 
     def learn(self, writes: int, seconds: float, growth: int) -> None:
-        """Note what the last batch took."""
+        """Adapt to the duration and growth of the last batch."""
         self._mean_size = max(0, growth) / writes
         if seconds > self._seconds_max:
             self._writes = max(1, min(self._writes, writes) // 2)
@@ -42,10 +41,7 @@ W = TypeVar("W")
 
 
 class Channel(Generic[W]):
-    """One queue of writes, first in, first out, with its own capacity.
-
-    `WriteCoordinator.channel` makes them.
-    """
+    """One first-in-first-out queue of writes with its own capacity. Made by `WriteCoordinator.channel`."""
 
     def __init__(self, name: str, capacity: int, intake: WriteQueues[W]) -> None:
         self.name = name
@@ -53,21 +49,21 @@ class Channel(Generic[W]):
         self.paused = False
         self.taken = 0
         """Writes handed to the delta so far."""
-        self._intake = intake
+        self._queues = intake
         self._queue: deque[tuple[W, WriteHandle]] = deque()
         self._granted = 0
         self.size = 0
-        """What is queued and what was granted a place, by the coordinator's `size_of`."""
+        """Size of queued and admitted writes, by the coordinator's `size_of`."""
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         instruments = intake.instruments
         self._depth = instruments.queue_depth.labels(channel=name)
         self._sent = instruments.send_duration.labels(command="write", status="ok")
-        self._prompt = 0
-        """Writes that were taken in at once, and are not in the metrics yet."""
+        self._unreported = 0
+        """Writes accepted without waiting that are not in the metrics yet."""
 
     @property
     def depth(self) -> int:
-        """Writes that wait to be applied."""
+        """The number of writes that wait to be applied."""
         return len(self._queue)
 
     @property
@@ -76,122 +72,119 @@ class Channel(Generic[W]):
         return self.taken + len(self._queue)
 
     def try_write(self, write: W) -> WriteHandle:
-        """Queue `write` now.
+        """Queue `write` without waiting.
 
         Raises `Backpressure` with the write if there is no room, `Shutdown`, `FlushError`.
         """
         reason = self._no_room()
-        if self._intake.refusal is not None or reason is not None:
-            began = self._intake.clock.monotonic()
-            self._intake.check("write", began)
+        if self._queues.refusal is not None or reason is not None:
+            began = self._queues.clock.monotonic()
+            self._queues.check("write", began)
             assert reason is not None
-            self._intake.refused("backpressure", reason, began)
+            self._queues.refused("backpressure", reason, began)
             raise Backpressure(f"channel {self.name!r} takes no write now: {_REASONS[reason]}", write)
         return self._enter(write)
 
     async def write(self, write: W, *, timeout: float | None = None) -> WriteHandle:
-        """Queue `write`, when there is room. A call that is cancelled, or raises, has queued nothing.
+        """Queue `write` as soon as there is room. A call that is cancelled, or raises, has queued nothing.
 
         Raises `WriteTimeout` with the write after `timeout` seconds without room, `Shutdown`, `FlushError`.
         """
-        intake, reason = self._intake, self._no_room()
-        if reason is None and intake.refusal is None:
+        queues, reason = self._queues, self._no_room()
+        if reason is None and queues.refusal is None:
             return self._enter(write)
-        began = intake.clock.monotonic()
-        intake.check("write", began)
+        began = queues.clock.monotonic()
+        queues.check("write", began)
         assert reason is not None
-        intake.instruments.backpressure.inc(command="write", reason=reason)
+        queues.instruments.backpressure.inc(command="write", reason=reason)
         await self._wait_for_room(write, timeout, began)
-        self._prompt -= 1
-        self._sent.observe(intake.clock.monotonic() - began)
+        self._unreported -= 1
+        self._sent.observe(queues.clock.monotonic() - began)
         return self._enter(write)
 
     def pause(self) -> None:
-        """Apply no more of this channel's writes.
-
-        They stay queued, and producers feel it when the queue is full.
-        """
+        """Stop applying this channel's writes. They stay queued, and writers wait once the queue is full."""
         if not self.paused:
             self.paused = True
-            self._intake.waiting_size -= self.size
-        self._intake.changed()
+            self._queues.waiting_size -= self.size
+        self._queues.changed()
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Resume applying the writes that `pause` stopped."""
         if self.paused:
             self.paused = False
-            self._intake.waiting_size += self.size
-        self._intake.changed()
+            self._queues.waiting_size += self.size
+        self._queues.changed()
 
     def take(self, limit: int) -> list[tuple[W, WriteHandle]]:
-        """Up to `limit` writes from the front."""
+        """Remove and return up to `limit` writes from the front."""
         queue = self._queue
         batch = [queue.popleft() for _ in range(min(limit, len(queue)))]
         self.taken += len(batch)
         if self.size:
-            self._hold(-sum(handle.size for _, handle in batch))
-        self._tell()
+            self._add_size(-sum(handle.size for _, handle in batch))
+        self._report()
         return batch
 
     def admit(self) -> None:
-        """Give the room there is to those who wait for it, in their order."""
+        """Grant free room to waiting writers, in order."""
         while self._waiters and self._has_room():
             self._grant(*self._waiters.popleft())
 
     def turn_away(self) -> None:
-        """Wake everybody who waits for room: they find out why there will be none."""
+        """Wake all waiting writers; each raises the refusal."""
         while self._waiters:
             self._grant(*self._waiters.popleft())
 
     def drop(self, failure: Failure) -> None:
-        """Forget the queue and tell its writers."""
+        """Empty the queue and fail its writes."""
         while self._queue:
             handle = self._queue.popleft()[1]
-            self._hold(-handle.size)
+            self._add_size(-handle.size)
             handle.fail(failure)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        """To the metrics, for all writes since the last time: one by one it would cost as much as a write."""
+    def _report(self) -> None:
+        """Update the metrics for all writes since the last call; one update per write would be too slow."""
         self._depth.set(len(self._queue))
-        if self._prompt:
-            self._sent.observe(0.0, self._prompt)
-            self._prompt = 0
+        if self._unreported:
+            self._sent.observe(0.0, self._unreported)
+            self._unreported = 0
 
     def _grant(self, waiter: asyncio.Future[None], size: int) -> None:
-        # The place is theirs from now on, although they run only later: nobody may slip in before.
+        # The place is reserved from now on, although the writer runs later: no other write may take it.
         if not waiter.done():
             self._granted += 1
-            self._hold(size)
+            self._add_size(size)
             waiter.set_result(None)
 
-    def _hold(self, size: int) -> None:
+    def _add_size(self, size: int) -> None:
         self.size += size
         if not self.paused:
-            self._intake.waiting_size += size
+            self._queues.waiting_size += size
 
     def _has_room(self) -> bool:
-        return not self._intake.over_limit(self) and len(self._queue) + self._granted < self.capacity
+        return not self._queues.over_limit(self) and len(self._queue) + self._granted < self.capacity
 
     def _no_room(self) -> str | None:
-        if self._intake.over_limit(self):
+        if self._queues.over_limit(self):
             return "pending_size"
         full = len(self._queue) + self._granted >= self.capacity or self._waiters
         return "queue_full" if full else None
 
     def _enter(self, write: W) -> WriteHandle:
-        handle = WriteHandle(self._intake.marks)
-        if self._intake.size_of is not None:
-            handle.size = self._intake.size_of(write)
-            self._hold(handle.size)
+        handle = WriteHandle(self._queues.marks)
+        if self._queues.size_of is not None:
+            handle.size = self._queues.size_of(write)
+            self._add_size(handle.size)
         self._queue.append((write, handle))
-        self._prompt += 1
-        self._intake.changed()
+        self._unreported += 1
+        self._queues.changed()
         return handle
 
     async def _wait_for_room(self, write: W, timeout: float | None, began: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        size = 0 if self._intake.size_of is None else self._intake.size_of(write)
+        size = 0 if self._queues.size_of is None else self._queues.size_of(write)
         self._waiters.append((waiter, size))
         try:
             granted = await self._until_granted(waiter, timeout)
@@ -200,17 +193,17 @@ class Channel(Generic[W]):
             raise
         if not granted:
             self._give_up(waiter, size)
-            self._intake.refused("timeout", None, began)
+            self._queues.refused("timeout", None, began)
             raise WriteTimeout(f"channel {self.name!r} had no room for {timeout} s", write)
         self._granted -= 1
-        self._hold(-size)
-        self._intake.check("write", began)
+        self._add_size(-size)
+        self._queues.check("write", began)
 
     async def _until_granted(self, waiter: asyncio.Future[None], timeout: float | None) -> bool:
         if timeout is None:
             await waiter
             return True
-        alarm = asyncio.ensure_future(self._intake.clock.sleep(timeout))
+        alarm = asyncio.ensure_future(self._queues.clock.sleep(timeout))
         try:
             await asyncio.wait((waiter, alarm), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -218,12 +211,12 @@ class Channel(Generic[W]):
         return waiter.done()
 
     def _give_up(self, waiter: asyncio.Future[None], size: int) -> None:
-        """Leave the line, or hand the place that was just granted to the next."""
+        """Leave the queue of waiters, or pass a place that was just granted to the next waiter."""
         if (waiter, size) in self._waiters:
             self._waiters.remove((waiter, size))
         elif waiter.done() and not waiter.cancelled():
             self._granted -= 1
-            self._hold(-size)
+            self._add_size(-size)
             self.admit()
 
 
@@ -234,7 +227,7 @@ _REASONS: Mapping[str, str] = {
 
 
 class WriteQueues(Generic[W]):
-    """All channels, and what they have in common."""
+    """All channels and their shared limits."""
 
     def __init__(
         self,
@@ -252,9 +245,9 @@ class WriteQueues(Generic[W]):
         self.changed = changed
         self.size_of = size_of
         self.pending_size = 0
-        """Deltas that are not flushed, as the coordinator saw them last."""
+        """Size of the deltas that are not flushed, set by the coordinator each turn."""
         self.waiting_size = 0
-        """What all channels that are not paused hold before it is applied."""
+        """Size of the queued writes of all channels that are not paused."""
         self._pending_max = pending_max
         self.refusal: Failure | None = None
         self._channels: dict[str, Channel[W]] = {}
@@ -266,12 +259,12 @@ class WriteQueues(Generic[W]):
         except KeyError:
             raise ConfigError(f"no channel is named {name!r}: there are {sorted(self._channels)}") from None
 
-    def channel(self, name: str, capacity: int | None, *, otherwise: int = 1) -> Channel[W]:
-        """The channel `name`, made on first use with this capacity, or `otherwise`. Raises `ConfigError`."""
+    def channel(self, name: str, capacity: int | None, *, default: int = 1) -> Channel[W]:
+        """Return the channel `name`, made on first use with `capacity` or `default`. Raises `ConfigError`."""
         there = self._channels.get(name)
         if there is not None and capacity in (None, there.capacity):
             return there
-        capacity = otherwise if capacity is None else capacity
+        capacity = default if capacity is None else capacity
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
             raise ConfigError(f"the capacity of channel {name!r} must be at least 1, not {capacity!r}")
         if there is not None:
@@ -280,11 +273,11 @@ class WriteQueues(Generic[W]):
         return self._channels[name]
 
     def take(self, limit: int, *, paused_too: bool = False) -> list[tuple[W, WriteHandle]]:
-        """Up to `limit` writes: equal shares of the channels that have any, each channel in its order."""
+        """Take up to `limit` writes: an equal share from each channel that has any, in the order of each."""
         ready = [c for c in self._channels.values() if c.depth and (paused_too or not c.paused)]
         if len(ready) <= 1:
             return ready[0].take(limit) if ready else []
-        # Whose turn is first moves on, so that a limit smaller than the number of channels is fair, too.
+        # The first channel rotates, so that a limit below the number of channels is fair, too.
         self._turn = (self._turn + 1) % len(ready)
         share = max(1, limit // len(ready))
         batch: list[tuple[W, WriteHandle]] = []
@@ -293,19 +286,19 @@ class WriteQueues(Generic[W]):
         return batch
 
     def over_limit(self, channel: Channel[W]) -> bool:
-        """Whether so much is pending that `channel` takes nothing more.
+        """Return whether the pending size has reached its limit for `channel`.
 
-        What a paused channel holds stops only itself: the others would wait until it is resumed.
+        The queue of a paused channel counts for that channel only: others would wait until it is resumed.
         """
         own = channel.size if channel.paused else 0
         return self.pending_size + self.waiting_size + own >= self._pending_max
 
     def ticket(self) -> dict[str, int]:
-        """How far every channel must be drained to cover all that is queued now."""
+        """Return how far each channel must be drained to cover all writes queued now."""
         return {channel.name: channel.entered for channel in self._channels.values() if channel.depth}
 
     def reached(self, ticket: Mapping[str, int]) -> bool:
-        """Whether everything under the ticket was taken, but for channels that are paused."""
+        """Return whether all writes of the ticket were taken, except in paused channels."""
         return all(
             self._channels[name].taken >= entered or self._channels[name].paused
             for name, entered in ticket.items()
@@ -313,7 +306,7 @@ class WriteQueues(Generic[W]):
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is queued that may be taken now."""
+        """Whether no channel has a write that may be taken now."""
         return not any(channel.depth and not channel.paused for channel in self._channels.values())
 
     @property
@@ -321,24 +314,24 @@ class WriteQueues(Generic[W]):
         return not any(channel.depth for channel in self._channels.values())
 
     def admit(self) -> None:
-        """Let waiting writers in, as far as there is room."""
+        """Admit waiting writers as far as there is room."""
         for channel in self._channels.values():
             channel.admit()
 
     def close(self, refusal: Failure) -> None:
-        """Take no more writes. What is queued stays."""
+        """Refuse new writes. Queued ones stay."""
         self.refusal = refusal
         for channel in self._channels.values():
             channel.turn_away()
 
     def drop(self, failure: Failure) -> None:
-        """Take no more writes and forget what is queued."""
+        """Refuse new writes and fail the queued ones."""
         self.close(failure)
         for channel in self._channels.values():
             channel.drop(failure)
 
     def check(self, command: str, began: float) -> None:
-        """Raise if nothing is taken any more."""
+        """Raise the refusal if writes are refused."""
         if self.refusal is not None:
             self.instruments.send_duration.observe(
                 self.clock.monotonic() - began, command=command, status="closed"
@@ -346,7 +339,7 @@ class WriteQueues(Generic[W]):
             raise self.refusal()
 
     def refused(self, status: str, reason: str | None, began: float) -> None:
-        """Count a write that did not get in."""
+        """Count a refused write."""
         self.instruments.send_duration.observe(self.clock.monotonic() - began, command="write", status=status)
         if reason is not None:
             self.instruments.backpressure.inc(command="write", reason=reason)

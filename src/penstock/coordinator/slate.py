@@ -37,22 +37,22 @@ _LOG = logging.getLogger(__name__)
 _RUNTIME = NativeRuntime("SlateDB")
 _PAGE = 1000
 OPEN_TIMEOUT_S: Final = 60.0
-"""How long an open may take: SlateDB itself asks a store that does not answer for ever. To read the log that
-a crash left takes seconds."""
+"""Limit for opening a database: SlateDB itself retries an unresponsive store indefinitely. Reading the log
+after a crash takes seconds."""
 _CLOSE_TIMEOUT_S: Final = 5.0
 _TURN_S = 15e-6
-"""Operations take some 5 us each to hand over: others on the loop must not wait for a whole batch. Who writes
-waits for four turns until it is applied, and a turn of the loop itself takes 2 us."""
+"""Time between two turns of the loop while a batch is built, so that other tasks do not wait for all of it.
+Adding an operation takes some 5 us, and a turn of the loop 2 us."""
 
 
 class SlateStore:
-    """Where databases are: `file:///dir`, `s3://bucket/dir`, `az://`, `gs://`, or in this object: `memory:///`."""
+    """A place for databases: `file:///dir`, `s3://bucket/dir`, `az://`, `gs://`, or in this object: `memory:///`."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         """`options` are those of the store's client, such as `aws_endpoint`. Raises `ConfigError`."""
         root, self.directory = _split(url)
         self.url = _shown(url)
-        """For people: without what a secret may be part of."""
+        """The URL for messages, without parts that may hold a secret."""
         binding = slatedb()
         try:
             builder = binding.ObjectStoreBuilder.from_url(root)
@@ -61,15 +61,15 @@ class SlateStore:
             # Without options `resolve` also reads the environment, as the clouds' own tools do.
             self.handle: Any = builder.build() if options else binding.ObjectStore.resolve(root)
         except binding.Error as error:
-            raise ConfigError(f"{self.url}: {_words(error)}") from error
+            raise ConfigError(f"{self.url}: {_message_of(error)}") from error
 
     def path(self, name: str) -> str:
-        """Where the database `name` is, below the root of the store."""
+        """Return the path of the database `name` below the root of the store."""
         return "/".join(part for part in (self.directory, name.strip("/")) if part)
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The root that SlateDB resolves, and the directory below it, which goes into the path of a database."""
+    """Return the root that SlateDB resolves, and the directory below it, which begins database paths."""
     parts = urlsplit(url)
     if not parts.scheme or (parts.scheme not in ("file", "memory") and not parts.netloc):
         raise ConfigError(f"{url!r} is not the url of a store, such as s3://bucket or file:///directory")
@@ -77,20 +77,20 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _shown(url: str) -> str:
-    """The url without user, password and query."""
+    """Return the URL without user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class _Reader:
-    """What the database and its snapshots have in common."""
+    """The reads of a database or a snapshot."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     async def get(self, key: bytes) -> bytes | None:
         """See `StorageRead.get`."""
-        with _told("reading", write=False):
+        with _translated_errors("reading", write=False):
             value: bytes | None = await self._source.get(key)
         return value
 
@@ -101,10 +101,10 @@ class _Reader:
         if stop is not None and stop <= start:
             return
         span = slatedb().KeyRange(start=start or None, start_inclusive=True, end=stop, end_inclusive=False)
-        with _told("scanning", write=False):
+        with _translated_errors("scanning", write=False):
             iterator = await self._source.scan_prefix(prefix, span)
         while True:
-            with _told("scanning", write=False):
+            with _translated_errors("scanning", write=False):
                 page = await iterator.next_batch(_PAGE)
             if page:
                 yield [KeyValue(row.key, row.value) for row in page]
@@ -124,7 +124,7 @@ class SlateStorage(_Reader):
         self._newest: Any = None
         self._persist_at_once = persist_at_once
         self._persisting: tuple[Any, asyncio.Task[None]] | None = None
-        """The write that a sync was begun for ahead of `flush`, and that sync."""
+        """The write whose sync was started before `flush`, and that sync."""
         self._closed = False
 
     @classmethod
@@ -138,13 +138,13 @@ class SlateStorage(_Reader):
         persist_at_once: bool = False,
         open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> SlateStorage:
-        """Open or create the database `name`, and fence whoever wrote to it before.
+        """Open or create the database `name`, and fence its previous writer.
 
-        `settings` are SlateDB's own, by dotted name. `persist_at_once` is for who calls `flush` after every
-        `apply`: the sync begins with the write, beside whatever is done in between, such as a snapshot.
-        Raises `ConfigError`, `Corrupt`, and `Unavailable` if it is not open after `open_timeout_s` seconds,
-        or in a process forked from one that had opened any. A database that opens later, or after the call
-        was cancelled, is closed again.
+        `settings` are SlateDB's own, by dotted name. `persist_at_once` is for callers that `flush` after
+        every `apply`: the sync starts with the write, in parallel to other work such as a snapshot. Raises
+        `ConfigError`, `Corrupt`, and `Unavailable` if it is not open after `open_timeout_s` seconds, or in a
+        process forked from one that had opened any. A database that opens later, or after the call was
+        cancelled, is closed again.
         """
         _RUNTIME.use(f"the database {name!r}")
         store = SlateStore(store) if isinstance(store, str) else store
@@ -158,8 +158,8 @@ class SlateStorage(_Reader):
             if merge is not None:
                 builder.with_merge_operator(_operator(merge))
         except binding.Error as error:
-            raise ConfigError(f"SlateDB: {_words(error)}") from error
-        with _told(f"opening {name!r}", write=False):
+            raise ConfigError(f"SlateDB: {_message_of(error)}") from error
+        with _translated_errors(f"opening {name!r}", write=False):
             database = await _opened(builder, f"{store.url}: the database {name!r}", open_timeout_s)
         storage = cls(database, persist_at_once=persist_at_once)
         try:
@@ -179,7 +179,7 @@ class SlateStorage(_Reader):
     async def apply(self, operations: Iterable[Operation]) -> None:
         """See `Storage.apply`."""
         batch = SlateBatch()
-        with _told("building a batch", write=False):
+        with _translated_errors("building a batch", write=False):
             began = time.perf_counter()
             for operation in operations:
                 batch.add(operation)
@@ -188,7 +188,7 @@ class SlateStorage(_Reader):
                     began = time.perf_counter()
         if not batch.count:
             return
-        with _told("writing a batch", write=True):
+        with _translated_errors("writing a batch", write=True):
             self._newest = await self._source.write(batch.handle)
         if self._persist_at_once and (self._persisting is None or self._persisting[1].done()):
             task = asyncio.get_running_loop().create_task(self._persist(self._newest))
@@ -197,7 +197,7 @@ class SlateStorage(_Reader):
 
     async def snapshot(self) -> SlateSnapshot:
         """See `Storage.snapshot`."""
-        with _told("making a snapshot", write=False):
+        with _translated_errors("making a snapshot", write=False):
             return SlateSnapshot(await self._source.snapshot())
 
     async def flush(self) -> None:
@@ -213,8 +213,8 @@ class SlateStorage(_Reader):
     async def _persist(self, newest: Any) -> None:
         """Wait until `newest`, and so everything written before it, is durable."""
         binding = slatedb()
-        with _told("persisting", write=True):
-            # Not to wait for the next tick of the log; what counts is the word of the handle.
+        with _translated_errors("persisting", write=True):
+            # Flush the log instead of waiting for its next tick. Only the handle confirms durability.
             await self._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.WAL))
             await newest.await_durable()
 
@@ -230,11 +230,11 @@ class SlateStorage(_Reader):
             return
         self._closed = True
         binding = slatedb()
-        with _told("closing", write=True):
+        with _translated_errors("closing", write=True):
             try:
                 await self._source.shutdown()
             except binding.Error.Closed as error:
-                # A fenced database closes itself, now or just before; whoever waited for a flush was told.
+                # A fenced database closes itself, now or just before; waiters for a flush got the error.
                 if error.reason not in (binding.CloseReason.FENCED, binding.CloseReason.CLEAN):
                     raise
             finally:
@@ -243,17 +243,17 @@ class SlateStorage(_Reader):
 
 
 async def _first_read(storage: SlateStorage) -> None:
-    """Read the first row, for which SlateDB looks into every file that is not compacted yet."""
+    """Read the first row, which makes SlateDB open every file that is not compacted yet."""
     async for _ in storage.scan(b""):
         return
 
 
 async def _opened(builder: Any, what: str, timeout_s: float) -> Any:
-    """What `builder` opens. Raises `Unavailable` if that takes too long."""
+    """Return the opened database. Raises `Unavailable` after `timeout_s`."""
     opening: asyncio.Task[Any] = asyncio.get_running_loop().create_task(builder.build())
     waiting = True
     try:
-        # Not cancelled: given up half-way, SlateDB might keep tasks that nobody could end any more.
+        # Not cancelled: SlateDB might leave tasks running that could not be stopped any more.
         await asyncio.wait({opening}, timeout=timeout_s)
         if opening.done():
             waiting = False
@@ -268,19 +268,19 @@ async def _opened(builder: Any, what: str, timeout_s: float) -> Any:
 
 
 _LATE: Final[set[asyncio.Task[None]]] = set()
-"""Opens that nobody waits for any more. The loop itself would forget them."""
+"""Abandoned opens. The loop itself holds only weak references to tasks."""
 
 
 def _close_later(opening: asyncio.Task[Any]) -> None:
-    """Nobody would close what is opened after all."""
+    """Close the database if it still opens."""
 
     async def close() -> None:
         try:
             database = await opening
-            _LOG.warning("a database opened after it was given up, and is closed again")
+            _LOG.warning("a database opened after its timeout; it is closed again")
             await database.shutdown()
-        except Exception as error:  # noqa: BLE001 - who waited was told that it is not open
-            _LOG.debug("given up: %s", error)
+        except Exception as error:  # noqa: BLE001 - the caller already got an error
+            _LOG.debug("an abandoned open failed: %s", error)
 
     task = asyncio.get_running_loop().create_task(close())
     _LATE.add(task)
@@ -288,7 +288,7 @@ def _close_later(opening: asyncio.Task[Any]) -> None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """A sync that failed is told by the `flush` that asks for it, and to nobody else."""
+    """Mark the exception of a failed sync as retrieved: the next `flush` raises it."""
     if not task.cancelled():
         task.exception()
 
@@ -309,8 +309,8 @@ def _operator(merge: MergeOperator) -> Any:
 
 
 @contextmanager
-def _told(doing: str, *, write: bool) -> Iterator[None]:
-    """SlateDB's errors as Penstock's, by what the caller should do."""
+def _translated_errors(doing: str, *, write: bool) -> Iterator[None]:
+    """Translate SlateDB's errors into Penstock's, by what the caller should do."""
     binding = slatedb()
     try:
         yield
@@ -320,13 +320,13 @@ def _told(doing: str, *, write: bool) -> Iterator[None]:
 
 def _translated(error: Exception, doing: str, write: bool) -> PenstockError:
     binding = slatedb()
-    text = f"SlateDB, {doing}: {_words(error)}"
+    text = f"SlateDB, {doing}: {_message_of(error)}"
     if isinstance(error, binding.Error.Closed):
         if error.reason is binding.CloseReason.FENCED:
             return Fenced(text)
         if error.reason is not binding.CloseReason.CLEAN:
-            # Also for who reads: nothing will ever be answered, and what was written last may not be stored.
-            return OutcomeUnknown(f"{text}. The database has stopped for good: open it anew")
+            # For reads as well: no call will succeed any more, and the last writes may not be stored.
+            return OutcomeUnknown(f"{text}. The database has stopped for good: open it again")
     if isinstance(error, binding.Error.Invalid):
         return InvalidInput(text)
     if isinstance(error, binding.Error.Data):
@@ -334,5 +334,5 @@ def _translated(error: Exception, doing: str, write: bool) -> PenstockError:
     return OutcomeUnknown(text) if write else Unavailable(text)
 
 
-def _words(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return str(getattr(error, "message", None) or error)

@@ -1,17 +1,15 @@
-"""A batch for SlateDB, filled quickly.
+"""The SlateDB binding, loaded on first use, and fast batches for it.
 
-The generated binding takes some 15 us for each operation, most of it to make buffers of bytes in Python. Here
-the library's own functions are called: one copies bytes into a buffer, one adds the operation. Small
-operations keep the interpreter's lock, because giving it up takes longer than they do, and getting it back
-may take as long as another thread works.
+The generated binding copies bytes into the library one by one in Python, at 5 MB/s. One memmove does the same
+at 300 MB/s and more, so the two functions that copy are replaced when the module is loaded.
 
-These functions are not the binding's public face. Where a release declares them otherwise than they are used
-here, batches are filled through its public methods, which takes longer and does the same.
+The binding takes some 15 us for each operation of a batch, mostly to make buffers in Python. `SlateBatch`
+calls the library's functions directly: one copies bytes into a buffer, one adds the operation. Small
+operations keep the interpreter lock, because releasing it takes longer than the operation, and getting it
+back may take as long as another thread works.
 
-The SlateDB binding, loaded when it is first needed and made quick.
-
-The generated code moves bytes into the library one by one in Python, at 5 MB/s. One memmove does the same at
-300 MB/s and more, so the two places that copy are replaced when the module is loaded.
+These functions are not public. If a release declares them differently, batches are filled through the
+binding's public methods, with the same result but slower.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _GENERATED = "slatedb.uniffi._slatedb_uniffi.slatedb"
 
 @cache
 def slatedb() -> ModuleType:
-    """The generated module. Raises `Unsupported` if the package is not installed."""
+    """Return the generated module. Raises `Unsupported` if the package is not installed."""
     try:
         generated = import_module(_GENERATED)
     except ImportError as error:
@@ -45,7 +43,7 @@ def slatedb() -> ModuleType:
 
 
 def _quicken(generated: ModuleType) -> None:
-    """Replace the copies, where the binding still has them; a later release may do without."""
+    """Replace the copying functions if the binding has them; a later release may not."""
     builder = getattr(generated, "_UniffiRustBufferBuilder", None)
     converter = getattr(generated, "_UniffiFfiConverterBytes", None)
     buffer = getattr(generated, "_UniffiRustBuffer", None)
@@ -77,7 +75,7 @@ def _copy(rust_buffer: Any, offset: int, data: bytes, size: int) -> None:
 _LOG = logging.getLogger(__name__)
 _LENGTH: Final = struct.Struct(">i")
 _LARGE: Final = 65_536
-"""Bytes that take long enough to copy to let other threads work meanwhile."""
+"""Bytes whose copy takes long enough to release the lock for it."""
 _CLONE: Final = "uniffi_slatedb_uniffi_fn_clone_writebatch"
 _BUFFER: Final = "ffi_slatedb_uniffi_rustbuffer_from_bytes"
 _METHOD: Final = "uniffi_slatedb_uniffi_fn_method_writebatch_"
@@ -86,16 +84,16 @@ _KINDS: Final = {"put": "PutOptions", "merge": "MergeOptions"}
 
 
 class SlateBatch:
-    """Operations in order, for one `Db.write` of `handle`. For one thread at a time."""
+    """Operations in order for one `Db.write` of `handle`. Not thread-safe."""
 
     def __init__(self) -> None:
         self.handle: Any = slatedb().WriteBatch()
         self.count = 0
-        """Operations taken."""
+        """The number of operations."""
         self._filler = _QuickFiller(self.handle) if is_quick() else _PlainFiller(self.handle)
 
     def add(self, operation: Operation) -> None:
-        """Take one more operation. Raises `InvalidInput` for a key that is empty or too long."""
+        """Add an operation. Raises `InvalidInput` for a key that is empty or too long."""
         key = operation.key
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise InvalidInput(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
@@ -151,18 +149,18 @@ class _QuickFiller:
             self._fail()
 
     def _fail(self) -> None:
-        """Raise what the last call left behind."""
+        """Raise the error of the last call."""
         generated = slatedb()
         generated._uniffi_check_call_status(generated._UniffiFfiConverterTypeError, self._status)
 
 
 def _named(operation: Put | Merge) -> tuple[str, bytes]:
-    """What the binding calls it, and its value."""
+    """Return the binding's name for the operation, and its value."""
     return ("put", operation.value) if isinstance(operation, Put) else ("merge", operation.operand)
 
 
 class _Foreign(ctypes.Structure):
-    """Bytes of ours, as the library takes them."""
+    """Bytes as the library takes them."""
 
     _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
 
@@ -178,7 +176,7 @@ class _Library:
 
 @cache
 def _library(*, releases_lock: bool = False) -> _Library:
-    """The library with the signatures that the binding has declared for it."""
+    """Return the library with the signatures that the binding declares."""
     generated = slatedb()
     declared = generated._UniffiLib
     library = (ctypes.CDLL if releases_lock else ctypes.PyDLL)(declared._name)
@@ -198,7 +196,7 @@ def _library(*, releases_lock: bool = False) -> _Library:
 
 @cache
 def is_quick() -> bool:
-    """Whether the library's functions are what is called here. What is only nearly so must not be called."""
+    """Return whether the library's functions have exactly the signatures that this module uses."""
     generated = slatedb()
     try:
         as_used = _declared(generated) == _used(generated)
@@ -206,15 +204,15 @@ def is_quick() -> bool:
         _ = generated._uniffi_check_call_status, generated._UniffiFfiConverterTypeError
         _ = _options("put", 0), _options("merge", 0), _library(), _library(releases_lock=True)
     except (AttributeError, TypeError) as error:
-        _LOG.warning("SlateDB's binding is not as it was: %s. Batches are filled more slowly", error)
+        _LOG.warning("SlateDB's binding has changed: %s. Batches are filled more slowly", error)
         return False
     if not as_used:
-        _LOG.warning("SlateDB's binding is not as it was. Batches are filled more slowly")
+        _LOG.warning("SlateDB's binding has changed. Batches are filled more slowly")
     return as_used
 
 
 def _declared(generated: ModuleType) -> list[object]:
-    """What the binding says of the functions, by their names, and of the structures that they take."""
+    """Return the declared signatures of the functions and the layout of their structures."""
     names = (_CLONE, _BUFFER, *(_METHOD + name for name in _OPERATIONS))
     functions = [getattr(generated._UniffiLib, name) for name in names]
     signatures: list[object] = [(tuple(one.argtypes), one.restype) for one in functions]
@@ -223,7 +221,7 @@ def _declared(generated: ModuleType) -> list[object]:
 
 
 def _used(generated: ModuleType) -> list[object]:
-    """The same, as it is used here."""
+    """Return the signatures and layout that this module uses."""
     number, buffer = ctypes.c_uint64, generated._UniffiRustBuffer
     status = ctypes.POINTER(generated._UniffiRustCallStatus)
     taken = {"put": 2, "merge": 2, "put_with_options": 3, "merge_with_options": 3, "delete": 1}
@@ -243,7 +241,7 @@ def _lowered(data: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _options(name: str, expire_at_ms: int) -> bytes:
-    """The options of an operation that expires, as the library reads them."""
+    """Return the encoded options of an operation that expires."""
     lowered = getattr(slatedb(), f"_UniffiFfiConverterType{_KINDS[name]}").lower(
         _made_options(name, expire_at_ms)
     )

@@ -1,4 +1,4 @@
-"""Values: little-endian. Utf8 is a u16 length and the text, Array a u16 count and its items."""
+"""Encoding of values: little-endian. Utf8 is a u16 length and the text, Array a u16 count and its items."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _U16_MAX = 0xFFFF
 
 
 def utf8(text: str) -> bytes:
-    """`text` with its length.
-
-    Raises `InvalidInput` if it takes more than 65,535 bytes or is no Unicode text.
-    """
+    """Encode `text` with its length. Raises `InvalidInput` for over 65,535 bytes or invalid Unicode."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -30,11 +27,11 @@ def utf8(text: str) -> bytes:
 
 
 def read_utf8(data: bytes, offset: int = 0) -> tuple[str, int]:
-    """The text at `offset` and where it ends. Raises `Corrupt`."""
+    """Return the text at `offset` and the offset after it. Raises `Corrupt`."""
     length, begin = _read_u16(data, offset)
     end = begin + length
     if end > len(data):
-        raise Corrupt(f"a text of {length} bytes at offset {offset} ends behind its value")
+        raise Corrupt(f"a text of {length} bytes at offset {offset} ends after its value")
     try:
         return bytes(data[begin:end]).decode(), end
     except UnicodeDecodeError as error:
@@ -42,7 +39,7 @@ def read_utf8(data: bytes, offset: int = 0) -> tuple[str, int]:
 
 
 def array(items: Iterable[bytes]) -> bytes:
-    """Encoded items behind their count. Raises `InvalidInput` for more than 65,535 of them."""
+    """Encode items after their count. Raises `InvalidInput` for more than 65,535 of them."""
     encoded = list(items)
     if len(encoded) > _U16_MAX:
         raise InvalidInput(
@@ -52,7 +49,10 @@ def array(items: Iterable[bytes]) -> bytes:
 
 
 def read_array(data: bytes, offset: int, read: Callable[[bytes, int], tuple[T, int]]) -> tuple[list[T], int]:
-    """The items at `offset`, each read by `read(data, offset)`, and where they end. Raises `Corrupt`."""
+    """Return the items at `offset`, each read by `read(data, offset)`, and the offset after them.
+
+    Raises `Corrupt`.
+    """
     count, at = _read_u16(data, offset)
     items = []
     for _ in range(count):
@@ -63,5 +63,5 @@ def read_array(data: bytes, offset: int, read: Callable[[bytes, int], tuple[T, i
 
 def _read_u16(data: bytes, offset: int) -> tuple[int, int]:
     if offset < 0 or offset + _U16.size > len(data):
-        raise Corrupt(f"a length at offset {offset} ends behind its value")
+        raise Corrupt(f"a length at offset {offset} ends after its value")
     return _U16.unpack_from(data, offset)[0], offset + _U16.size

@@ -1,4 +1,4 @@
-"""How far each level of durability has come, and handles that wait for a level."""
+"""Levels of durability: how far each has come, handles that wait for one, and the metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import heapq
 from collections.abc import Callable, Coroutine
 from enum import IntEnum
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from penstock.coordinator.errors import ApplyError
+from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
+
+_FINE: Final = (0.00001, 0.0001, *SECONDS_BUCKETS)
+"""Buckets from a write without a wait to a flush that takes far too long."""
 
 
 class Durability(IntEnum):
-    """What a caller can wait for. Each level includes the ones before it."""
+    """The levels that a caller can wait for. Each includes the ones before it."""
 
     APPLIED = 1
     """In the delta in memory, in its place in the order."""
@@ -25,7 +29,7 @@ class Durability(IntEnum):
 
 
 class EpochRange(NamedTuple):
-    """The epochs behind `lo` up to and including `hi`."""
+    """The epochs after `lo`, up to and including `hi`."""
 
     lo: int
     hi: int
@@ -35,11 +39,11 @@ class EpochRange(NamedTuple):
 
 
 Failure: TypeAlias = Callable[[], Exception]
-"""Makes the error to raise, a new one for everybody who gets it."""
+"""Makes the error to raise: a new object for each caller."""
 
 
 class Watermark:
-    """An epoch that only grows. Raising it costs nothing for those who wait for a later one."""
+    """An epoch that only grows. Raising it does not wake waiters for later epochs."""
 
     __slots__ = ("_failure", "_farthest", "_gone", "_ordinals", "_value", "_waiters")
 
@@ -57,18 +61,18 @@ class Watermark:
 
     @property
     def waiting(self) -> int:
-        """How many wait, or have given up and are not forgotten yet."""
+        """The number of waiters, including cancelled ones that are not removed yet."""
         return len(self._waiters)
 
     async def wait(self, epoch: int) -> None:
-        """Return when the mark is at `epoch` or behind it. Raises the failure if it will not get there."""
+        """Return when the mark has reached `epoch`. Raises the failure if it never will."""
         while self._value < epoch:
             if self._failure is not None:
                 raise self._failure()
             await self._park(epoch)
 
     def raise_to(self, epoch: int) -> None:
-        """Move on to `epoch` and wake those who waited for it. A mark never goes back."""
+        """Raise the mark to `epoch` and wake the waiters it satisfies. A mark never goes back."""
         if epoch < self._value:
             raise AssertionError(f"a watermark at {self._value} cannot go back to {epoch}")
         self._value = epoch
@@ -78,14 +82,14 @@ class Watermark:
             self._wake(heapq.heappop(self._waiters)[2])
 
     def fail(self, failure: Failure) -> None:
-        """The mark stays where it is: everybody who waits for more gets the failure, now or later."""
+        """Freeze the mark. Present and later waiters for a higher epoch get the failure."""
         self._failure = failure
         self._wake_all(reached=False)
 
     def enlist(self, epoch: int, future: asyncio.Future[bool]) -> None:
-        """Wake `future` when the mark is at `epoch` (True), or never gets there (False).
+        """Resolve `future` when the mark reaches `epoch` (True), or never will (False).
 
-        Whoever gives up says `forget`.
+        A waiter that is cancelled must call `forget`.
         """
         if self._value >= epoch:
             future.set_result(True)
@@ -106,8 +110,8 @@ class Watermark:
             raise
 
     def forget(self) -> None:
-        """Somebody who was enlisted has given up."""
-        # A mark may stand still for long while callers come and give up: they must not pile up.
+        """Record that an enlisted waiter was cancelled."""
+        # A mark may stand still for long while waiters come and are cancelled: they must not pile up.
         self._gone += 1
         if self._gone * 2 > len(self._waiters):
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
@@ -115,7 +119,7 @@ class Watermark:
             self._gone = 0
 
     def _wake_all(self, *, reached: bool) -> None:
-        """The same as one by one, in the same order, without keeping a heap in order meanwhile."""
+        """Wake all waiters in order, without maintaining the heap meanwhile."""
         waiters, self._waiters, self._gone = self._waiters, [], 0
         waiters.sort()
         for _, _, future in waiters:
@@ -153,7 +157,7 @@ class Watermarks:
         self._marks[level].forget()
 
     def raise_to(self, level: Durability, epoch: int) -> None:
-        """Move `level` on to `epoch`, which every level below it has reached."""
+        """Raise `level` to `epoch`, which every lower level must have reached."""
         if level > Durability.APPLIED and epoch > self._marks[Durability(level - 1)].value:
             raise AssertionError(
                 f"epoch {epoch} cannot be {level.name} before it is {Durability(level - 1).name}"
@@ -161,13 +165,13 @@ class Watermarks:
         self._marks[level].raise_to(epoch)
 
     def fail(self, failure: Failure) -> None:
-        """No mark moves any more."""
+        """Freeze all marks."""
         for mark in self._marks.values():
             mark.fail(failure)
 
 
 class _Sequenced:
-    """An epoch that is settled once and can be waited for by anybody, any number of times."""
+    """An epoch that is settled once and may be awaited by any number of callers."""
 
     __slots__ = ("_epoch", "_failure", "_marks", "_waiters")
 
@@ -179,29 +183,29 @@ class _Sequenced:
 
     @property
     def sequenced(self) -> bool:
-        """Whether `epoch()` would return, or raise, at once."""
+        """Whether `epoch()` would return or raise without waiting."""
         return self._epoch is not None or self._failure is not None
 
     async def _settled(self) -> int:
-        """The epoch, as soon as it is known. Raises what kept it from being used."""
+        """Return the epoch as soon as it is known. Raises the failure if there will be none."""
         if self._epoch is None and self._failure is None:
             await self._park(None)
         return self._decided()
 
     async def _reach(self, level: Durability) -> None:
-        """Return when the epoch has reached `level`. Raises what keeps it from it."""
+        """Return when the epoch has reached `level`. Raises the failure if it never will."""
         if self._epoch is None and self._failure is None and await self._park(level):
             return
         await self._marks.wait(level, self._decided())
 
     def settle(self, epoch: int) -> None:
-        """Decide. Called once, by the coordinator."""
+        """Set the epoch. Called once, by the coordinator."""
         self._epoch = epoch
         if self._waiters is not None:
             self._hand_over(epoch)
 
     def fail(self, failure: Failure) -> None:
-        """Decide that there will be no epoch. Called once, by the coordinator."""
+        """Record that there will be no epoch. Called once, by the coordinator."""
         self._failure = failure
         waiters, self._waiters = self._waiters, None
         for waiter, _ in waiters or ():
@@ -215,7 +219,7 @@ class _Sequenced:
         return self._epoch
 
     async def _park(self, level: Durability | None) -> bool:
-        """Wait until it is decided; with `level` until that is reached (True) or never will be."""
+        """Wait until the epoch is settled; with `level`, until that is reached (True) or never will be."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._waiters is None:
             self._waiters = []
@@ -227,7 +231,7 @@ class _Sequenced:
             raise
 
     def _hand_over(self, epoch: int) -> None:
-        """From one line to the next, without waking anybody who waits for a level in between."""
+        """Move waiters to the marks of their levels, without waking them in between."""
         waiters, self._waiters = self._waiters, None
         for waiter, level in waiters or ():
             if waiter.done():
@@ -245,7 +249,7 @@ class _Sequenced:
 
 
 class WriteHandle(_Sequenced):
-    """One write on its way. Dropping the handle, or a wait on it, never touches the write."""
+    """A write in progress. Dropping the handle, or cancelling a wait on it, does not affect the write."""
 
     __slots__ = ("_result", "size")
 
@@ -253,37 +257,36 @@ class WriteHandle(_Sequenced):
         super().__init__(marks)
         self._result: object = None
         self.size = 0
-        """What the write counts for while it waits to be applied."""
+        """The size of the write while it is queued."""
 
     async def epoch(self) -> int:
-        """The write's place in the order, as soon as the coordinator has taken it off the queue.
+        """Return the write's place in the order, as soon as the coordinator has taken it off the queue.
 
         Raises `ApplyError` if the delta refused it, `FlushError` or `Shutdown` if it was never taken.
         """
         return await self._settled()
 
     async def result(self) -> object:
-        """What the delta returned for this write. Raises as `epoch` does."""
+        """Return the delta's result for this write. Raises as `epoch` does."""
         await self._settled()
         return self._result
 
     def wait(self, level: Durability = Durability.DURABLE) -> Coroutine[None, None, None]:
-        """Await it: returns when the write has reached `level`.
+        """Return when the write has reached `level`. Raises as `epoch` does, or `FlushError` if it cannot.
 
-        Raises as `epoch` does, and `FlushError` if it never will.
-        Whether DURABLE comes by itself is a matter of `CoordinatorConfig.sync_mode`.
+        `CoordinatorConfig.sync_mode` decides whether DURABLE is reached without a call of `flush`.
         """
         return self._reach(level)
 
     def accept(self, epoch: int, result: object) -> None:
-        """The delta took the write. Called once, by the coordinator."""
+        """Record that the delta applied the write. Called once, by the coordinator."""
         self._result = result
         self._epoch = epoch
         if self._waiters is not None:
             self._hand_over(epoch)
 
     def refuse(self, epoch: int, reason: Exception) -> None:
-        """The delta refused the write. Called once, by the coordinator."""
+        """Record that the delta refused the write. Called once, by the coordinator."""
 
         def failure() -> Exception:
             error = ApplyError(epoch, str(reason) or type(reason).__name__)
@@ -294,17 +297,62 @@ class WriteHandle(_Sequenced):
 
 
 class FlushHandle(_Sequenced):
-    """One flush on its way."""
+    """A flush in progress."""
 
     __slots__ = ()
 
     async def epoch(self) -> int:
-        """The last epoch that the flush covers, as soon as it is known. Raises `FlushError` or `Shutdown`."""
+        """Return the last epoch that the flush covers, once it is known.
+
+        Raises `FlushError` or `Shutdown`.
+        """
         return await self._settled()
 
     async def wait(self, level: Durability = Durability.FLUSHED) -> None:
         """Return when everything that the flush covers has reached `level`.
 
-        DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there by itself.
+        DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there without one.
         """
         await self._reach(level)
+
+
+class Instruments:
+    """The metrics of a coordinator in one registry; `product` and a dot go before their names."""
+
+    def __init__(self, registry: Registry | None = None, product: str = "") -> None:
+        self.registry = r = registry or DEFAULT_REGISTRY
+        prefix = f"{product}.write_coordinator" if product else "write_coordinator"
+        self.send_duration = r.histogram(
+            f"{prefix}.send_duration_seconds",
+            "Until a call was taken or refused.",
+            ("command", "status"),
+            _FINE,
+        )
+        self.backpressure = r.counter(
+            f"{prefix}.queue_backpressure_total", "Calls that met no room.", ("command", "reason")
+        )
+        self.queue_depth = r.gauge(f"{prefix}.queue_depth", "Writes that wait to be applied.", ("channel",))
+        self.apply_duration = r.histogram(
+            f"{prefix}.delta_apply_duration_seconds", "Applying one batch of writes.", (), _FINE
+        ).labels()
+        self.estimated_bytes = r.gauge(
+            f"{prefix}.delta_estimated_bytes", "Size of the current delta, in the unit of its threshold."
+        ).labels()
+        marks = r.gauge(f"{prefix}.watermark", "The last epoch that has reached a level.", ("level",))
+        self.marks = {level: marks.labels(level=level.name.lower()) for level in Durability}
+        self.freeze_duration = r.histogram(
+            f"{prefix}.delta_freeze_duration_seconds", "Freezing a delta and starting the next.", (), _FINE
+        ).labels()
+        self.event_send_duration = r.histogram(
+            f"{prefix}.flush_event_send_duration_seconds", "Until a frozen delta's flush began.", (), _FINE
+        ).labels()
+        self.event_queue_depth = r.gauge(
+            f"{prefix}.flush_event_queue_depth", "Frozen deltas that wait for their flush."
+        ).labels()
+        self.flushes = r.counter(f"{prefix}.flush_total", "Deltas frozen for a flush.", ("reason",))
+        self.flush_duration = r.histogram(
+            f"{prefix}.flush_delta_duration_seconds", "Storing one delta.", (), _FINE
+        ).labels()
+        self.sync_duration = r.histogram(
+            f"{prefix}.flush_storage_duration_seconds", "Persisting what was stored.", (), _FINE
+        ).labels()

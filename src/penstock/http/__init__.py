@@ -39,11 +39,18 @@ if TYPE_CHECKING:
         UnsupportedMediaType,
     )
     from penstock.http.limits import HttpLimits
-    from penstock.http.listener import Listener
-    from penstock.http.message import JSON, Application, Fault, HeaderList, Request, Response
-    from penstock.http.process import run, settle, tune
+    from penstock.http.listener import Listener, run, settle, tune
+    from penstock.http.message import (
+        JSON,
+        Application,
+        Fault,
+        HeaderList,
+        Request,
+        Response,
+        StreamWriter,
+        UpgradeWriter,
+    )
     from penstock.http.sites import Sites, allowed_hosts
-    from penstock.http.streaming import StreamWriter, UpgradeWriter
 
 __all__ = [
     "ANYONE",
@@ -103,10 +110,8 @@ if not TYPE_CHECKING:
             ),
             "connection": "RequestTask",
             "limits": "HttpLimits",
-            "listener": "Listener",
-            "streaming": "StreamWriter UpgradeWriter",
-            "message": "JSON Application Fault HeaderList Request Response",
-            "process": "run settle tune",
+            "listener": "Listener run settle tune",
+            "message": "JSON Application Fault HeaderList Request Response StreamWriter UpgradeWriter",
             "sites": "Sites allowed_hosts",
         },
     )

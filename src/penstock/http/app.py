@@ -1,7 +1,7 @@
-"""From a request to a handler: the one application behind every HTTP port.
+"""The application of every HTTP port: from a request to its handler.
 
-An `App` has routes, a policy (who may ask, and when) and one function that words every error. It checks a
-request in this order:
+An `App` has routes, a policy (which requests are admitted) and one function that turns errors into
+responses. It checks a request in this order:
 
 1. the policy's guard (`Host`), then its pages,
 2. the key (401), before a path is known to exist, unless the policy says otherwise,
@@ -29,14 +29,12 @@ from penstock.http.router import Match, Router
 class Call:
     """One admitted request: who sent it, and the name in its path."""
 
-    __slots__ = ("body", "name", "principal", "request")
+    __slots__ = ("name", "principal", "request")
 
     def __init__(self, request: Request, principal: Principal, name: str) -> None:
         self.request = request
         self.principal = principal
         self.name = name
-        self.body: object = None
-        """The body as a fast path read it, so that the handler need not read it again."""
 
 
 C = TypeVar("C", bound=Call)
@@ -44,10 +42,10 @@ C = TypeVar("C", bound=Call)
 Deliver: TypeAlias = Callable[[Response], None]
 Authenticate: TypeAlias = Callable[[Request], Principal]
 Errors: TypeAlias = Callable[[Exception, Request | None], Response]
-"""Words an error as a response, and never raises. The request is None if nothing is known of it."""
+"""Turns an error into a response, and never raises. The request is None if it is not known."""
 Handler: TypeAlias = Callable[[C], Awaitable[Response]]
-FastPath: TypeAlias = Callable[[C, Deliver], bool]
-"""Answers without a coroutine. False leaves the call to the handler; else it delivers once, now or later."""
+CallbackHandler: TypeAlias = Callable[[C, Deliver], None]
+"""A handler without a coroutine: it delivers one response, immediately or later, or raises."""
 
 
 class Cap(Protocol):
@@ -64,17 +62,20 @@ class Cap(Protocol):
 class Route(Generic[C]):
     """A handler and what it takes to reach it."""
 
-    handler: Handler[C]
+    handler: Handler[C] | None = None
+    callback: CallbackHandler[C] | None = None
+    """Instead of `handler`, where requests are many and small: no policy that needs a task may apply."""
     scope: Scope
-    fast_path: FastPath[C] | None = None
-    """Tried before the handler, where requests are many and small."""
     cap: Cap | None = None
     auth: Authenticate | None = None
-    """Tells who asks; None for the way of the policy. `no_key` answers anybody."""
+    """Identifies the sender; None uses the policy's. `no_key` admits any client."""
     ready: bool = True
     """Answered only while the application is ready."""
     check: Callable[[Request], None] | None = None
     """Refuses a request by its head, by raising."""
+
+    def __post_init__(self) -> None:
+        assert (self.handler is None) is not (self.callback is None), "a route has one handler"
 
 
 Routes: TypeAlias = Iterable[tuple[bytes, bytes, Route[C]]]
@@ -104,7 +105,7 @@ def body_limit(bytes_max: Callable[[], int]) -> Callable[[Request], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(Generic[C]):
-    """Who may ask an application, and when."""
+    """The admission rules of an application, and how its handlers run."""
 
     call: Callable[[Request, Principal, str], C]
     """Makes what the handlers get of an admitted request."""
@@ -119,9 +120,9 @@ class Policy(Generic[C]):
     page: Callable[[Request], Response | None] | None = None
     """Answers some requests before the routes."""
     fallback: Application | None = None
-    """Gets the requests, and words the faults, of paths without a route."""
+    """Serves requests and faults of paths without a route."""
     own_task: bool = False
-    """Whether a handler runs in a task of its own, which ends when the client leaves."""
+    """Whether a handler runs in its own task, which is cancelled when the client leaves."""
     timeout_s: float | None = None
     """For a handler in a task, until it has its response."""
     headers: HeaderList = ()
@@ -133,18 +134,21 @@ class _Admission(Generic[C]):
 
     __slots__ = (
         "authenticate",
+        "callback",
         "cap",
         "check",
         "check_ready",
-        "fast_path",
         "handler",
         "scope",
         "scope_bits",
     )
 
-    def __init__(self, route: Route[C], policy: Policy[C], handler: Handler[C]) -> None:
-        self.handler = handler
-        self.fast_path = route.fast_path
+    def __init__(self, route: Route[C], policy: Policy[C]) -> None:
+        self.handler = route.handler
+        self.callback = route.callback
+        if policy.own_task or policy.headers:
+            assert route.handler is not None, "this policy wraps handlers: a callback has no place to wait"
+            self.handler = _wrapped(route.handler, policy)
         self.cap = route.cap
         self.authenticate = policy.authenticate if route.auth is None else route.auth
         self.check_ready = policy.check_ready if route.ready else None
@@ -160,10 +164,7 @@ class App(Generic[C]):
     def __init__(self, routes: Routes[C], policy: Policy[C], errors: Errors) -> None:
         self._router: Router[_Admission[C]] = Router()
         for method, path, route in routes:
-            handler = route.handler
-            if policy.own_task or policy.headers:
-                handler = _wrapped(handler, policy)
-            self._router.add(method, path, _Admission(route, policy, handler))
+            self._router.add(method, path, _Admission(route, policy))
         self._match = self._router.match
         self._policy = policy
         self._call = policy.call
@@ -183,12 +184,13 @@ class App(Generic[C]):
                     deliver(page)
                     return None
             route, call = self._admit(request, match)
-            if route.fast_path is not None and _is_taken(route.fast_path, route.cap, call, deliver):
-                return None
+            if route.handler is not None:
+                return self._answer(route.handler, route.cap, call)
+            assert route.callback is not None
+            _call_back(route.callback, route.cap, call, deliver)
         except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
             deliver(self._worded(error, request))
-            return None
-        return self._answer(route, call)
+        return None
 
     def _guarded(self, request: Request) -> Response | None:
         """A page, for a request that the guard lets pass."""
@@ -198,14 +200,13 @@ class App(Generic[C]):
         page = None if policy.page is None else policy.page(request)
         return None if page is None else _with_headers(page, policy.headers)
 
-    async def _answer(self, route: _Admission[C], call: C) -> Response:
+    async def _answer(self, handler: Handler[C], cap: Cap | None, call: C) -> Response:
         try:
-            cap = route.cap
             if cap is None:
-                return await route.handler(call)
+                return await handler(call)
             cap.enter(call.principal)
             try:
-                return await route.handler(call)
+                return await handler(call)
             finally:
                 cap.leave(call.principal)
         except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
@@ -252,10 +253,11 @@ class App(Generic[C]):
         return route, self._call(request, principal, name)
 
 
-def _is_taken(fast_path: FastPath[C], cap: Cap | None, call: C, deliver: Deliver) -> bool:
-    """Try the fast path, which counts as under way until it delivers."""
+def _call_back(callback: CallbackHandler[C], cap: Cap | None, call: C, deliver: Deliver) -> None:
+    """Run a handler that delivers; the request counts against the cap until it has."""
     if cap is None:
-        return fast_path(call, deliver)
+        callback(call, deliver)
+        return
     counter, principal = cap, call.principal
 
     def done(response: Response) -> None:
@@ -263,13 +265,11 @@ def _is_taken(fast_path: FastPath[C], cap: Cap | None, call: C, deliver: Deliver
         deliver(response)
 
     counter.enter(principal)
-    taken = False
     try:
-        taken = fast_path(call, done)
-    finally:
-        if not taken:
-            counter.leave(principal)
-    return taken
+        callback(call, done)
+    except BaseException:
+        counter.leave(principal)
+        raise
 
 
 def _wrapped(handler: Handler[C], policy: Policy[C]) -> Handler[C]:

@@ -16,7 +16,7 @@ from penstock.http.sites import Sites
 
 
 class Scope(enum.Flag):
-    """What a key may do."""
+    """The rights of a key."""
 
     NONE = 0
     READ = enum.auto()
@@ -43,7 +43,7 @@ _BEARER: Final = b"Bearer "
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Principal:
-    """Who asks: one key, or everybody when there are none. Counts its requests under way."""
+    """The sender of requests: one key, or any client without keys. Counts its requests in progress."""
 
     scopes: Scope
     prefixes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Principal:
 
     @property
     def name_filter(self) -> Callable[[str], bool] | None:
-        """What `may_name` tells, or None when that is always yes."""
+        """Return `may_name`, or None if every name is allowed."""
         return self.may_name if self.prefixes else None
 
     def require_name(self, name: str) -> None:
@@ -92,12 +92,12 @@ NOBODY: Final = Principal(scopes=Scope.NONE)
 
 
 def no_key(request: Request) -> Principal:
-    """Authenticate nobody: the request is answered without a key."""
+    """Admit a request without a key."""
     return NOBODY
 
 
 class Keyring:
-    """The keys of a server, as digests. Without any, everybody may do everything."""
+    """The keys of a server, as digests. Without any, every client has all rights."""
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         self._principals = tuple(principals)
@@ -130,7 +130,7 @@ class Keyring:
         return f"Keyring({len(self._principals)} keys)"
 
     def authenticate(self, request: Request) -> Principal:
-        """Who sent this request. Raises `Unauthorized`."""
+        """Return the sender of a request. Raises `Unauthorized`."""
         if not self._principals:
             return self._anyone
         header = request.headers.get(b"authorization")
@@ -139,7 +139,7 @@ class Keyring:
         return self.principal(header)
 
     def authenticate_with_token(self, request: Request) -> Principal:
-        """As `authenticate`; the key may also be in the query (`?token=`), if there is no header.
+        """Authenticate a request whose key may be in the query (`?token=`) if there is no header.
 
         For clients that cannot send headers. Raises `Unauthorized`.
         """
@@ -149,7 +149,7 @@ class Keyring:
         return self.principal(header)
 
     def principal(self, authorization: bytes | None) -> Principal:
-        """Who sent this `Authorization` header. Raises `Unauthorized`."""
+        """Return the sender of an `Authorization` header. Raises `Unauthorized`."""
         if not self._principals:
             return self._anyone
         if authorization is None:
@@ -159,7 +159,7 @@ class Keyring:
         return self.bearer(authorization[len(_BEARER) :])
 
     def bearer(self, token: bytes) -> Principal:
-        """Who holds this key. Every key is compared, in constant time. Raises `Unauthorized`."""
+        """Return the holder of a key. Every key is compared, in constant time. Raises `Unauthorized`."""
         digest = hashlib.sha256(token).digest()
         found = None
         for principal in self._principals:
@@ -171,7 +171,7 @@ class Keyring:
 
 
 def sites_of(host: str, keys: Keyring, names: Iterable[str]) -> Sites | None:
-    """What keeps web pages of others out of a server; with keys nothing has to, under whatever name."""
+    """Return the check that keeps other sites' pages out of a server without keys; None with keys."""
     return None if len(keys) else Sites(host, names)
 
 

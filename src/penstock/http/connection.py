@@ -1,4 +1,4 @@
-"""What every connection uses: state that all of them share, and the drive of a request to its response."""
+"""State that all connections share, and the task that drives a request to its response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Connection(Protocol):
     """One client, as its listener sees it."""
 
     def tick(self) -> None:
-        """A second has passed: give up on whoever takes too long."""
+        """Close connections that take too long; called every second."""
         ...
 
     def drain(self) -> None:
@@ -104,11 +104,11 @@ class RequestTask:
 
     @property
     def is_patient(self) -> bool:
-        """Whether it waits in a task of its own, and may therefore wait long."""
+        """Whether it waits in its own task, and may therefore wait long."""
         return self._task is not None
 
     def abandon(self) -> None:
-        """Nobody waits for the response any more."""
+        """Drop the response: no client waits for it any more."""
         self._deliver = None
         if self._task is not None:
             self._task.cancel()
@@ -130,7 +130,7 @@ class RequestTask:
             self._task.add_done_callback(self._task_done)
         else:
             future = cast("asyncio.Future[object]", waited)
-            # As a task does: it says that somebody took the future over, so that others may await it as well.
+            # As a task does: the future is taken over, so that others may await it as well.
             future._asyncio_future_blocking = False
             future.add_done_callback(self._step)
 

@@ -1,4 +1,4 @@
-"""Refusals: what HTTP itself, before any handler, says no to. Each API words them in its own way."""
+"""Refusals of requests by HTTP itself, before any handler. Each API has its own error body for them."""
 
 from __future__ import annotations
 

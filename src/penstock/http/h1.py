@@ -97,7 +97,7 @@ class H1Connection(asyncio.Protocol):
         self._is_head_request = False
         self._sender: asyncio.Task[None] | None = None
         self._last: Response | None = None
-        self._is_deaf = False
+        self._ignores_input = False
         """Nothing more is read from this client."""
         self._has_left = False
         # The client's pace.
@@ -114,7 +114,7 @@ class H1Connection(asyncio.Protocol):
         self._host.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         if self._unread:
             self._read_later(data)
@@ -133,7 +133,7 @@ class H1Connection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         """Parse in steps. What is too much for one turn, or finds the queue full, is left for later."""
         at = taken = 0
-        while at < len(data) and not self._is_deaf:
+        while at < len(data) and not self._ignores_input:
             if taken >= _TURN_BYTES or len(self._waiting) >= self._host.limits.pipelined_max:
                 self._read_later(data[at:])
                 break
@@ -142,7 +142,7 @@ class H1Connection(asyncio.Protocol):
             step = data[at : at + max(_STEP_BYTES, body_left)]
             taken += min(len(step), _STEP_BYTES)
             at += self._feed(step)
-        if not self._is_deaf:
+        if not self._ignores_input:
             self._hold_head()
         elif at < len(data) and self._transport.get_protocol() is not self:
             # The connection belongs to another protocol by now, and so does what came after its request.
@@ -171,7 +171,7 @@ class H1Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """The next turn."""
-        if not self._unread or self._is_deaf or self._transport.is_closing():
+        if not self._unread or self._ignores_input or self._transport.is_closing():
             return
         if len(self._waiting) >= self._host.limits.pipelined_max:
             return  # `_next` comes here again
@@ -179,7 +179,11 @@ class H1Connection(asyncio.Protocol):
         self._host.budget.give(len(data))
         self._read(data)
         self._latest = None
-        if not self._unread and not self._is_deaf and len(self._waiting) < self._host.limits.pipelined_max:
+        if (
+            not self._unread
+            and not self._ignores_input
+            and len(self._waiting) < self._host.limits.pipelined_max
+        ):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -190,7 +194,7 @@ class H1Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.connections.discard(self)
-        self._is_deaf = True
+        self._ignores_input = True
         self._drop_requests()
         if self._flight is not None:
             self._flight.abandon()
@@ -264,7 +268,7 @@ class H1Connection(asyncio.Protocol):
             self._screen(length)
 
     def on_body(self, body: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         self._quiet_bytes = 0
         self._body.append(body)
@@ -277,7 +281,7 @@ class H1Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         if not self._in_body:
             return  # the head of a request that asks for another protocol; it is read again without that
-        if self._is_deaf:
+        if self._ignores_input:
             self._drop_unread()  # it came after the last one that is answered
             return
         body = self._body
@@ -426,7 +430,7 @@ class H1Connection(asyncio.Protocol):
         raise cause
 
     def _end_with(self, response: Response) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._last = response
         self._drop_unread()
         if self._flight is None and not self._waiting:
@@ -467,7 +471,7 @@ class H1Connection(asyncio.Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """The response is with the transport: go on with what came behind the request."""
+        """Continue with the next request: the response is with the transport."""
         self._flight = None
         self._answered += 1
         if self._flight_held_bytes:
@@ -476,7 +480,7 @@ class H1Connection(asyncio.Protocol):
         if not self._keep_alive:
             self._close()
         elif self._waiting:
-            # Not from here: a long row of requests that are answered at once would nest as deep.
+            # Not from here: a long row of requests that are answered immediately would nest as deep.
             self._host.loop.call_soon(self._next)
         elif self._last is not None:
             self._send_last(self._last)
@@ -486,7 +490,7 @@ class H1Connection(asyncio.Protocol):
             self._say_continue()
 
     def _close(self) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._drop_requests()
         self._transport.close()
 
@@ -494,7 +498,7 @@ class H1Connection(asyncio.Protocol):
         if self._flight is not None or not self._waiting or self._transport.is_closing():
             return
         arrival = self._waiting.popleft()
-        if len(self._waiting) == self._host.limits.pipelined_max - 1 and not self._is_deaf:
+        if len(self._waiting) == self._host.limits.pipelined_max - 1 and not self._ignores_input:
             if self._unread:
                 self._host.loop.call_soon(self._read_on)
             else:
@@ -503,7 +507,7 @@ class H1Connection(asyncio.Protocol):
 
     def _write(self, response: Response) -> None:
         if self._transport.is_closing():
-            return  # lost a moment ago, and not told yet: a write to it may raise
+            return  # lost a moment ago, and not yet notified: a write to it may raise
         body = response.body
         size = len(body) if isinstance(body, bytes) else sum(map(len, body))
         head = response_head(response, size, self._host.date, keep_alive=self._keep_alive)
@@ -515,8 +519,8 @@ class H1Connection(asyncio.Protocol):
             self._transport.writelines([head, *body])
 
     def _hand_over(self, response: Response) -> None:
-        """A live response is the last one: whatever the client sent behind its request is dropped."""
-        self._flight, self._is_deaf = None, True
+        """Drop what the client sent after its request: a streaming response is the last one."""
+        self._flight, self._ignores_input = None, True
         self._drop_requests()
         self._give_back_answer()
         self._host.connections.discard(self)
@@ -570,7 +574,7 @@ class H1Connection(asyncio.Protocol):
             patience = limits.write_timeout_s
         elif self._flight is not None:
             return
-        elif self._is_deaf:
+        elif self._ignores_input:
             patience = limits.linger_s
         elif self._in_body:
             patience = limits.body_timeout_s
@@ -585,5 +589,5 @@ class H1Connection(asyncio.Protocol):
             self._close()
 
     def abort(self) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._transport.abort()

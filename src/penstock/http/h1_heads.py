@@ -17,7 +17,7 @@ _END: Final = b"\r\n\r\n"
 
 
 class KnownHead(NamedTuple):
-    """What the parser made of a head, and how long the body is that it announces."""
+    """A parsed head, and the length of the body that it announces."""
 
     method: bytes
     target: bytes
@@ -29,7 +29,7 @@ class KnownHeads:
     """From the bytes of a head to what it says. The memory of it is bounded.
 
     Between two requests a parser has no memory, so it takes the same bytes for the same head: it need not see
-    them again. Only whole requests are looked up, which come in one piece and have nothing behind them.
+    them again. Only whole requests are looked up, which come in one piece and have nothing after them.
     """
 
     __slots__ = ("_heads",)
@@ -69,7 +69,7 @@ def _start(status: int, content_type: bytes) -> bytes:
 def response_head(
     response: Response, size: int | None, date: bytes, *, keep_alive: bool, is_chunked: bool = False
 ) -> bytes:
-    """Everything before the body; `size` None is a body whose length nobody knows."""
+    """Encode the head of a response; `size` None is a body of unknown length."""
     if size is not None:
         ends = b"\r\ncontent-length: %d\r\n" % size
     else:

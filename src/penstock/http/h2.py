@@ -209,7 +209,7 @@ class H2Connection(asyncio.Protocol):
         elif isinstance(event, h2.events.RemoteSettingsChanged):
             self._take_settings(event)
         elif isinstance(event, h2.events.StreamReset):
-            self._take_back(event.stream_id)
+            self._reset_stream(event.stream_id)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self._close()
 
@@ -270,7 +270,7 @@ class H2Connection(asyncio.Protocol):
         self._host.budget.take(size)
         stream.held_bytes += size
 
-    def _take_back(self, stream_id: int) -> None:
+    def _reset_stream(self, stream_id: int) -> None:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
@@ -344,7 +344,7 @@ class H2Connection(asyncio.Protocol):
                 self._send(stream)
 
     def _send(self, stream: H2Stream) -> None:
-        """As much as the windows let through."""
+        """Send as much as the windows allow."""
         try:
             while stream.outbox and self._can_write:
                 window = self._h2.local_flow_control_window(stream.id)
@@ -507,7 +507,7 @@ class H2Connection(asyncio.Protocol):
 
 
 class _PeerSettings(h2.settings.Settings):
-    """What a client announces, as far as this server uses it.
+    """The settings of a client, as far as this server uses them.
 
     The library keeps every setting under its number, of which there are 65,536, and goes through all of them
     for each frame of settings.

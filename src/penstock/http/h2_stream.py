@@ -35,7 +35,7 @@ class StreamObserver(Protocol):
 
 
 class H2Stream:
-    """What was read of the request, and what is still to be sent of the response."""
+    """One stream: the request read so far, and the response still to be sent."""
 
     __slots__ = (
         "_body_mark",
@@ -197,7 +197,7 @@ class H2Stream:
         self._headers = {}
 
     def abandon(self) -> None:
-        """Nobody waits for the response any more."""
+        """Drop the response: no client waits for it any more."""
         self.outbox.clear()
         self.outbox_bytes = 0
         if self._flight is not None:

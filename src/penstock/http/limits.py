@@ -1,4 +1,4 @@
-"""What one listener may hold: sizes, counts and patience."""
+"""The limits of one listener: sizes, counts and timeouts."""
 
 from __future__ import annotations
 

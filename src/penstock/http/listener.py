@@ -1,10 +1,18 @@
-"""One TCP port: accepts connections, tells HTTP/1.1 from HTTP/2, keeps time, and drains."""
+"""One TCP port: accept connections, tell HTTP/1.1 from HTTP/2, keep time, and drain.
+
+`run` gives a server's process its event loop and its signals.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
+import signal
 import socket
+import sys
+from collections.abc import Callable, Coroutine
 from typing import Final, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -17,6 +25,7 @@ from penstock.http.message import Application, Fault
 from penstock.http.sites import Guarded, Sites
 
 _BACKLOG = 2048
+_SWITCH_INTERVAL_S: Final = 0.0005
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 120_000}
 """A machine that vanished without a word is noticed after two minutes, on an idle connection too."""
 
@@ -167,3 +176,52 @@ def _keep_alive(listening: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
+    """Run `main` on the quickest loop there is; SIGINT and SIGTERM set the event it is given."""
+    tune()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_with_signals(main))
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await main(stop)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def tune() -> None:
+    """Process-wide settings that a server wants and a library must not touch."""
+    # The commit thread comes back from its sync and needs the interpreter, which the loop holds.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Requests leave nothing for the cycle collector, so it need not run as often.
+    gc.set_threshold(50_000, 20, 100)
+    if sys.platform == "linux":
+        _keep_large_buffers()
+
+
+def settle() -> None:
+    """Take what recovery built out of the cycle collector's sight: it stays, and there may be a lot of it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _keep_large_buffers() -> None:
+    """Let glibc reuse the memory of large joins; otherwise each one faults its pages in again."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 64 << 20)

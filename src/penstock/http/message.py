@@ -1,4 +1,4 @@
-"""A request, a response, and the seam between transport and application."""
+"""Requests, responses, and the interface between transport and application."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
-
-if TYPE_CHECKING:
-    from penstock.http.streaming import StreamingBody, Upgrade
 
 JSON: Final = b"application/json"
 HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -49,11 +46,73 @@ def _parsed(query_text: bytes) -> Mapping[str, str]:
     return dict(reversed(parse_qsl(text, keep_blank_values=True, errors="replace")))
 
 
+class StreamWriter(Protocol):
+    """The writing side of one client's connection.
+
+    No method waits or raises; what is written after the end is dropped.
+    """
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client keeps up. A sender that ignores this fills memory."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None:
+        """Complete the response; what was written is still sent. The body is not notified."""
+        ...
+
+    def cut(self) -> None:
+        """Close without sending the rest; the body is notified."""
+        ...
+
+
+class StreamingBody(Protocol):
+    """A body that sends into its response for as long as it lasts."""
+
+    def attach(self, writer: StreamWriter) -> None:
+        """Begin: the head of the response has been sent."""
+        ...
+
+    def writable(self) -> None:
+        """Continue: the client has caught up after the writer was not writable."""
+        ...
+
+    def closed(self) -> None:
+        """Stop: the client has left. Called once, unless the writer was ended before."""
+        ...
+
+
+class UpgradeWriter(StreamWriter, Protocol):
+    """The writer of a connection that also receives."""
+
+    def pause(self) -> None:
+        """Read nothing more from the client until `resume`."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def hold(self, size: int) -> bool:
+        """Count this many bytes of the client as waiting; False if all connections have no room for them."""
+        ...
+
+
+class Upgrade(StreamingBody, Protocol):
+    """A streaming body that also receives: the connection changes to another protocol (101)."""
+
+    def connect(self, writer: UpgradeWriter) -> None:
+        """Begin; called instead of `attach`."""
+        ...
+
+    def received(self, data: bytes) -> None: ...
+
+
 class Response:
     """One answer: a whole body (one buffer, or several in a row), a stream, or a streaming body.
 
     A stream is sent piece by piece as it yields, waits while the client does not read, and is closed
-    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection by itself;
+    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection directly;
     one that is an upgrade takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
     """
 
@@ -80,7 +139,7 @@ class Response:
 
 
 class Fault(enum.Enum):
-    """What the transport itself refuses; the application words the answer."""
+    """A refusal by the transport; the application writes the response."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
@@ -89,7 +148,7 @@ class Fault(enum.Enum):
 
 
 class Application(Protocol):
-    """What a listener serves."""
+    """An application that a listener serves."""
 
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
@@ -103,7 +162,7 @@ class Application(Protocol):
         ...
 
     def screen(self, request: Request) -> Response | None:
-        """Judge a request by its head alone, before a large body is read: a refusal, or None to go on."""
+        """Judge a request by its head alone, before a large body is read: a refusal, or None to continue."""
         ...
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:

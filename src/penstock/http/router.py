@@ -13,7 +13,7 @@ _REMEMBERED_MAX: Final = 8192
 
 
 class Match(Generic[R]):
-    """What stands at a path: its methods, and the decoded name if the path has one."""
+    """The match of a path: its methods, and the decoded name if the path has one."""
 
     __slots__ = ("methods", "name")
 
@@ -51,7 +51,7 @@ class Router(Generic[R]):
         methods[method] = route
 
     def match(self, path: bytes) -> Match[R] | None:
-        """What stands at `path`, or None. Names are percent-decoded here and nowhere else."""
+        """Match a path; None if there is no route. Names are percent-decoded here and nowhere else."""
         try:
             return self._seen[path]
         except KeyError:

@@ -52,7 +52,7 @@ class Sites:
     """The names by which a server that listens on `host` is reached, and what follows for a request.
 
     Always: addresses, localhost, this machine's name, `host` and `names` (`*` stands for any). A server that
-    other machines reach is also found by names that nobody can own in public: those without a dot, and those
+    other machines reach is also found by names that cannot be owned in public: those without a dot, and those
     that end in .local or .internal.
     """
 

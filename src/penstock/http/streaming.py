@@ -1,8 +1,8 @@
-"""Responses that go on: a sender writes into the connection whenever it has something.
+"""The writers of streaming responses, over HTTP/1.1, HTTP/2 and upgraded connections.
 
-A stream of records has no body to wait for and no end in sight. Its response carries a `StreamingBody`, which
-the connection attaches to a `StreamWriter`. From then on bytes are written straight into the connection,
-without a task or a future per piece. The body learns when the client falls behind, catches up, or leaves.
+A stream of records has no fixed end. Its response carries a `StreamingBody`, which the connection attaches to
+a `StreamWriter`. From then on bytes are written straight into the connection, without a task or a future per
+piece. The body is notified when the client falls behind, catches up, or leaves.
 """
 
 from __future__ import annotations
@@ -13,66 +13,7 @@ from typing import Protocol
 from penstock.http.connection import Host
 from penstock.http.h1_heads import response_head
 from penstock.http.h2_stream import H2Stream
-from penstock.http.message import Response, reason
-
-
-class StreamWriter(Protocol):
-    """The way to one client. Nothing here waits or raises; after the end writes go nowhere."""
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the client keeps up. A writer that goes on regardless fills memory."""
-        ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def end(self) -> None:
-        """The response is complete; what was written still goes out. The body is not told."""
-        ...
-
-    def cut(self) -> None:
-        """Close without sending the rest; the body is told."""
-        ...
-
-
-class StreamingBody(Protocol):
-    """What sends into a response as long as it lasts."""
-
-    def attach(self, writer: StreamWriter) -> None:
-        """The head of the response is on its way; begin."""
-        ...
-
-    def writable(self) -> None:
-        """The client has caught up after the writer was not writable."""
-        ...
-
-    def closed(self) -> None:
-        """The client has left. Called once, unless the writer was ended before."""
-        ...
-
-
-class UpgradeWriter(StreamWriter, Protocol):
-    """The writer of a connection that also listens."""
-
-    def pause(self) -> None:
-        """Read nothing more of the client until `resume`."""
-        ...
-
-    def resume(self) -> None: ...
-
-    def hold(self, size: int) -> bool:
-        """So many bytes of the client wait here; false if all connections together have no room for them."""
-        ...
-
-
-class Upgrade(StreamingBody, Protocol):
-    """A streaming body that also listens: the connection speaks another protocol from here on (101)."""
-
-    def connect(self, writer: UpgradeWriter) -> None:
-        """Instead of `attach`."""
-        ...
-
-    def received(self, data: bytes) -> None: ...
+from penstock.http.message import Response, StreamingBody, Upgrade, reason
 
 
 class H1StreamWriter(asyncio.Protocol):
@@ -293,7 +234,7 @@ class H2StreamWriter:
             self._carrier.cut_live(self._stream)
 
     def emptied(self) -> None:
-        """Everything has gone out."""
+        """Finish: all bytes have been sent."""
         if self._is_open and not self.is_writable:
             self.is_writable = True
             self._live.writable()

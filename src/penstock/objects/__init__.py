@@ -6,8 +6,8 @@ from penstock.objects.errors import BucketNotFound
 from penstock.objects.keys import check_prefix, join_key, normalise_key
 from penstock.objects.local import LocalStore, Workers
 from penstock.objects.memory import MemoryStore, named_memory_store
-from penstock.objects.probe import check_conditional_writes, ensure_conditional_writes
-from penstock.objects.settings import StoreAddress, StoreConfig, open_store
+from penstock.objects.opening import check_conditional_writes, ensure_conditional_writes, open_store
+from penstock.objects.settings import StoreAddress, StoreConfig
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
 
 __all__ = [

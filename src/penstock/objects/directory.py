@@ -12,9 +12,9 @@ Why reads sync the directory too: a rename is visible before it is durable. With
 1. a producer renames a manifest with entry 7 into place and dies before its directory sync;
 2. a consumer reads entry 7, applies it and remembers the sequence 7;
 3. the power goes, and the old manifest is back: there is no entry 7;
-4. the next producer appends another entry 7, which the consumer takes for done: a lost record.
+4. the next producer appends another entry 7, which the consumer regards as done: a lost record.
 
-With the sync, whatever was read once is there after any power cut. A clean directory costs next to nothing.
+With the sync, data that was read once survives any power failure. Syncing a clean directory is almost free.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ SIDE_DIRECTORY: Final = ".penstock"
 _STRIPES: Final = 64
 _STALE_MS: Final = 3_600_000
 LOCK_WAIT_S: Final = 5.0
-"""How long a write waits for the lock of its key. A holder needs milliseconds, unless it is stopped."""
+"""Limit of the time that a write waits for the lock of its key. A holder needs milliseconds, unless it is
+stopped."""
 POOLED_BYTES_MIN: Final = 256 << 10
-"""From here on an object is read into Arrow's memory; below, that costs more than it saves."""
+"""From this size on an object is read into Arrow's memory; for smaller ones that costs more than it saves."""
 
 
 class ObjectDirectory:
@@ -65,7 +66,7 @@ class ObjectDirectory:
 
     @property
     def url(self) -> str:
-        """The root as a `file://` address."""
+        """The root as a `file://` URL."""
         return f"file://{self._root}"
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
@@ -91,7 +92,7 @@ class ObjectDirectory:
         return ObjectInfo(key=key, size=len(data), modified_ms=stat.modified_ms, version=_version(data))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """See `ObjectStore.list`. Files whose names are no valid keys are left out."""
+        """See `ObjectStore.list`. Files whose names are not valid keys are left out."""
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         return [
@@ -166,7 +167,8 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _absent_as_not_found(self, key: str) -> Iterator[None]:
-        """A missing file, a folder at the key and an object in its way are all the same to a reader."""
+        """Convert errors for a reader: a missing file, a folder at the key and an object above it are all
+        `NotFound`."""
         try:
             yield
         except (NotFound, InvalidInput) as error:
@@ -200,7 +202,7 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _staged(self, views: Iterable[memoryview]) -> Iterator[str]:
-        """A durable staging file, removed again unless the body moved it into place or may have done so."""
+        """Create a durable staging file; remove it unless the body has moved it, or may have moved it."""
         path = os.path.join(self._staging, uuid.uuid4().hex)
         stage(self._fs, path, views)
         try:
@@ -214,12 +216,12 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
-        """What every write needs around it: the side directory, and errors in terms of the key."""
+        """Prepare a write: create the side directory, and raise errors that name the key."""
         try:
             self._prepare()
             yield
         except NotFound as error:
-            # A folder or a staging file was removed under us. Nothing was applied; the next try makes it.
+            # Another process removed a folder or a staging file. Nothing was applied; a retry creates it.
             self._prepared = False
             self._settled.clear()
             raise Unavailable(f"{key} was not stored in {self.url}: {error}; try again") from error
@@ -238,7 +240,7 @@ class ObjectDirectory:
         self._prepared = True
 
     def _sweep(self) -> None:
-        """Remove what killed writers left. If one is still at it, its rename fails cleanly."""
+        """Remove the staging files of killed writers. If a writer still runs, its rename fails cleanly."""
         horizon_ms = self._clock.now_ms() - _STALE_MS
         for name, stat in self._fs.list_files(self._staging):
             if stat.modified_ms < horizon_ms:
@@ -251,12 +253,12 @@ class ObjectDirectory:
         self._settle_names(folder)
 
     def _settle(self, folder: str) -> None:
-        """Make durable every name in `folder`, and the names that lead to it."""
+        """Make durable every name in `folder`, and the path to it."""
         self._settle_names(folder)
         self._fs.sync_dir(folder)
 
     def _settle_names(self, folder: str) -> None:
-        """Make durable the names that lead to `folder`, once per process.
+        """Make the path to `folder` durable, once per process.
 
         The process that made one of these directories, even above the root, may have died before its name was
         durable.
@@ -267,7 +269,7 @@ class ObjectDirectory:
         if parent != folder:
             self._settle_names(parent)
             inside = folder.startswith(f"{self._root}{os.sep}")
-            # What is above the root may be closed to us; then it is not we who made the root's name.
+            # Directories above the root may be inaccessible; then this process did not create the root.
             with contextlib.nullcontext() if inside else contextlib.suppress(PermissionDenied):
                 self._fs.sync_dir(parent)
         self._settled.add(folder)
@@ -290,7 +292,7 @@ def _is_own_key(key: str) -> bool:
 
 
 class _Hashed:
-    """Buffers on their way to the disk, hashed as they pass."""
+    """Buffers that are written to the disk and hashed at the same time."""
 
     def __init__(self, views: Iterable[memoryview]) -> None:
         self._views = views
@@ -307,9 +309,10 @@ class _Hashed:
 
 
 def _memory(size: int) -> memoryview:
-    """Memory to read an object into. Large ones come from Arrow's pool, which keeps what is given back.
+    """Allocate the memory for an object. Large blocks come from Arrow's pool, which reuses freed blocks.
 
-    The C library asks the system again for each, and the page faults cost more than the reading.
+    The C library allocates each block from the system again, and the page faults cost more than reading the
+    object.
     """
     if size < POOLED_BYTES_MIN:
         return memoryview(bytearray(size))

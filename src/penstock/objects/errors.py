@@ -1,7 +1,7 @@
-"""What a remote store's failure means for the caller.
+"""The classification of a remote store's failures.
 
-Pure: takes the error's class name and text, looks at nothing else. The text may hold signed addresses, so
-none of it reaches a message but the HTTP status and the store's own error code.
+Pure: uses only the class and the text of an error. The text may hold signed URLs, so messages include nothing
+of it but the HTTP status and the error code of the store.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _NOT_DEFINITE: Final = frozenset({408, 425, 429})
 
 
 class BucketNotFound(NotFound):
-    """Not the object but the whole bucket is missing, so the object cannot be created either."""
+    """The whole bucket is missing, not only the object, so the object cannot be created either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What can be read off a failed request."""
+    """The known facts of a failed request."""
 
     kind: str
     status: int | None = None
     code: str | None = None
     transport: str | None = None
-    """How the connection failed: `Connect` means that the request was never sent."""
+    """The kind of connection failure: `Connect` means that the request was never sent."""
     no_bucket: bool = False
     no_credentials: bool = False
     beyond_end: bool = False
@@ -80,7 +80,7 @@ class FailedRequest:
 
 
 def read_fault(kind: str, text: str) -> Fault:
-    """Take an error apart. Only its own structure is trusted, not what a server's reply may imitate."""
+    """Parse an error. Only its own structure is trusted, because the reply of a server may imitate it."""
     _, found, structure = text.rpartition("\n\nDebug source:\n")
     status = _STATUS.search(structure) if found else _STATUS_TEXT.search(text)
     transport = _KIND.search(structure)
@@ -98,22 +98,23 @@ def read_fault(kind: str, text: str) -> Fault:
 
 
 def is_not_modified(fault: Fault) -> bool:
-    """The object is still in the version that was named."""
+    """Whether the object is still in the given version."""
     return fault.kind == "NotModifiedError" or fault.status == 304
 
 
 def is_beyond_end(fault: Fault) -> bool:
-    """The range starts where the object ends, or later."""
+    """Whether the range starts at the end of the object, or later."""
     return fault.status == 416 or fault.beyond_end
 
 
 def is_not_partial(text: str) -> bool:
-    """Some servers answer a range of an empty object with the whole of it."""
+    """Whether this is the response of some servers to a range of an empty object: the whole object."""
     return "source: NotPartial" in text
 
 
 def translate(fault: Fault, call: FailedRequest) -> PenstockError:
-    """The error to raise. Whatever is not known to be definite makes a conditional write `OutcomeUnknown`."""
+    """Return the error to raise. A conditional write is `OutcomeUnknown` unless the failure is known to be
+    definite."""
     return (
         _refused(fault, call)
         or _not_sent(fault, call)

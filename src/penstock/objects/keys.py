@@ -1,4 +1,4 @@
-"""Object keys: one spelling per object, and only characters that every client reads back unchanged."""
+"""Object keys: a normal form, and only characters that every client reads back unchanged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penstock.errors import InvalidInput, LimitExceeded
 from penstock.limits import KEY_BYTES_MAX
 
 FORBIDDEN_CHARACTERS: Final = frozenset('\\{^}%`]">[~<#|*?')
-"""Other clients encode these once when writing and once more when reading, and never find the key again."""
+"""Other clients encode these when writing and again when reading, and never find the key."""
 
 
 def normalise_key(text: str) -> str:
-    """The key in its one spelling: `/`-joined, no leading slash, empty segments dropped.
+    """Return the normal form of a key: `/`-joined, without a leading slash and empty segments.
 
     Raises `InvalidInput` for a forbidden character, a `.` or `..` segment or an empty key, and
     `LimitExceeded` for a key longer than `KEY_BYTES_MAX` bytes.
@@ -26,7 +26,7 @@ def normalise_key(text: str) -> str:
 
 
 def check_prefix(text: str) -> str:
-    """A folder in its one spelling, without slashes around it; "" is the whole store. Raises as above."""
+    """Return the normal form of a folder, without outer slashes; "" is the whole store. Raises as above."""
     if not isinstance(text, str):
         raise InvalidInput(f"an object key is a str, not {type(text).__name__}")
     segments = [segment for segment in text.split("/") if segment]
@@ -37,7 +37,7 @@ def check_prefix(text: str) -> str:
 
 
 def join_key(*parts: str) -> str:
-    """The key made of these parts, each a key or a folder of its own."""
+    """Join parts, each a key or a folder, into a key."""
     return normalise_key("/".join(parts))
 
 

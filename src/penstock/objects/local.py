@@ -26,8 +26,9 @@ T = TypeVar("T")
 class LocalStore:
     """An `ObjectStore` in a directory: every object is a plain file at its key.
 
-    Durable on return, also against a power cut; atomic against other threads and processes on this machine.
-    Network file systems are only as good as their `flock` and `fsync`. A forked child may continue to use it.
+    A write is durable on return, even after a power failure, and atomic for other threads and processes of
+    this machine. Network file systems are only as reliable as their `flock` and `fsync`. A forked child may
+    continue to use the store.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class LocalStore:
         clock: Clock = SYSTEM_CLOCK,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
-        """`lock_wait_s` bounds the wait for another writer's lock; then a write raises `LockHeld`."""
+        """Open the directory. `lock_wait_s` limits the wait for another writer's lock; then a write raises
+        `LockHeld`."""
         self._core = ObjectDirectory(str(root), fs=fs or OsFileSystem(), clock=clock, lock_wait_s=lock_wait_s)
         self._workers = Workers("local", _THREADS)
 
@@ -75,7 +77,7 @@ class LocalStore:
 
 
 class Workers:
-    """Threads for blocking calls, started when first needed and started again in a forked child.
+    """A pool of threads for blocking calls, started on demand, and again in a forked child.
 
     A pool belongs to one process: its threads do not survive a fork, the pool object does.
     """
@@ -103,7 +105,7 @@ class Workers:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pid != os.getpid():
-            # In a forked child the mutex may have been held by a thread that is no more.
+            # In a forked child, the mutex may be held by a thread that does not exist any more.
             self._mutex, self._pool, self._pid = threading.Lock(), None, os.getpid()
         with self._mutex:
             if self._closed:

@@ -1,4 +1,4 @@
-"""An object store in memory: exact, immediate and deterministic, gone with the process."""
+"""An object store in memory: exact, immediate and deterministic. It ends with the process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Entry:
 class MemoryStore:
     """An `ObjectStore` that keeps copies in a dictionary.
 
-    No call gives up the event loop, so a simulation that uses it is repeatable. Safe to share between
-    threads. Every version is new, also when the same bytes are stored again.
+    No call yields to the event loop, so a simulation with it is repeatable. Threads may share it. Every write
+    creates a new version, even of equal bytes.
     """
 
     def __init__(self, name: str = "", *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -96,7 +96,7 @@ class MemoryStore:
         return failed
 
     async def close(self) -> None:
-        """Nothing to release; the objects stay, for others may share this store."""
+        """Do nothing: the objects stay, because other users may share this store."""
 
     def _entry(self, key: str) -> _Entry:
         entry = self._entries.get(key)
@@ -117,7 +117,8 @@ _NAMED_MUTEX = threading.Lock()
 
 
 def named_memory_store(name: str) -> MemoryStore:
-    """The one store of this name in this process, so that `memory://x` means the same in every part of it."""
+    """Return the store of this name, of which a process has one, so that `memory://x` means the same
+    everywhere."""
     with _NAMED_MUTEX:
         return _NAMED.setdefault(name, MemoryStore(name))
 

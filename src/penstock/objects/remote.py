@@ -1,11 +1,11 @@
 """Object stores over the network: S3, Azure Blob Storage and Google Cloud Storage.
 
-Two handles to each. The data handle repeats failed requests by itself. The handle for conditional writes
-never does: had the first attempt been stored and its reply lost, a repeated one would be refused, and our
-own success would look like somebody else's.
+Each store has two handles. The data handle retries failed requests. The handle for conditional writes does
+not: if the first attempt was stored and its response lost, a retry would be refused, and the own write would
+look like that of another client.
 
-Blocking calls in threads, because they are several times cheaper than the client's own coroutines, and
-those can abort the interpreter at its exit.
+Calls block in threads, because that is several times cheaper than the coroutines of the client, which can
+abort the interpreter at its exit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from penstock.objects.keys import check_prefix, normalise_key
 from penstock.objects.local import Workers
 from penstock.objects.settings import REMOTE_SCHEMES, StoreAddress, StoreConfig
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version, flat_views
-from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult
@@ -65,8 +64,8 @@ _RUNTIME = NativeRuntime("an object store")
 class RemoteStore:
     """An `ObjectStore` in a bucket, or in a folder of one.
 
-    Plain writes may be sent twice and large ones in parts; conditional writes are one request each.
-    Buffers are not copied: leave them alone until the call is done.
+    Plain writes may be sent twice and large ones in parts; a conditional write is one request. Buffers are
+    not copied: do not change them before the call ends.
     """
 
     def __init__(self, config: StoreConfig) -> None:
@@ -111,7 +110,7 @@ class RemoteStore:
         return await self._workers.run(self._delete_many, list(keys))
 
     async def copy(self, source: str, target: str) -> None:
-        """Store what `source` holds as `target` too; the bytes stay in the store. Safe to repeat."""
+        """Copy `source` to `target` within the store. Safe to repeat."""
         await self._workers.run(self._copy, normalise_key(source), normalise_key(target))
 
     async def close(self) -> None:
@@ -138,7 +137,7 @@ class RemoteStore:
         try:
             yield
         except _FAILURES as error:
-            # The original stays out of the chain: its text may hold a signed address.
+            # The original error is not chained: its text may hold a signed URL.
             raise translate(_fault(error), call) from None
 
     def _get(self, key: str) -> Blob:
@@ -202,7 +201,8 @@ class RemoteStore:
         return _part(self._get(key).data[-length:])
 
     def _read_tail_by_head(self, key: str, length: int) -> Blob:
-        """Azure has no suffix ranges. The etag keeps a replaced object from being cut at the old size."""
+        """Read a suffix. Azure has no suffix ranges; the etag keeps a replaced object from being cut at the
+        old size."""
         call = self._request("read", key)
         for _ in range(_TAIL_ATTEMPTS):
             info = self._head(key)
@@ -278,7 +278,7 @@ class RemoteStore:
         return failed
 
     def _delete_some(self, keys: Sequence[str]) -> dict[str, PenstockError]:
-        """All in one request; when that fails for some, one by one to learn which."""
+        """Delete all in one request; if that fails for some, one by one to find out which."""
         try:
             self._delete(keys)
         except PermissionDenied as error:
@@ -293,7 +293,7 @@ class RemoteStore:
             try:
                 self._delete([key])
             except Unavailable as error:
-                # The store is away: asking for the rest would only take as long again for each.
+                # The store is unavailable: trying the others would take as long again for each.
                 failed.update(dict.fromkeys(keys[index:], error))
                 break
             except PenstockError as error:
@@ -309,14 +309,14 @@ class RemoteStore:
         modified_ms = int(meta["last_modified"].timestamp() * 1000)
         return ObjectInfo(key=key, size=meta["size"], modified_ms=modified_ms, version=self._version(meta))
 
-    def _version(self, told: ObjectMeta | PutResult) -> Version:
+    def _version(self, result: ObjectMeta | PutResult) -> Version:
         # Only Google compares generations; elsewhere the field differs between calls for the same state.
-        generation = told["version"] if self._address.scheme == "gs" else None
-        return Version(etag=told["e_tag"], generation=generation)
+        generation = result["version"] if self._address.scheme == "gs" else None
+        return Version(etag=result["e_tag"], generation=generation)
 
 
 def _open_handles(address: StoreAddress, config: StoreConfig) -> _Handles:
-    timeout = timedelta(seconds=parse_duration(config.request_timeout))
+    timeout = timedelta(seconds=config.request_timeout_s)
     client: ClientConfig = {"timeout": timeout}
     patient: RetryConfig = {
         "max_retries": config.retries,
@@ -340,7 +340,8 @@ _ALLOW_HTTP: Final = {"az": "AZURE_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "s3":
 
 
 def _with_environment(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
-    """The client reads its environment itself, but for this one setting that our own timeout would hide."""
+    """Return the environment settings that the client does not read itself, because our own timeout hides
+    them."""
     from_environment = os.environ.get(_ALLOW_HTTP[scheme])
     return ({"allow_http": from_environment} if from_environment else {}) | dict(options)
 

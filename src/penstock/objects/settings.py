@@ -1,21 +1,16 @@
-"""A store's address and settings, and the way from them to the store."""
+"""The address and the settings of an object store."""
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from penstock.config import closest
 from penstock.errors import ConfigError, PenstockError
-from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.keys import check_prefix
-from penstock.objects.local import LocalStore
-from penstock.objects.memory import named_memory_store
-from penstock.objects.store import ObjectStore
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 REMOTE_SCHEMES: Final = ("az", "gs", "s3")
 SCHEMES: Final = ("az", "file", "gs", "memory", "s3")
@@ -23,7 +18,7 @@ SCHEMES: Final = ("az", "file", "gs", "memory", "s3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """A store's address and what cannot stand in it.
+    """The address of a store, and the settings that an address cannot hold.
 
     `options` are the backend's own settings (for S3: `access_key_id`, `secret_access_key`, `region`,
     `endpoint`, `allow_http`, ...); they win over the environment and are masked in `repr`.
@@ -32,15 +27,19 @@ class StoreConfig:
     url: str
     options: Mapping[str, str] = field(default_factory=dict)
     request_timeout: DurationLike = 30.0
-    """One request, from connecting to the last byte. Long enough for a large batch on a slow line."""
+    """Limit of one request, from connecting to the last byte: enough for a large batch on a slow network."""
     retries: int = 5
-    """How often a read or a plain write is repeated. Conditional writes are never repeated unseen."""
+    """How often a read or an unconditional write is retried. Conditional writes are not retried, because
+    their outcome may be unknown."""
     threads: int = 16
-    """Requests in flight at once."""
+    """Requests in flight at the same time."""
+
+    request_timeout_s = seconds_of("request_timeout")
 
     def __post_init__(self) -> None:
         StoreAddress.parse(self.url)  # a password in it must not get as far as a repr
-        if not parse_duration(self.request_timeout) > 0:
+        convert_units(self)
+        if not self.request_timeout_s > 0:
             raise ConfigError(f"request_timeout: expected more than zero, found {self.request_timeout!r}")
         if self.retries < 0:
             raise ConfigError(f"retries: expected 0 or more, found {self.retries}")
@@ -57,7 +56,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """A store's url, taken apart: a bucket (or a memory store's name) and a folder in it, or a path."""
+    """The parts of a store's URL: a bucket (or the name of a memory store) and a folder in it, or a path."""
 
     scheme: str
     bucket: str
@@ -65,12 +64,12 @@ class StoreAddress:
 
     @property
     def url(self) -> str:
-        """The address in one spelling."""
+        """The address in its normal form."""
         return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.path else ''}{self.path}"
 
     @classmethod
     def parse(cls, url: str) -> StoreAddress:
-        """Raises `ConfigError`, naming what is wrong and what would be right."""
+        """Parse a URL or a path. Raises `ConfigError` saying what is wrong and what is expected."""
         if "://" not in url:
             if not url:
                 raise ConfigError("store: expected a url or a path, found nothing")
@@ -97,8 +96,8 @@ class StoreAddress:
 def _check_scheme(scheme: str) -> None:
     if scheme in SCHEMES:
         return
-    nearest = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]}://?" if nearest else ""
+    near = closest(scheme, SCHEMES)
+    hint = f"; did you mean {near}://?" if near else ""
     known = ", ".join(f"{name}://" for name in SCHEMES)
     raise ConfigError(f"store: unknown scheme {scheme}://, expected one of {known} or a path{hint}")
 
@@ -118,33 +117,3 @@ def _bucket_address(scheme: str, bucket: str, path: str) -> StoreAddress:
         return StoreAddress(scheme=scheme, bucket=bucket, path=check_prefix(path))
     except PenstockError as error:
         raise ConfigError(f"store: the folder in {scheme}://{bucket}{path} is not valid: {error}") from error
-
-
-def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
-    """The store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
-
-    A store given as such is returned as it is. Nothing is contacted yet. `deadline_s` is how long the caller
-    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
-    """
-    if isinstance(spec, str):
-        spec = StoreConfig(url=spec)
-    if not isinstance(spec, StoreConfig):
-        if isinstance(spec, ObjectStore):
-            return spec
-        raise ConfigError(
-            f"store: expected a url, a path, a StoreConfig or a store, found {type(spec).__name__}"
-        )
-    address = StoreAddress.parse(spec.url)
-    if address.scheme not in ("file", "memory"):
-        # Imported late: the client is a large native library that local work does not need.
-        from penstock.objects.remote import RemoteStore
-
-        return RemoteStore(spec)
-    if spec.options:
-        raise ConfigError(
-            f"store: {address.scheme}:// takes no options, found {', '.join(sorted(spec.options))}"
-        )
-    if address.scheme == "memory":
-        return named_memory_store(address.bucket)
-    lock_wait_s = LOCK_WAIT_S if deadline_s is None else min(LOCK_WAIT_S, deadline_s)
-    return LocalStore(os.path.abspath(os.path.expanduser(address.path)), lock_wait_s=lock_wait_s)

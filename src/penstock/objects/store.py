@@ -1,8 +1,8 @@
-"""The object store as Penstock sees it: seven calls and three outcomes of a conditional write.
+"""The interface of an object store: seven calls, and three outcomes of a conditional write.
 
-A conditional write returns (won), raises `Conflict` (lost: the object was not in the expected
-state), or raises `OutcomeUnknown` (it may have been applied: re-read before doing anything).
-Every other error is definite: nothing was applied.
+A conditional write returns (won), raises `Conflict` (lost: the object was not in the expected state), or
+raises `OutcomeUnknown` (it may have been applied: read again before doing anything). Every other error is
+definite: nothing was applied.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from penstock.errors import InvalidInput, PenstockError
 
 Data: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
-"""What can be stored: one buffer, or several that are stored one after the other.
+"""The data of an object: one buffer, or several that are stored one after the other.
 
-A sequence may build its buffers when they are asked for: a store goes through it once per attempt, from the
-first to the last, and keeps no more of it than it must."""
+A sequence may build its buffers on demand: a store iterates over it once per attempt, and holds as few of
+them as possible.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a store calls this state of an object: opaque, only good for comparing and for `put_if_match`."""
+    """The version of an object, as the store calls it: opaque, only for comparing and for `put_if_match`."""
 
     etag: str | None = None
     generation: str | None = None
@@ -30,7 +31,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRange:
-    """Part of an object: `length` bytes from `start`, or the last `length` bytes when `start` is None."""
+    """Part of an object: `length` bytes from `start`, or the last `length` bytes if `start` is None."""
 
     start: int | None
     length: int
@@ -38,7 +39,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """An object's bytes. `version` is None for a ranged read."""
+    """The bytes of an object. `version` is None for a ranged read."""
 
     data: memoryview
     version: Version | None
@@ -46,7 +47,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What a listing or `head` tells. `version` may be None in a listing."""
+    """The metadata of an object. `version` may be None in a listing."""
 
     key: str
     size: int
@@ -56,30 +57,30 @@ class ObjectInfo:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """One bucket, or one folder of it. Keys are normalised (`penstock.objects.keys`)."""
+    """A bucket, or a folder of it. Keys are normalised (`penstock.objects.keys`)."""
 
     @property
     def url(self) -> str:
-        """Where this is, for people: no credentials in it."""
+        """The location of the store for people, without credentials."""
         ...
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
-        """The object, or part of it. Raises `NotFound`, `Unavailable`, `PermissionDenied`.
+        """Read an object, or part of it. Raises `NotFound`, `Unavailable`, `PermissionDenied`.
 
-        A range that reaches past the end returns the bytes there are.
+        A range beyond the end returns the existing bytes.
         """
         ...
 
     async def get_if_changed(self, key: str, version: Version) -> Blob | None:
-        """The object, or None while it is still in `version`. Raises as `get`."""
+        """Read the object; None if it is still in `version`. Raises as `get`."""
         ...
 
     async def put(self, key: str, data: Data) -> Version:
-        """Store, replacing what is there. Returns when durable. Safe to repeat."""
+        """Store the object, or replace it. Returns when it is durable. Safe to repeat."""
         ...
 
     async def put_if_absent(self, key: str, data: Data) -> Version:
-        """Create. Raises `Conflict` if the key exists, `OutcomeUnknown` if that is not known."""
+        """Create the object. Raises `Conflict` if the key exists, `OutcomeUnknown` if that is not known."""
         ...
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
@@ -87,15 +88,15 @@ class ObjectStore(Protocol):
         ...
 
     async def head(self, key: str) -> ObjectInfo:
-        """Size, age and version without the bytes. Raises `NotFound`."""
+        """Read size, age and version without the bytes. Raises `NotFound`."""
         ...
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        """Every object below the folder `prefix` ("" for all), in key order."""
+        """List every object below the folder `prefix` ("" for all), in the order of keys."""
         ...
 
     async def delete_many(self, keys: Iterable[str]) -> dict[str, PenstockError]:
-        """Delete; a missing key counts as deleted. Returns what failed, key by key."""
+        """Delete objects; a missing one counts as deleted. Returns the error of each key that failed."""
         ...
 
     async def close(self) -> None:
@@ -104,7 +105,7 @@ class ObjectStore(Protocol):
 
 
 def flat_views(data: Data) -> list[memoryview]:
-    """The buffers of `data` in order, each as a byte view. Raises `InvalidInput` for anything else."""
+    """Return the buffers of `data` in order, each as a byte view. Raises `InvalidInput` for other types."""
     try:
         buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
         return [memoryview(buffer).cast("B") for buffer in buffers]
@@ -115,7 +116,7 @@ def flat_views(data: Data) -> list[memoryview]:
 
 
 def lazy_views(data: Data) -> Iterable[memoryview]:
-    """The same, one buffer at a time: what `data` builds on demand is built only when it is taken."""
+    """Iterate over the buffers of `data`; those that are built on demand are built one at a time."""
     if isinstance(data, bytes | bytearray | memoryview | list | tuple):
         return flat_views(data)
     return (memoryview(buffer).cast("B") for buffer in data)

@@ -1,15 +1,15 @@
 """OTLP in and out of Arrow: one flat table per signal, lossless both ways. No I/O.
 
-    decoded = decode(body, Signal.TRACES)       # rows, and how many items were refused
+    decoded = decode(body, Signal.TRACES)       # rows, and the number of items that were refused
     encode(decoded.batch, Signal.TRACES)        # the same request again
 
-Rows of one resource and scope that follow each other come back under one; nothing else changes.
+Consecutive rows of one resource and scope come back under one; nothing else changes.
 """
 
 from __future__ import annotations
 
 from penstock.otlp.json_form import from_json, to_json
-from penstock.otlp.messages import count_items, messages_of, response
+from penstock.otlp.messages import check_installed, count_items, messages_of, response
 from penstock.otlp.schema import Signal, schema_of
 from penstock.otlp.to_arrow import Decoded, decode
 from penstock.otlp.to_proto import encode, split
@@ -18,6 +18,7 @@ from penstock.otlp.views import view, view_schema
 __all__ = [
     "Decoded",
     "Signal",
+    "check_installed",
     "count_items",
     "decode",
     "encode",

@@ -1,15 +1,12 @@
-"""From nested Arrow to the flat columns, and columns that follow from others.
+"""Columns that both directions share: values, attributes, ids, times, and comparing rows.
 
-From nested Arrow to the flat columns: whole columns at a time, most of them without a copy.
-
-What cannot be said this way raises `Unflattenable`, and the request is walked message by message instead.
-
-Columns that follow from others: they are for whoever queries, and are left out on the way back to OTLP.
+They are converted whole, most of them without a copy.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -18,52 +15,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.otlp.json_form import json_of
-from penstock.otlp.schema import ANY_VALUE, ARRAY, ATTRIBUTES, BOOL, BYTES, DOUBLE, INT, MAP, STR, TIME
+from penstock.otlp.schema import (
+    ANY_VALUE,
+    ARRAY,
+    ATTRIBUTES,
+    BOOL,
+    BYTES,
+    DOUBLE,
+    INT,
+    MAP,
+    OTHER,
+    STR,
+    TIME,
+)
+from penstock.protowire import varint
 
 
-class Unflattenable(Exception):
-    """Something that only the messages can tell: go through them, one by one."""
-
-
-_MORE: Final = 0x80
-
-
-def varint(number: int) -> bytes:
-    """A length as the wire has it."""
-    out = bytearray()
-    while number >= _MORE:
-        out.append(number & 0x7F | _MORE)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def field_content(message: bytes | None, number: int) -> bytes:
-    """The bytes of field `number`, which is all that `message` holds. Raises `Unflattenable` if it is not."""
-    tag = number << 3 | 2
-    if not message or message[0] != tag:
-        raise Unflattenable("a serialized value is not of its type")
-    length = shift = 0
-    for place in range(1, len(message)):
-        length |= (message[place] & 0x7F) << shift
-        shift += 7
-        if message[place] < _MORE:
-            content = message[place + 1 :]
-            if len(content) != length:
-                break
-            return content
-    raise Unflattenable("a serialized value is not whole")
+class RewriteNeeded(Exception):
+    """The bytes of a request do not fit columns until protobuf has parsed and serialized them again."""
 
 
 def duration_of(start: pa.TimestampArray, end: pa.TimestampArray) -> pa.Int64Array:
-    """Nanoseconds from `start` to `end`; null where one of them is."""
+    """Return the nanoseconds from `start` to `end`; null where one of them is."""
     return pc.subtract(end.cast(pa.int64()), start.cast(pa.int64()))
 
 
 def text_of(values: pa.StructArray) -> pa.StringArray:
-    """Every value as a person reads it: text as it is, numbers in digits, the rest as JSON, bytes in base64.
+    """Return every value as text: strings as they are, numbers in digits, bytes in base64, the rest as JSON.
 
-    Null where there is no value, or an empty one.
+    Null if there is no value, or an empty one.
     """
     text = values.field("str")
     for name in ("int", "double", "bool"):
@@ -90,13 +70,12 @@ _KINDS: Final = (
     ("array_value", ARRAY),
     ("kvlist_value", MAP),
     ("bytes_value", BYTES),
+    ("string_value_strindex", OTHER),
 )
 
 
 def any_values(values: pa.StructArray) -> pa.StructArray:
-    """Values of any kind."""
-    if _has(values.field("string_value_strindex")):
-        raise Unflattenable("a value refers to a table of strings, which requests have not")
+    """Convert values of any kind."""
     kinds = np.zeros(len(values), np.int8)
     for name, kind in _KINDS:
         leaf = values.field(name)
@@ -122,7 +101,10 @@ def _has(leaf: pa.Array) -> bool:
 
 
 def _serialized(values: pa.StructArray) -> pa.BinaryArray:
-    """Arrays and maps as the bytes of their value. There are few: they are parsed and written one by one."""
+    """Return the serialized value of each array, map and reference to a string.
+
+    There are few, so they are parsed and serialized one by one. That makes their bytes canonical.
+    """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
@@ -137,13 +119,19 @@ def _serialized(values: pa.StructArray) -> pa.BinaryArray:
             try:
                 value = AnyValue.FromString(tag + varint(len(inner)) + inner)
             except DecodeError as error:
-                raise Unflattenable(str(error)) from error
+                raise RewriteNeeded(str(error)) from error
             cells[place] = value.SerializeToString()
+    references = values.field("string_value_strindex")
+    if _has(references):
+        cells = cells or [None] * len(values)
+        for place in np.flatnonzero(np.asarray(references.is_valid())).tolist():
+            index: int = references[place].as_py()
+            cells[place] = AnyValue(string_value_strindex=index).SerializeToString()
     return pa.nulls(len(values), pa.binary()) if cells is None else pa.array(cells, pa.binary())
 
 
 def attributes(pairs: pa.ListArray, missing: pa.BooleanArray | None = None) -> pa.MapArray:
-    """Lists of keys and values as maps; null where `missing` says so."""
+    """Convert lists of keys and values to maps; null where `missing` is true."""
     start, offsets = offsets_of(pairs)
     entries = pairs.values.slice(start, int(offsets[-1]))
     return pa.MapArray.from_arrays(
@@ -156,20 +144,20 @@ def attributes(pairs: pa.ListArray, missing: pa.BooleanArray | None = None) -> p
 
 
 def offsets_of(lists: pa.ListArray) -> tuple[int, npt.NDArray[np.int32]]:
-    """Where the values of `lists` begin, and their offsets from there."""
+    """Return where the values of `lists` begin, and the offsets of the lists from there."""
     offsets = np.asarray(lists.offsets, np.int32)
     start = int(offsets[0])
     return start, offsets - np.int32(start) if start else offsets
 
 
 def parents(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    """For every value of `lists` the row that it belongs to."""
+    """Return, for every value of `lists`, the row that it belongs to."""
     _, offsets = offsets_of(lists)
     return np.repeat(np.arange(len(lists), dtype=np.int64), np.diff(offsets))
 
 
 def list_of(lists: pa.ListArray, kind: pa.ListType, fields: dict[str, pa.Array]) -> pa.ListArray:
-    """Lists of structs with other fields, as long as `lists`."""
+    """Return lists of structs with other fields, of the lengths of `lists`."""
     _, offsets = offsets_of(lists)
     inner = list(kind.value_type)
     structs = pa.StructArray.from_arrays([fields[field.name] for field in inner], fields=inner)
@@ -177,7 +165,7 @@ def list_of(lists: pa.ListArray, kind: pa.ListType, fields: dict[str, pa.Array])
 
 
 def times(nanoseconds: pa.UInt64Array) -> pa.TimestampArray:
-    """Nanoseconds since 1970 as times, 0 as null."""
+    """Convert nanoseconds since 1970 to times, 0 to null."""
     unsigned = np.asarray(nanoseconds)
     unknown = unsigned == 0
     if not unknown.any():
@@ -186,12 +174,12 @@ def times(nanoseconds: pa.UInt64Array) -> pa.TimestampArray:
 
 
 def ids(column: pa.BinaryArray, kind: pa.FixedSizeBinaryType) -> pa.FixedSizeBinaryArray:
-    """Ids of `kind`, null where there are no bytes. Raises `Unflattenable` for one of a wrong length."""
+    """Convert ids to `kind`, empty ones to null. Raises `RewriteNeeded` for an id of a wrong length."""
     width: int = kind.byte_width
     lengths = np.asarray(pc.binary_length(column))
     there = lengths != 0
     if not np.all(lengths[there] == width):
-        raise Unflattenable("an id has a wrong length")
+        raise RewriteNeeded("an id has a wrong length")
     _, offsets, data = column.buffers()
     first = np.frombuffer(offsets, np.int32, 1, column.offset * 4)[0] if len(column) else 0
     if there.all():
@@ -208,3 +196,65 @@ def ids(column: pa.BinaryArray, kind: pa.FixedSizeBinaryType) -> pa.FixedSizeBin
 
 def _slice(data: pa.Buffer | None, start: int, length: int) -> pa.Buffer:
     return pa.py_buffer(b"") if data is None else data.slice(start, length)
+
+
+Flags = npt.NDArray[np.bool_]
+
+
+def changes(columns: Sequence[pa.Array]) -> Flags:
+    """Return, for every row, whether one of `columns` differs from the row before; the first always does."""
+    rows = len(columns[0])
+    found = np.zeros(rows, np.bool_)
+    if rows:
+        found[0] = True
+        for column in columns:
+            found[1:] |= ~same(column.slice(1), column.slice(0, rows - 1))
+    return found
+
+
+def same(left: pa.Array, right: pa.Array) -> Flags:
+    """Compare two arrays of one type row by row; null equals null, and NaN equals itself."""
+    kind = left.type
+    if pa.types.is_dictionary(kind):
+        return same(left.dictionary_decode(), right.dictionary_decode())
+    valid, other_valid = _flags(left.is_valid()), _flags(right.is_valid())
+    if pa.types.is_struct(kind):
+        equal = np.ones(len(left), np.bool_)
+        for one, other in zip(left.flatten(), right.flatten(), strict=True):
+            equal &= same(one, other)
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        equal = _same_lists(left, right)
+    else:
+        equal = _same_leaves(left, right)
+    found: Flags = (valid == other_valid) & (equal | ~valid)
+    return found
+
+
+def _same_leaves(left: pa.Array, right: pa.Array) -> Flags:
+    if pa.types.is_floating(left.type):
+        left, right = left.view(pa.int64()), right.view(pa.int64())
+    return _flags(pc.fill_null(pc.equal(left, right), False))
+
+
+def _same_lists(left: pa.Array, right: pa.Array) -> Flags:
+    left_offsets, right_offsets = np.asarray(left.offsets, np.int64), np.asarray(right.offsets, np.int64)
+    lengths = np.diff(left_offsets)
+    equal: Flags = lengths == np.diff(right_offsets)
+    lengths = np.where(equal, lengths, 0)
+    ends = np.cumsum(lengths)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    left_places = np.repeat(left_offsets[:-1], lengths) + within
+    right_places = np.repeat(right_offsets[:-1], lengths) + within
+    children = [(left.values, right.values)]
+    if pa.types.is_map(left.type):
+        children = [(left.keys, right.keys), (left.items, right.items)]
+    row_of = np.repeat(np.arange(len(left)), lengths)
+    for one, other in children:
+        alike = same(one.take(pa.array(left_places)), other.take(pa.array(right_places)))
+        equal[row_of[~alike]] = False
+    return equal
+
+
+def _flags(column: pa.BooleanArray) -> Flags:
+    found: Flags = np.asarray(column, np.bool_)
+    return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def json_of(serialized: bytes) -> str:
-    """The JSON of a serialized `AnyValue`: arrays as arrays, maps as objects, bytes in base64."""
+    """Return a serialized `AnyValue` as JSON: arrays as arrays, maps as objects, bytes in base64."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
@@ -48,14 +48,14 @@ _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_
 _NO_IDS_BELOW: Final = frozenset(
     {"attributes", "resource", "scope", "body", "filteredAttributes", "filtered_attributes", "metadata"}
 )
-"""What is in attributes and values is no field of the protocol, whatever it is called."""
+"""Keys inside attributes and values are no fields of the protocol, whatever their names."""
 
 
 def from_json(data: bytes, signal: Signal) -> bytes:
-    """The protobuf of a request in JSON. Raises `InvalidInput` for what is none.
+    """Convert a request in JSON to protobuf. Unknown fields are ignored.
 
-    Raises `LimitExceeded` for one with more values than memory is meant for. Unknown fields are ignored. Ids
-    of a wrong length stay as they are: `decode` refuses their items alone.
+    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for too many values. Ids of a
+    wrong length are kept: `decode` refuses only their items.
     """
     from google.protobuf.json_format import ParseDict, ParseError
 
@@ -76,7 +76,7 @@ def from_json(data: bytes, signal: Signal) -> bytes:
 
 
 def to_json(data: bytes, signal: Signal) -> bytes:
-    """The JSON of a request in protobuf. Raises `InvalidInput`."""
+    """Convert a request in protobuf to JSON. Raises `InvalidInput`."""
     from google.protobuf.json_format import MessageToDict
 
     tree = MessageToDict(parse(data, signal), use_integers_for_enums=True)
@@ -85,7 +85,7 @@ def to_json(data: bytes, signal: Signal) -> bytes:
 
 
 def _map_ids(node: object, change: Callable[[str, str], str]) -> None:
-    """Every id below `node`, changed in place."""
+    """Change every id below `node` in place."""
     if isinstance(node, list):
         for each in node:
             _map_ids(each, change)

@@ -1,24 +1,26 @@
-"""The protobuf messages of the three services, and the one error that bytes which are none end in.
+"""The protobuf messages of the three services: parsing, counting, refusing items, responses, native handlers.
 
-The request as nested Arrow in one native call, through ptars and a descriptor of our own.
+`handler_of` converts a request to nested Arrow in one native call, through ptars. It is given descriptors of
+our own, because OTLP's cannot be represented in Arrow as they are:
 
-OTLP's `AnyValue` contains itself, which no Arrow type can. The descriptor here says that arrays and maps are
-bytes, which is what they look like on the wire, so they arrive serialized and everything else in columns.
+- `AnyValue` contains itself. Arrays and maps are declared as bytes, which is how they look on the wire.
+- ptars does not write -0.0 in a field whose default is 0.0. These fields are declared `optional`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, Unsupported
 from penstock.otlp.limits import check_density, check_item_count
 from penstock.otlp.schema import Signal
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import DescriptorProto
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
         ExportLogsServiceRequest,
         ExportLogsServiceResponse,
@@ -50,7 +52,18 @@ class Messages(NamedTuple):
 
 @cache
 def messages_of(signal: Signal) -> Messages:
-    """The messages of `signal`; they are imported when they are first asked for."""
+    """Return the messages of `signal`, imported on first use. Raises `Unsupported` without the extra."""
+    try:
+        return _import_messages(signal)
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+
+
+def _missing(error: ModuleNotFoundError) -> Unsupported:
+    return Unsupported(f"OTLP needs the package {error.name}: pip install 'penstock[collector]'")
+
+
+def _import_messages(signal: Signal) -> Messages:
     if signal is Signal.TRACES:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
 
@@ -65,9 +78,10 @@ def messages_of(signal: Signal) -> Messages:
 
 
 def parse(data: bytes, signal: Signal) -> Request:
-    """The request in `data`.
+    """Parse the request in `data`.
 
-    Raises `InvalidInput` for bytes that are none, and `LimitExceeded` for one with too many items or parts.
+    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for too many items or small
+    parts.
     """
     from google.protobuf.message import DecodeError
 
@@ -84,27 +98,98 @@ def parse(data: bytes, signal: Signal) -> Request:
 
 
 def count_items(data: bytes, signal: Signal) -> int:
-    """How many spans, data points or log records a request holds. Raises `InvalidInput`."""
+    """Count the spans, data points or log records of a request. Raises as `parse` does."""
     return items_in(parse(data, signal), signal)
 
 
 def items_in(request: Request, signal: Signal) -> int:
-    """How many items a parsed request holds."""
-    message: Any = request
-    if signal is Signal.TRACES:
-        return sum(len(scope.spans) for resource in message.resource_spans for scope in resource.scope_spans)
-    if signal is Signal.LOGS:
-        return sum(
-            len(scope.log_records) for resource in message.resource_logs for scope in resource.scope_logs
-        )
-    return sum(
-        len(getattr(metric, kind).data_points)
-        for resource in message.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        if (kind := metric.WhichOneof("data")) is not None
-    )
+    """Count the items of a parsed request."""
+    return sum(map(len, _item_lists(request, signal)))
 
+
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
+
+
+class Refusals:
+    """The number of items of one request that were refused, and why the first of them was."""
+
+    def __init__(self, items: str) -> None:
+        self.count = 0
+        self._items = items
+        self._first = ""
+
+    def refuse(self, faults: Iterable[str | None]) -> bool:
+        """Return whether `faults` has one; its item then counts as refused."""
+        for fault in faults:
+            if fault is not None:
+                self.count += 1
+                self._first = self._first or fault
+                return True
+        return False
+
+    @property
+    def message(self) -> str:
+        """The reason to report to the sender; empty if nothing was refused."""
+        return f"{self.count} {self._items} refused: {self._first}" if self.count else ""
+
+
+def remove_refused(request: Request, signal: Signal) -> Refusals:
+    """Remove the items of a parsed request that have an id of a wrong length, and report them."""
+    refusals = Refusals(ITEM_NAMES[signal])
+    faults_of = _FAULTS[signal]
+    for items in _item_lists(request, signal):
+        refused = [place for place, item in enumerate(items) if refusals.refuse(faults_of(item))]
+        for place in reversed(refused):
+            del items[place]
+    return refusals
+
+
+def _item_lists(request: Any, signal: Signal) -> Iterator[Any]:
+    if signal is Signal.TRACES:
+        yield from (scope.spans for resource in request.resource_spans for scope in resource.scope_spans)
+    elif signal is Signal.LOGS:
+        yield from (scope.log_records for resource in request.resource_logs for scope in resource.scope_logs)
+    else:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if (kind := metric.WhichOneof("data")) is not None:
+                        yield getattr(metric, kind).data_points
+
+
+def id_fault(name: str, value: bytes, length: int) -> str | None:
+    """Return what is wrong with an id; one of no bytes is absent, which is correct."""
+    if not value or len(value) == length:
+        return None
+    return f"{name} has {len(value)} bytes, expected {length}"
+
+
+def _faults_of_span(span: Any) -> Iterator[str | None]:
+    yield id_fault("trace_id", span.trace_id, TRACE_ID_BYTES)
+    yield id_fault("span_id", span.span_id, SPAN_ID_BYTES)
+    yield id_fault("parent_span_id", span.parent_span_id, SPAN_ID_BYTES)
+    for link in span.links:
+        yield id_fault("trace_id of a link", link.trace_id, TRACE_ID_BYTES)
+        yield id_fault("span_id of a link", link.span_id, SPAN_ID_BYTES)
+
+
+def _faults_of_log_record(record: Any) -> Iterator[str | None]:
+    yield id_fault("trace_id", record.trace_id, TRACE_ID_BYTES)
+    yield id_fault("span_id", record.span_id, SPAN_ID_BYTES)
+
+
+def _faults_of_point(point: Any) -> Iterator[str | None]:
+    for exemplar in getattr(point, "exemplars", ()):  # points of summaries have none
+        yield id_fault("trace_id of an exemplar", exemplar.trace_id, TRACE_ID_BYTES)
+        yield id_fault("span_id of an exemplar", exemplar.span_id, SPAN_ID_BYTES)
+
+
+_FAULTS: Final[dict[Signal, Callable[[Any], Iterator[str | None]]]] = {
+    Signal.TRACES: _faults_of_span,
+    Signal.LOGS: _faults_of_log_record,
+    Signal.METRICS: _faults_of_point,
+}
 
 _REJECTED: Final = {
     Signal.TRACES: "rejected_spans",
@@ -114,9 +199,9 @@ _REJECTED: Final = {
 
 
 def response(signal: Signal, rejected: int = 0, message: str = "", *, json: bool = False) -> bytes:
-    """The answer to a request: `partial_success` is set only when something was refused or is to be told.
+    """Build the response to a request, in protobuf or, if `json` is true, in OTLP's JSON.
 
-    In protobuf, or in the protocol's JSON when `json` is true.
+    `partial_success` is set only if items were rejected or there is a message.
     """
     answer = messages_of(signal).response()
     if rejected or message:
@@ -133,40 +218,43 @@ _OPAQUE: Final = ("array_value", "kvlist_value")
 
 
 class Handler(Protocol):
-    """What of ptars is used."""
+    """The part of a ptars handler that is used here."""
 
     def list_to_record_batch(self, payloads: list[bytes], /) -> pa.RecordBatch:
-        """Messages as rows. Raises `ValueError` for bytes that are none."""
+        """Convert messages to rows. Raises `ValueError` for bytes that do not parse."""
 
     def record_batch_to_array(self, batch: pa.RecordBatch, /) -> pa.Array:
-        """Rows as messages."""
+        """Convert rows to messages."""
 
     def schema(self) -> pa.Schema:
-        """The columns of a message."""
+        """Return the columns of a message."""
 
 
-@cache
-def available() -> bool:
-    """Whether the quick way is installed."""
-    return importlib.util.find_spec("ptars") is not None
+def check_installed() -> None:
+    """Raise `Unsupported` unless the packages are installed that decoding and encoding need."""
+    handler_of(Signal.LOGS)
 
 
 @cache
 def handler_of(signal: Signal) -> Handler:
-    """The converter of requests of `signal`."""
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from ptars import HandlerPool
+    """Return the native converter of requests of `signal`. Raises `Unsupported` without the extra."""
+    messages = messages_of(signal)
+    try:
+        from google.protobuf.descriptor_pool import DescriptorPool
+        from ptars import HandlerPool
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
 
     pool = DescriptorPool()
-    _copy_file(messages_of(signal).request.DESCRIPTOR.file, pool, set())
-    slim = pool.FindMessageTypeByName(messages_of(signal).request.DESCRIPTOR.full_name)
-    handler: Handler = HandlerPool([slim.file]).get_for_message(slim)
+    _copy_file(messages.request.DESCRIPTOR.file, pool, set())
+    descriptor = pool.FindMessageTypeByName(messages.request.DESCRIPTOR.full_name)
+    handler: Handler = HandlerPool([descriptor.file]).get_for_message(descriptor)
     return handler
 
 
 def _copy_file(file: object, pool: object, done: set[str]) -> None:
-    """Add `file` and what it imports to `pool`, with the fields that make values recursive as bytes."""
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+    """Add `file` and its imports to `pool`, changed as the docstring of the module says."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     name: str = file.name  # type: ignore[attr-defined]
     if name in done:
@@ -177,8 +265,24 @@ def _copy_file(file: object, pool: object, done: set[str]) -> None:
     copy = FileDescriptorProto()
     file.CopyToProto(copy)  # type: ignore[attr-defined]
     for message in copy.message_type:
-        for field in message.field:
-            if message.name == "AnyValue" and field.name in _OPAQUE:
-                field.type = FieldDescriptorProto.TYPE_BYTES
-                field.ClearField("type_name")
+        _adapt_message(message)
     pool.Add(copy)  # type: ignore[attr-defined]
+
+
+def _adapt_message(message: DescriptorProto) -> None:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    for field in message.field:
+        if message.name == "AnyValue" and field.name in _OPAQUE:
+            field.type = FieldDescriptorProto.TYPE_BYTES
+            field.ClearField("type_name")
+        is_single_double = (
+            field.type == FieldDescriptorProto.TYPE_DOUBLE
+            and field.label == FieldDescriptorProto.LABEL_OPTIONAL
+        )
+        if is_single_double and not field.HasField("oneof_index"):
+            field.proto3_optional = True
+            field.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{field.name}")
+    for nested in message.nested_type:
+        _adapt_message(nested)

@@ -1,8 +1,8 @@
-"""One wide table per signal: what a span, a log record and a data point look like in Arrow.
+"""One wide table per signal: the columns of spans, log records and data points.
 
-Everything that a message says has a place here, so a batch goes back to OTLP as it came. A column is null
-where the message leaves the field out *and* the protocol can tell: an optional number, a status, a resource
-or a scope that is not there. An id of no bytes and a time of 0 are the protocol's "unknown": null too.
+Every field of a message has a column, so a batch converts back to the same request. A column is null if the
+message leaves out a field with presence: an optional number, a status, a resource, a scope. An empty id and a
+time of 0 mean "unknown" in the protocol, and are null too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 
 class Signal(enum.StrEnum):
-    """One kind of telemetry: which request, which schema, which path `/v1/…`."""
+    """A kind of telemetry, which determines the request, the schema and the path `/v1/…`."""
 
     TRACES = "traces"
     METRICS = "metrics"
@@ -34,7 +34,7 @@ ARRAY: Final = 5
 MAP: Final = 6
 BYTES: Final = 7
 OTHER: Final = 8
-"""The kinds of a value, in `type`: the number of the field that the message sets, 0 when it sets none."""
+"""The kinds of a value in `type`: the number of the field that the message sets, 0 if it sets none."""
 
 ANY_VALUE: Final = pa.struct(
     [
@@ -50,7 +50,7 @@ ANY_VALUE: Final = pa.struct(
 """A value of any kind. `ser` is the serialized `AnyValue` of the kinds that have no column of their own."""
 
 ATTRIBUTES: Final = pa.map_(pa.string(), ANY_VALUE)
-"""In the order of the message, a key that comes twice included. A null value: there is the key alone."""
+"""In the order of the message, with duplicate keys. The value is null if the message has only the key."""
 
 ENTITY_REFS: Final = pa.list_(
     pa.struct(
@@ -102,7 +102,7 @@ EXEMPLARS: Final = pa.list_(
 )
 
 POINT_TYPES: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
-"""What `type` of a metric may be: the name of the field that the message sets."""
+"""The values of `type` of a metric: the name of the field that the message sets."""
 
 _COMMON: Final = (
     pa.field("attributes", ATTRIBUTES),
@@ -143,7 +143,7 @@ NUMBER_COLUMNS: Final = (
     "zero_count",
     "zero_threshold",
 )
-"""Figures of histograms and summaries that are plain numbers, or lists of them."""
+"""Fields of histograms and summaries that are numbers or lists of numbers."""
 POINT_COLUMNS: Final = (
     "start_time",
     "time",
@@ -155,9 +155,9 @@ POINT_COLUMNS: Final = (
     "negative",
     "quantiles",
 )
-"""What a data point says of itself, but for its exemplars and attributes."""
+"""Fields of a data point without its exemplars and attributes."""
 METRIC_COLUMNS: Final = ("name", "description", "unit", "metadata", "type", "temporality", "is_monotonic")
-"""What rows of one resource, one scope and one metric have in common."""
+"""Columns that the points of one metric have in common."""
 
 SPANS: Final = pa.schema(
     [
@@ -230,5 +230,5 @@ _SCHEMAS: Final = {Signal.TRACES: SPANS, Signal.LOGS: LOGS, Signal.METRICS: METR
 
 
 def schema_of(signal: Signal) -> pa.Schema:
-    """The columns of `signal`."""
+    """Return the columns of `signal`."""
     return _SCHEMAS[signal]

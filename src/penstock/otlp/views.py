@@ -1,14 +1,14 @@
-"""The same rows for engines that know less than Arrow: Spark, DuckDB, Parquet readers.
+"""The same rows for engines that support fewer types than Arrow: Spark, DuckDB, Parquet readers.
 
-| here | there |
+| batch | view |
 |---|---|
-| `attributes` and its like, typed | `attributes_text`, `map<string, string>`; lists and maps in it are JSON |
-| ids, `fixed_size_binary` | hexadecimal text, or `binary` where asked for |
+| `attributes` and other typed maps | `attributes_text`, `map<string, string>`, with lists and maps as JSON |
+| ids, `fixed_size_binary` | hexadecimal text, or `binary` on request |
 | times in nanoseconds | times in microseconds, cut, not rounded |
-| unsigned numbers | `int64`; what does not fit is its largest value |
+| unsigned numbers | `int64`; a number that does not fit becomes the largest `int64` |
 | dictionaries | their values |
 
-A view is for reading: it does not go back to OTLP. `duration_ns` keeps the nanoseconds that times lose.
+A view cannot be converted back to OTLP. `duration_ns` keeps the nanoseconds that times lose.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ import pyarrow.compute as pc
 from penstock.otlp.columns import offsets_of, text_of
 from penstock.otlp.schema import ANY_VALUE, ATTRIBUTES, Signal, schema_of
 
-__all__ = ["attributes_text", "hex_text", "view", "view_schema"]
-
 TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_TOLD_TWICE: Final = frozenset({"body_any"})
-"""Its text is the column `body`."""
+_DUPLICATES: Final = frozenset({"body_any"})
+"""Columns that a view leaves out: `body` is the text of `body_any`."""
 _INT64_MAX: Final = 2**63 - 1
 _DIGITS: Final = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2")
 
 
 def view(batch: pa.RecordBatch, *, hex_ids: bool = True) -> pa.RecordBatch:
-    """`batch`, which has the columns of a signal, as the table above says."""
+    """Convert a batch with the columns of a signal as the table above says."""
     fields, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        if field.name in _TOLD_TWICE:
+        if field.name in _DUPLICATES:
             continue
         columns.append(_plain(column, hex_ids))
         fields.append(_field(field, hex_ids))
@@ -46,8 +44,8 @@ def view(batch: pa.RecordBatch, *, hex_ids: bool = True) -> pa.RecordBatch:
 
 @cache
 def view_schema(signal: Signal, *, hex_ids: bool = True) -> pa.Schema:
-    """The columns that the view of `signal` has."""
-    return pa.schema([_field(field, hex_ids) for field in schema_of(signal) if field.name not in _TOLD_TWICE])
+    """Return the columns of the view of `signal`."""
+    return pa.schema([_field(field, hex_ids) for field in schema_of(signal) if field.name not in _DUPLICATES])
 
 
 def _field(field: pa.Field, hex_ids: bool) -> pa.Field:
@@ -100,7 +98,7 @@ def _plain(column: pa.Array, hex_ids: bool) -> pa.Array:
 
 
 def attributes_text(column: pa.MapArray) -> pa.MapArray:
-    """Attributes as texts."""
+    """Convert attributes to text."""
     start, offsets = offsets_of(column)
     keys, items = (part.slice(start, int(offsets[-1])) for part in (column.keys, column.items))
     return pa.MapArray.from_arrays(pa.array(offsets), keys, text_of(items), type=TEXT_MAP, mask=_mask(column))
@@ -111,7 +109,7 @@ def _mask(column: pa.Array) -> pa.BooleanArray | None:
 
 
 def hex_text(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
-    """Ids in hexadecimal, null where they are."""
+    """Convert ids to hexadecimal; null stays null."""
     width: int = column.type.byte_width
     count = len(column)
     if not count:

@@ -9,10 +9,10 @@ from penstock.lazy import lazy_exports
 if TYPE_CHECKING:
     from penstock.quiver.append import Receipt
     from penstock.quiver.config import QuiverConfig
+    from penstock.quiver.core import QuiverStats
     from penstock.quiver.delivery.leases import Bundle
     from penstock.quiver.engine import AsyncQuiver, Quiver
     from penstock.quiver.errors import AtCapacity, Closed, Locked, StaleClaim, UnknownSubscriber
-    from penstock.quiver.metrics import QuiverStats
     from penstock.quiver.model import SLOTS, BundleRef, SegmentInfo, Signal, flat_slot, slot_name
     from penstock.quiver.offsets.external import ExternalAck, commit_offset
     from penstock.quiver.offsets.progress import Ranges
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from penstock.quiver.tools.dataset import known_schema, select, text_view, unified_schema
     from penstock.quiver.tools.export import TimestampUnit, export_parquet
-    from penstock.quiver.tools.fsck import CheckedCore, Severity, check, core_directories, is_in_use, repair
+    from penstock.quiver.tools.fsck import CheckedCore, check, core_directories, is_in_use, repair
     from penstock.quiver.tools.offline import (
         AckEvent,
         SubscriberLook,
@@ -58,7 +58,6 @@ __all__ = [
     "SegmentInfo",
     "SegmentReader",
     "SegmentSource",
-    "Severity",
     "Signal",
     "StaleClaim",
     "StoredSegments",
@@ -95,10 +94,10 @@ if not TYPE_CHECKING:
         {
             "append": "Receipt",
             "config": "QuiverConfig",
+            "core": "QuiverStats",
             "delivery.leases": "Bundle",
             "engine": "AsyncQuiver Quiver",
             "errors": "AtCapacity Closed Locked StaleClaim UnknownSubscriber",
-            "metrics": "QuiverStats",
             "model": "SLOTS BundleRef SegmentInfo Signal flat_slot slot_name",
             "offsets.external": "ExternalAck commit_offset",
             "offsets.progress": "Ranges",
@@ -109,7 +108,7 @@ if not TYPE_CHECKING:
             ),
             "tools.dataset": "known_schema select text_view unified_schema",
             "tools.export": "TimestampUnit export_parquet",
-            "tools.fsck": "CheckedCore Severity check core_directories is_in_use repair",
+            "tools.fsck": "CheckedCore check core_directories is_in_use repair",
             "tools.offline": (
                 "AckEvent SubscriberLook drop_subscriber look_at_progress look_at_subscribers read_history"
             ),

@@ -1,4 +1,4 @@
-"""The ingest path: encode a bundle, check the caps, write it to the log, add it to the open segments.
+"""The ingest path: encode a bundle, write it to the log, add it to the open segments, flush these.
 
 The committer writes entries in the order in which they were submitted and delivers them in that order, on one
 thread. Only what it delivers is added to the open segments. So every open bundle is in the log already, and
@@ -11,41 +11,35 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Unavailable
-from penstock.metrics import Counter, Registry
-from penstock.quiver.config import QuiverConfig, WalConfig
+from penstock.errors import InvalidInput, PenstockError, Unavailable
+from penstock.metrics import Registry
+from penstock.quiver.config import WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
-from penstock.quiver.model import Pending, Signal, flat_slot, slot_name
-from penstock.quiver.segments.memtable import Memtable, Trigger
+from penstock.quiver.model import Pending, Signal, Trigger, flat_slot, slot_name
+from penstock.quiver.segments.memtable import Memtable
+from penstock.quiver.segments.writer import SegmentWriter
 from penstock.quiver.wal.entry import SlotPart, encode_entry, entry_bytes
-from penstock.quiver.wal.log import HEADER_BYTES, Wal
-from penstock.quiver.wal.logged import LoggedFile
+from penstock.quiver.wal.layout import HEADER_BYTES
+from penstock.quiver.wal.log import LoggedFile, Wal
 from penstock.quiver.wal.payload import encode_part
 from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
-from penstock.units import format_size
-
-if TYPE_CHECKING:
-    from penstock.quiver.maintenance import Maintenance
 
 Batches: TypeAlias = pa.RecordBatch | Mapping[int, pa.RecordBatch]
 """One batch, or one for each of several slots."""
 
 _ENDS: Final = struct.Struct("=ii")
 _RAW: Final = pa.schema([pa.field("data", pa.binary(), nullable=False)])
-_SEALED_TARGETS_MAX: Final = 4
-"""How many times the target size may wait in memory while segments cannot be written."""
-_RELIEF_S: Final = 30.0
 _QUEUE_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was accepted: its number in the log, its time of arrival, its rows and its bytes."""
+    """A bundle that was accepted: its number in the log, its time of arrival, its rows and its bytes."""
 
     wal_seq: int
     ingest_ns: int
@@ -127,97 +121,6 @@ def _signal(signal: Signal | str | None) -> Signal:
         raise InvalidInput(f"signal is one of {names}, not {signal!r}") from None
 
 
-class Admission:
-    """Admission control of one core: a bundle passes at once as long as every cap has room for it.
-
-    Reserved room is kept until `release`, by when the bundle is counted itself. So concurrent writers never
-    use the same room.
-    """
-
-    def __init__(
-        self,
-        config: QuiverConfig,
-        appender: Appender,
-        memtable: Memtable,
-        maintenance: Maintenance,
-        *,
-        cores: int,
-        flush: Callable[[Trigger, float], None],
-        cut: Callable[[], None],
-        throttles: Counter,
-    ) -> None:
-        most = config.largest_bundle(cores)
-        self._bundle_max = min(most, config.wal_bytes - HEADER_BYTES) if config.has_wal else most
-        self._memory_max = _SEALED_TARGETS_MAX * config.segment.target_bytes
-        self._block_s = config.ingest.block_s
-        self._wal_max = config.wal.max_bytes
-        self._appender = appender
-        self._memtable = memtable
-        self._maintenance = maintenance
-        self._flush = flush
-        self._cut = cut
-        self._throttles = throttles
-
-    def reserve(self, byte_count: int) -> bool:
-        """Reserve room for a bundle if there is some, without waiting."""
-        return (
-            byte_count <= self._bundle_max
-            and self._fits(byte_count)
-            and self._maintenance.reserve(byte_count)
-        )
-
-    def release(self, byte_count: int) -> None:
-        """Release what `reserve` or `admit` took."""
-        self._maintenance.release(byte_count)
-
-    def admit(self, byte_count: int) -> None:
-        """Return when room for a bundle is reserved; wait as settings allow. Raises as `wait_for_quota`."""
-        while not self.reserve(byte_count):
-            self.wait_for_quota(byte_count, wait_s=self._block_s)
-
-    def wait_for_quota(self, byte_count: int, *, wait_s: float = 0.0) -> None:
-        """Return when there was room for a bundle. May write segments and delete files to make it.
-
-        Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
-        """
-        if byte_count > self._bundle_max:
-            raise LimitExceeded(
-                f"a bundle of {format_size(byte_count)} is larger than the {format_size(self._bundle_max)} "
-                "that wal.max_size and retention.size_cap leave room for; split it, or raise them"
-            )
-        if not self._fits(byte_count):
-            if not self._maintenance.has_room(byte_count):
-                # First of all: on a full disk nothing can be finalized before something goes.
-                self._maintenance.reclaim(byte_count, wait_s)
-            self._flush_to_free(byte_count)
-        if not self._maintenance.has_room(byte_count):
-            self._maintenance.reclaim(byte_count, wait_s)
-
-    def _fits(self, byte_count: int) -> bool:
-        return self._appender.has_room(byte_count) and self._memtable.memory_bytes < self._memory_max
-
-    def _flush_to_free(self, byte_count: int) -> None:
-        """Write what is open to segments, once, so that the log can be cut."""
-        try:
-            with self._maintenance.at_work():
-                self._flush(Trigger.WAL_CAP, _RELIEF_S)
-                if not self._appender.has_room(byte_count):
-                    self._appender.rotate()
-                    self._cut()
-        except Closed:
-            raise
-        except PenstockError as error:
-            raise self._full(f"segments cannot be written: {error}") from error
-        if not self._appender.has_room(byte_count):
-            raise self._full("the log is full")
-
-    def _full(self, why: str) -> AtCapacity:
-        self._throttles.inc()
-        return AtCapacity(
-            f"{why}; wal.max_size is {format_size(self._wal_max)}; retry in a moment", retry_after_s=1.0
-        )
-
-
 Settle: TypeAlias = Callable[[Receipt | None, PenstockError | None], None]
 """Told once, on any thread, what became of a bundle; it must not wait or raise."""
 
@@ -262,7 +165,7 @@ class Appender:
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
     def start(self) -> None:
-        """Commit on a thread from here on, unless there is to be none."""
+        """Start the committing thread, if there is to be one."""
         if self._committer is not None:
             self._committer.start()
 
@@ -395,7 +298,7 @@ class Appender:
                 self._skip_marks()
 
     def _skip_marks(self) -> None:
-        """Skip marks after the last entry: nobody needs them, but they keep files from being removed."""
+        """Skip marks after the last entry: they are not needed, but keep files from being removed."""
         assert self._wal is not None
         self._memtable.add((), end=self._wal.active_start)
 
@@ -417,3 +320,29 @@ class Appender:
 def _append_of(entry: Entry) -> _PendingAppend:
     assert isinstance(entry.context, _PendingAppend)
     return entry.context
+
+
+class Flusher:
+    """Moves accepted bundles from memory to segments, and cuts the log after them."""
+
+    def __init__(self, memtable: Memtable, writer: SegmentWriter, wal: Wal | None) -> None:
+        self._memtable = memtable
+        self._writer = writer
+        self._wal = wal
+
+    def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
+        """Seal open segments and wait until all sealed ones are on disk. Raises as `SegmentWriter.drain`."""
+        self._memtable.seal_all(trigger)
+        self._writer.drain(timeout_s)
+        self.advance_log()
+
+    def advance_log(self) -> None:
+        """Record how far the log is covered by segments, and remove files that are not needed."""
+        if self._wal is not None:
+            self._wal.advance(self._memtable.needed())
+
+    def cut_log(self) -> None:
+        """Advance the log and remove the file that a rotation has just closed."""
+        self.advance_log()
+        if self._wal is not None:
+            self._wal.tidy()

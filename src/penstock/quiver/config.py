@@ -1,7 +1,7 @@
-"""The settings of Quiver, as a file or a caller writes them.
+"""The settings of Quiver.
 
 Sizes take bytes or text such as "32MB" (10^6) and "1GiB" (2^30), durations seconds or text such as "25ms".
-After construction every field holds a number. A wrong value fails when the object is made.
+Both hold numbers once the object is made. A wrong value raises `ConfigError` when the object is made.
 """
 
 from __future__ import annotations
@@ -14,39 +14,12 @@ from typing import Final, Literal, TypeAlias
 from penstock.config import Setting, build
 from penstock.errors import ConfigError
 from penstock.quiver.quota import largest_bundle, max_core_quota, min_quota
-from penstock.units import DurationLike, SizeLike, format_size, parse_duration, parse_size
+from penstock.units import DurationLike, SizeLike, convert_units, format_size, seconds_of, size_of
 
 DurabilityLike: TypeAlias = Literal["wal", "segment_only"]
 _TARGET_BYTES_MAX: Final = 1024**3
 _STREAMS_MAX: Final = 100_000
-
 _BUNDLE_LEAST: Final = 1024
-
-
-def _sizes(settings: object, *names: str) -> None:
-    for name in names:
-        _put(settings, name, parse_size(getattr(settings, name)))
-
-
-def _durations(settings: object, *names: str) -> None:
-    for name in names:
-        _put(settings, name, parse_duration(getattr(settings, name)))
-
-
-def _bytes(size: SizeLike) -> int:
-    """A size that was converted when its settings were made."""
-    assert isinstance(size, int)
-    return size
-
-
-def _seconds(duration: DurationLike) -> float:
-    """A duration that was converted when its settings were made."""
-    assert isinstance(duration, int | float)
-    return duration
-
-
-def _put(settings: object, name: str, value: object) -> None:
-    object.__setattr__(settings, name, value)
 
 
 def _at_least(settings: object, least: float, *names: str) -> None:
@@ -61,67 +34,57 @@ class SegmentConfig:
     """How large segments get, how long they stay open, and how they are read."""
 
     target_size: SizeLike = "32MB"
-    """What may wait in memory, over all streams; a segment is at most this large."""
+    """Limit of the data that waits in memory, over all streams, and of the size of a segment."""
     max_open_duration: DurationLike = "5s"
-    """Nothing waits longer for its segment, and thereby for its delivery."""
+    """The longest time that data waits for its segment to be written, and so for its delivery."""
     max_stream_count: int = 512
-    """Schemas that may be open at once; each costs a segment."""
+    """Schemas that may be open at the same time; each needs a segment."""
     layout: Literal["flat", "otap"] = "flat"
     read_mode: Literal["mmap", "read"] = "read"
     """`mmap` reads without a copy, but a bad sector or a file that was cut ends the process (SIGBUS)."""
     verify_on_open: Literal["metadata", "full"] = "metadata"
 
+    target_bytes = size_of("target_size")
+    max_open_s = seconds_of("max_open_duration")
+
     def __post_init__(self) -> None:
-        _sizes(self, "target_size")
-        _durations(self, "max_open_duration")
+        convert_units(self)
         _at_least(self, 1, "target_size", "max_stream_count")
         if self.target_bytes > _TARGET_BYTES_MAX:
             raise ConfigError(f"target_size must be at most {format_size(_TARGET_BYTES_MAX)}")
         if self.max_stream_count > _STREAMS_MAX:
             raise ConfigError(f"max_stream_count must be at most {_STREAMS_MAX}")
         if self.layout == "otap":
-            raise ConfigError("layout 'otap' is not built; 'flat' is the one there is")
-
-    @property
-    def target_bytes(self) -> int:
-        return _bytes(self.target_size)
-
-    @property
-    def max_open_s(self) -> float:
-        return _seconds(self.max_open_duration)
+            raise ConfigError("layout 'otap' is not implemented; use 'flat'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalConfig:
-    """How much the log may hold, and when an accepted bundle counts as safe."""
+    """The size of the log, and when an accepted bundle counts as safe."""
 
     max_size: SizeLike = "128MB"
     rotation_target: SizeLike = "64MB"
     max_rotated_files: int = 10
     flush: Literal["always", "group", "interval", "none"] = "group"
-    """`always` and `group` answer after a sync, of its own or a shared one; the others after the write."""
+    """`always` and `group` acknowledge after a sync (`group` shares it among writers), the others after the
+    write."""
     flush_interval: DurationLike = "25ms"
     """`group`: how long a sync may wait for more to share it. `interval`: how long bytes stay unsynced."""
     on_corruption: Literal["continue", "fail"] = "continue"
 
+    max_bytes = size_of("max_size")
+    _rotation_target_bytes = size_of("rotation_target")
+    flush_interval_s = seconds_of("flush_interval")
+
     def __post_init__(self) -> None:
-        _sizes(self, "max_size", "rotation_target")
-        _durations(self, "flush_interval")
+        convert_units(self)
         _at_least(self, 1, "max_rotated_files")
         _at_least(self, 4096, "max_size", "rotation_target")
 
     @property
-    def max_bytes(self) -> int:
-        return _bytes(self.max_size)
-
-    @property
     def rotation_bytes(self) -> int:
-        """The size of one file: two must fit, or the log could never give room back."""
-        return min(_bytes(self.rotation_target), max(4096, self.max_bytes // 2))
-
-    @property
-    def flush_interval_s(self) -> float:
-        return _seconds(self.flush_interval)
+        """The size of one file. Two must fit into the log, or it could never free space."""
+        return min(self._rotation_target_bytes, max(4096, self.max_bytes // 2))
 
     @property
     def syncs(self) -> bool:
@@ -131,35 +94,26 @@ class WalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckConfig:
-    """When outcomes become durable, and when the log of them is summed up."""
+    """When outcomes become durable, and when a checkpoint replaces the log of outcomes."""
 
     flush_interval: DurationLike = "100ms"
     checkpoint_bytes: SizeLike = "16MB"
     checkpoint_records: int = 100_000
     checkpoint_interval: DurationLike = "60s"
 
+    flush_interval_s = seconds_of("flush_interval")
+    checkpoint_log_bytes = size_of("checkpoint_bytes")
+    """The size of the log at which a checkpoint replaces it."""
+    checkpoint_interval_s = seconds_of("checkpoint_interval")
+
     def __post_init__(self) -> None:
-        _durations(self, "flush_interval", "checkpoint_interval")
-        _sizes(self, "checkpoint_bytes")
+        convert_units(self)
         _at_least(self, 1, "checkpoint_bytes", "checkpoint_records")
-
-    @property
-    def flush_interval_s(self) -> float:
-        return _seconds(self.flush_interval)
-
-    @property
-    def checkpoint_log_bytes(self) -> int:
-        """How large the log gets before it is summed up."""
-        return _bytes(self.checkpoint_bytes)
-
-    @property
-    def checkpoint_interval_s(self) -> float:
-        return _seconds(self.checkpoint_interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
-    """How much of the disk may be used, and what gives when it is not enough."""
+    """How much of the disk may be used, and what happens when that is not enough."""
 
     size_cap: SizeLike = "10GiB"
     size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
@@ -167,22 +121,14 @@ class RetentionConfig:
     steady_state_headroom: SizeLike = 0
     min_free: SizeLike = "1GB"
 
+    cap_bytes = size_of("size_cap")
+    headroom_bytes = size_of("steady_state_headroom")
+    min_free_bytes = size_of("min_free")
+
     def __post_init__(self) -> None:
-        _sizes(self, "size_cap", "steady_state_headroom", "min_free")
+        convert_units(self)
         if self.max_retain_after_ingestion_hours is not None:
             _at_least(self, 0, "max_retain_after_ingestion_hours")
-
-    @property
-    def cap_bytes(self) -> int:
-        return _bytes(self.size_cap)
-
-    @property
-    def headroom_bytes(self) -> int:
-        return _bytes(self.steady_state_headroom)
-
-    @property
-    def min_free_bytes(self) -> int:
-        return _bytes(self.min_free)
 
     @property
     def max_age_s(self) -> float | None:
@@ -192,77 +138,65 @@ class RetentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestConfig:
-    """How long a writer may be held up before it is refused."""
+    """How long a writer may wait for space before it is refused."""
 
     block_timeout: DurationLike = "0s"
 
-    def __post_init__(self) -> None:
-        _durations(self, "block_timeout")
+    block_s = seconds_of("block_timeout")
 
-    @property
-    def block_s(self) -> float:
-        return _seconds(self.block_timeout)
+    def __post_init__(self) -> None:
+        convert_units(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """When a bundle that was given back is handed out again. Without `max_attempts` it always is."""
+    """When a bundle that a consumer returned is delivered again. Without `max_attempts` there is no limit."""
 
     initial: DurationLike = "1s"
     max: DurationLike = "30s"
     multiplier: float = 2.0
     max_attempts: int | None = None
 
+    initial_s = seconds_of("initial")
+    max_s = seconds_of("max")
+
     def __post_init__(self) -> None:
-        _durations(self, "initial", "max")
+        convert_units(self)
         _at_least(self, 1, "multiplier")
         if self.max_attempts is not None:
             _at_least(self, 1, "max_attempts")
 
-    @property
-    def initial_s(self) -> float:
-        return _seconds(self.initial)
-
-    @property
-    def max_s(self) -> float:
-        return _seconds(self.max)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryConfig:
-    """How bundles are handed out."""
+    """How bundles are delivered."""
 
     max_in_flight: int = 1000
     claim_timeout: DurationLike = "5m"
     order: Literal["oldest_first", "newest_first"] = "oldest_first"
 
-    def __post_init__(self) -> None:
-        _durations(self, "claim_timeout")
-        _at_least(self, 1, "max_in_flight")
+    claim_timeout_s = seconds_of("claim_timeout")
 
-    @property
-    def claim_timeout_s(self) -> float:
-        return _seconds(self.claim_timeout)
+    def __post_init__(self) -> None:
+        convert_units(self)
+        _at_least(self, 1, "max_in_flight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberConfig:
-    """What becomes of subscribers that nobody asks for any more; without a timeout they stay."""
+    """When a subscriber that is no longer used is removed; never without a timeout."""
 
     orphan_timeout: DurationLike | None = None
 
-    def __post_init__(self) -> None:
-        if self.orphan_timeout is not None:
-            _durations(self, "orphan_timeout")
+    orphan_timeout_s = seconds_of("orphan_timeout", optional=True)
 
-    @property
-    def orphan_timeout_s(self) -> float | None:
-        return None if self.orphan_timeout is None else _seconds(self.orphan_timeout)
+    def __post_init__(self) -> None:
+        convert_units(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadConfig:
-    """The object store that gets a copy of every committed segment; without one nothing is uploaded."""
+    """The object store that receives a copy of every committed segment; without one nothing is uploaded."""
 
     store: str | None = None
     prefix: str = "quiver"
@@ -270,7 +204,7 @@ class UploadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuiverConfig:
-    """Everything that can be set about one Quiver directory."""
+    """All settings of a Quiver directory."""
 
     path: str = "./quiver_data"
     durability: DurabilityLike = "wal"
@@ -287,16 +221,14 @@ class QuiverConfig:
     upload: UploadConfig = field(default_factory=UploadConfig)
     maintenance_interval: DurationLike = "100ms"
 
+    maintenance_interval_s = seconds_of("maintenance_interval")
+
     def __post_init__(self) -> None:
-        _durations(self, "maintenance_interval")
+        convert_units(self)
         if not self.path:
             raise ConfigError("path must name a directory")
         if self.maintenance_interval_s <= 0:
-            raise ConfigError("maintenance_interval must be longer than nothing")
-
-    @property
-    def maintenance_interval_s(self) -> float:
-        return _seconds(self.maintenance_interval)
+            raise ConfigError("maintenance_interval must be above 0")
 
     @property
     def has_wal(self) -> bool:
@@ -307,7 +239,7 @@ class QuiverConfig:
         return self.wal.max_bytes if self.has_wal else 0
 
     def cap_per_core(self, cores: int) -> int:
-        """The share of one core. Raises `ConfigError` if it cannot hold a log and two segments."""
+        """Return the share of one core. Raises `ConfigError` if it cannot hold a log and two segments."""
         share = self.retention.cap_bytes // cores
         least = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
         if share < least:
@@ -324,21 +256,21 @@ class QuiverConfig:
         return share
 
     def largest_bundle(self, cores: int) -> int:
-        """The largest bundle, encoded, that the cap ever has room for."""
+        """Return the size of the largest encoded bundle that fits under the cap."""
         target = self.segment.target_bytes
         most = max_core_quota(self.retention.cap_bytes, cores, target)
         return largest_bundle(most, target_bytes=target, has_wal=self.has_wal)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "quiver") -> QuiverConfig:
-        """Settings as a file has them. Keys may be dotted: `retention.size_cap: 1GB` is allowed.
+        """Read the settings of a file. Keys may be dotted: `retention.size_cap: 1GB` is allowed.
 
-        Raises `ConfigError` that names the place, and for an unknown key the nearest one that is known.
+        Raises `ConfigError` naming the place and, for an unknown key, the closest known key.
         """
         return build(cls, _undotted(mapping, where), where=where)
 
     def with_path(self, path: str) -> QuiverConfig:
-        """The same for another directory."""
+        """Return the same settings for another directory."""
         return dataclasses.replace(self, path=path)
 
 

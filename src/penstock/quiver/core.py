@@ -7,34 +7,63 @@ import logging
 import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.errors import Corrupt, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import open_store
-from penstock.quiver.append import Admission, Appender
+from penstock.quiver.admission import Admission, CloseGuard, DiskSpace, LogThrottle
+from penstock.quiver.append import Appender, Flusher
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
-from penstock.quiver.maintenance import Maintenance
-from penstock.quiver.metrics import QuiverMetrics, QuiverStats
-from penstock.quiver.model import SegmentInfo
+from penstock.quiver.maintenance import Gauges, Maintenance, SubscriberUpkeep
+from penstock.quiver.metrics import QuiverMetrics, RetentionMetrics
+from penstock.quiver.model import SegmentInfo, Trigger
+from penstock.quiver.offsets.external import ExternalAcks
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.recovery import Recovered, recover
-from penstock.quiver.segments.memtable import Memtable, Trigger
-from penstock.quiver.segments.recovery import rebuild_segment
+from penstock.quiver.offsets.state import Subscriber
+from penstock.quiver.quota import Quota
+from penstock.quiver.recovery import Recovered, rebuild_segment, recover
+from penstock.quiver.retention.reaper import Reaper, RemovableSegments, Retention
+from penstock.quiver.retention.shared_quota import SharedQuota
+from penstock.quiver.segments.memtable import Memtable
+from penstock.quiver.segments.upload import Uploader
 from penstock.quiver.segments.writer import SegmentWriter
-from penstock.quiver.tools.upload import Uploader
-from penstock.quiver.wal.logged import LoggedFile
+from penstock.quiver.wal.log import LoggedFile
 from penstock.storage import FileSystem
 
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuiverStats:
+    """A snapshot of one core. Sizes are in bytes."""
+
+    segments: int
+    segment_bytes: int
+    open_bytes: int
+    open_streams: int
+    sealed_segments: int
+    """Sealed and not yet on disk."""
+    wal_bytes: int
+    wal_files: int
+    wal_cursor: int
+    """The lowest position of the log that is still needed."""
+    next_segment_seq: int
+    next_wal_seq: int
+    disk_bytes: int
+    cap_bytes: int
+    subscribers: tuple[Subscriber, ...]
+    damage: tuple[str, ...]
+    """Descriptions of what could not be read at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a core gets from outside: file system, clock, randomness and metrics."""
+    """The environment of a core: file system, clock, randomness, metrics, and whether it uses threads."""
 
     fs: FileSystem
     clock: Clock
@@ -54,7 +83,7 @@ class Core:
         self.uploader: Uploader | None = None
         self.config = config
         self.clock = runtime.clock
-        self._fs = runtime.fs
+        self.fs = runtime.fs
         self._directory = directory
         self._repair_lock = threading.Lock()
         self._rebuilt: set[int] = set()
@@ -71,7 +100,7 @@ class Core:
             rng=runtime.rng,
             registry=runtime.registry,
         )
-        self.deliveries.count_found(found.reconciled)
+        self.deliveries.count_found(found.losses)
         self.segment_writer = SegmentWriter(
             found.store,
             next_seq=found.next_segment_seq,
@@ -93,18 +122,15 @@ class Core:
             logged_file=LoggedFile(runtime.fs, os.path.join(directory, "meta")),
         )
         self.uploader = self._make_uploader(runtime, core_id)
-        self.maintenance = Maintenance(self, runtime, directory, core_id=core_id, cores=cores)
-        self.admission = Admission(
-            config,
-            self.appender,
-            self.memtable,
-            self.maintenance,
-            cores=cores,
-            flush=self.flush,
-            cut=self.cut,
-            throttles=self.deliveries.metrics.throttles,
+        self.flusher = Flusher(self.memtable, self.segment_writer, self.wal)
+        self._assemble_limits(runtime, core_id=core_id, cores=cores)
+        self.maintenance = Maintenance(
+            self._steps(runtime),
+            guard=self.guard,
+            throttle=self._throttle,
+            interval_s=config.maintenance_interval_s,
         )
-        self.metrics.recovered(found, runtime.clock.monotonic() - started_s)
+        self._measure_recovery(found, runtime.clock.monotonic() - started_s)
         self.appender.start()
         if runtime.threads:
             self.segment_writer.start()
@@ -120,7 +146,7 @@ class Core:
             while self.segment_writer.step():
                 pass
         if self.wal is not None:
-            # Nobody needs marks after the last entry, but they keep files from being cut.
+            # Marks after the last entry are not needed, but they keep files from being removed.
             self.memtable.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
@@ -153,35 +179,133 @@ class Core:
         self.offsets.add_segment(info)
         if self.uploader is not None:
             self.uploader.submit([info])
-        self.advance()
-
-    def remove(self, *seqs: int) -> None:
-        """Remove the files of segments that nobody needs; durable on return."""
-        self.store.remove(*seqs)
-        if self.uploader is not None:
-            for seq in seqs:
-                self.uploader.forget(seq)
-
-    def bytes_of(self, seq: int) -> int:
-        """Return what removing a segment frees. Raises `NotFound`."""
-        return self.store.bytes_of(seq)
-
-    def advance(self) -> None:
-        """Cut the log down to what is still needed."""
         if self.wal is not None:
             self.wal.advance(self.memtable.needed())
 
-    def cut(self) -> None:
-        """Cut the log and remove the file that a rotation has just closed."""
-        self.advance()
-        if self.wal is not None:
-            self.wal.tidy()
+    def _assemble_limits(self, runtime: Runtime, *, core_id: int, cores: int) -> None:
+        """Build what limits disk and memory: the quota, the reaper, and admission."""
+        config, clock = self.config, runtime.clock
+        metrics = RetentionMetrics(runtime.registry)
+        self.guard = CloseGuard()
+        self._throttle = LogThrottle(clock)
+        self._shared = self._make_shared_quota(runtime, core_id, cores)
+        quota = Quota(
+            runtime.fs,
+            self._directory,
+            hard_bytes=config.cap_per_core(cores),
+            target_bytes=config.segment.target_bytes,
+            wal_bytes=config.wal_bytes,
+            min_free_bytes=config.retention.min_free_bytes,
+            clock=clock,
+            limit=None if self._shared is None else self._shared.limit,
+        )
+        self.segments = RemovableSegments(self.store, self.wal, self.segment_writer, self.uploader)
+        reaper = Reaper(
+            self.offsets,
+            self.deliveries,
+            self.segments,
+            quota,
+            Retention(
+                policy=config.retention.size_cap_policy,
+                max_age_s=config.retention.max_age_s,
+                headroom_bytes=config.retention.headroom_bytes,
+            ),
+            core_id=core_id,
+            clock=clock,
+            shared=self._shared,
+            metrics=metrics,
+        )
+        self.space = DiskSpace(
+            quota,
+            reaper,
+            self.segments,
+            config=config,
+            memtable=self.memtable,
+            store=self.store,
+            wal=self.wal,
+            offsets=self.offsets,
+            appender=self.appender,
+            flusher=self.flusher,
+            guard=self.guard,
+            throttle=self._throttle,
+            clock=clock,
+        )
+        self.admission = Admission(
+            config,
+            appender=self.appender,
+            memtable=self.memtable,
+            flusher=self.flusher,
+            space=self.space,
+            guard=self.guard,
+            metrics=metrics,
+            cores=cores,
+        )
 
-    def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
-        """Seal open segments and wait until everything sealed is on disk. Raises as `SegmentWriter.drain`."""
-        self.memtable.seal_all(trigger)
-        self.segment_writer.drain(timeout_s)
-        self.advance()
+    def _make_shared_quota(self, runtime: Runtime, core_id: int, cores: int) -> SharedQuota | None:
+        if cores == 1:
+            return None
+        return SharedQuota(
+            runtime.fs,
+            os.path.dirname(self._directory),
+            core_id=core_id,
+            cores=cores,
+            cap_bytes=self.config.retention.cap_bytes,
+            target_bytes=self.config.segment.target_bytes,
+            clock=runtime.clock,
+        )
+
+    def _steps(self, runtime: Runtime) -> list[Callable[[], object]]:
+        """The steps of maintenance, in order."""
+        upkeep = SubscriberUpkeep(
+            self.offsets,
+            self.deliveries,
+            ExternalAcks(runtime.fs, self._directory),
+            orphan_timeout_s=self.config.subscribers.orphan_timeout_s,
+            clock=runtime.clock,
+        )
+        gauges = Gauges(
+            self.metrics,
+            self.deliveries,
+            self.memtable,
+            self.wal,
+            fs=runtime.fs,
+            directory=self._directory,
+            clock=runtime.clock,
+        )
+        steps: list[Callable[[], object]] = [self.memtable.seal_due]
+        if not runtime.threads:
+            steps.append(self._write_sealed)
+        return [
+            *steps,
+            self.deliveries.expire,
+            upkeep.apply_external_acks,
+            upkeep.drop_orphans,
+            self._tend_offsets,
+            self.flusher.advance_log,
+            self.space.reap,
+            self.space.remove_delivered_log,
+            gauges.update,
+        ]
+
+    def _write_sealed(self) -> None:
+        while self.segment_writer.step():
+            pass
+        while self.uploader is not None and self.uploader.step():
+            pass
+
+    def _tend_offsets(self) -> None:
+        self.offsets.tend(
+            self.segment_writer.first_unwritten_seq, self.appender.next_seq, logged=self.appender.logged
+        )
+
+    def _measure_recovery(self, found: Recovered, seconds: float) -> None:
+        metrics = self.metrics
+        metrics.recovery_s.set(seconds)
+        metrics.replayed.set(found.replayed)
+        metrics.deduplicated.set(found.deduplicated)
+        metrics.expired.inc(found.expired)
+        if found.replay is not None:
+            metrics.wal_corrupt.inc(len(found.replay.damage))
 
     def read(self, claim: Lease) -> Bundle | None:
         """Return the bundle of a claim, or None if it cannot be read; then the claim has ended."""
@@ -207,8 +331,7 @@ class Core:
     def quarantine(self, seq: int, reason: str) -> bool:
         """Quarantine a damaged segment; its bytes are kept as evidence.
 
-        Return True when it is whole again, because the log still had it. Otherwise nobody waits for it any
-        more.
+        Return True if it was rebuilt from the log. Otherwise it is dropped for every subscriber.
         """
         with self._repair_lock:
             try:
@@ -218,7 +341,7 @@ class Core:
             except PenstockError:
                 pass
             else:
-                return True  # somebody else came upon it and put it right
+                return True  # another thread has rebuilt it
             info = self.store.get(seq)
             self.metrics.corrupt.inc()
             self.damage.append(f"segment {seq} of bundles {info.wal_seq_min} to {info.wal_seq_max}: {reason}")
@@ -228,13 +351,13 @@ class Core:
             return False
 
     def _rebuild(self, info: SegmentInfo, reason: str) -> bool:
-        """Rebuild a segment from the log; once for each, because a disk may go on damaging it."""
+        """Rebuild a segment from the log; once for each, because a disk may keep damaging it."""
         if self.wal is None or info.seq in self._rebuilt:
             return False
         self._rebuilt.add(info.seq)
         try:
             self.store.quarantine(info.seq, reason)
-            return rebuild_segment(self.store, info, self._fs, os.path.join(self._directory, "wal"))
+            return rebuild_segment(self.store, info, self.fs, os.path.join(self._directory, "wal"))
         except PenstockError as error:
             _LOGGER.error("segment %d could not be put together again: %s", info.seq, error)
             return False
@@ -262,8 +385,8 @@ class Core:
             wal_cursor=0 if self.wal is None else self.wal.cursor,
             next_segment_seq=self.segment_writer.next_seq,
             next_wal_seq=self.appender.next_seq,
-            disk_bytes=self.maintenance.disk_bytes(),
-            cap_bytes=self.maintenance.cap_bytes,
+            disk_bytes=self.space.used_bytes(),
+            cap_bytes=self.space.cap_bytes,
             subscribers=tuple(self.deliveries.subscribers()),
             damage=tuple(self.damage),
         )
@@ -281,23 +404,25 @@ class Core:
             stack.callback(self.segment_writer.stop)
             stack.callback(self._last_flush)
             stack.callback(self.appender.close)
+            if self._shared is not None:
+                stack.callback(self._shared.close)
             stack.callback(self.maintenance.stop)
 
     def _last_flush(self) -> None:
         try:
-            self.flush(Trigger.SHUTDOWN)
+            self.flusher.flush(Trigger.SHUTDOWN)
         except PenstockError as error:
             if not self.config.has_wal:
                 raise
             _LOGGER.error("what is open stays in the log: %s", error)
 
     def _clear_log(self) -> None:
-        """Remove segments that everybody has resolved, and empty the log once no segment is left.
+        """Remove segments that every subscriber has resolved, and empty the log once no segment is left.
 
         As long as one is left the log stays: a damaged segment can be rebuilt from it.
         """
         try:
-            self.maintenance.reap_last()
+            self.space.reap()
             if self.wal is not None and not self.store.infos() and not self.memtable.memory_bytes:
                 self.wal.clear()
         except PenstockError as error:

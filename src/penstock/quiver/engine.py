@@ -22,10 +22,9 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 from penstock.quiver.append import Batches, EncodedBundle, Receipt, encode_bundle, raw_batch
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.core import Core, Runtime
+from penstock.quiver.core import Core, QuiverStats, Runtime
 from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.errors import AtCapacity, Closed, Locked
-from penstock.quiver.metrics import QuiverStats
 from penstock.quiver.model import BundleRef, Signal, raw_slot
 from penstock.quiver.offsets.state import Subscriber
 from penstock.quiver.tools.dataset import Instant, scan_segments, select
@@ -103,7 +102,8 @@ class Quiver:
         A single batch goes into the flat slot of its `signal`, or into `slot`; without either it is no
         telemetry. Each slot's batch is delivered as a bundle of its own. Raises `AtCapacity` when a cap is
         reached and nothing may be deleted, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
-        raises. After an error the batch is not accepted, though it may reappear if the machine stops at once.
+        raises. After an error the batch is not accepted, though it may reappear if the machine stops right
+        then.
         """
         self.check_open()
         return self._accept(encode_bundle(data, signal=signal, slot=slot))
@@ -188,7 +188,7 @@ class Quiver:
         return bundle
 
     def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """Acknowledge every bundle of a segment at once. Return False when none was left."""
+        """Acknowledge every bundle of a segment. Return False if none was left."""
         self.check_open()
         return self._core.deliveries.ack_segment(subscriber, segment_seq)
 
@@ -216,8 +216,8 @@ class Quiver:
     def flush(self) -> None:
         """Return when everything accepted so far is in segments, which are ready to be delivered."""
         self.check_open()
-        with self._core.maintenance.at_work():
-            self._core.flush()
+        with self._core.guard.at_work():
+            self._core.flusher.flush()
 
     def maintain(self) -> None:
         """Do what is due now: seal, redeliver, sync, delete. Raises what the disk raises."""
@@ -360,7 +360,7 @@ class AsyncQuiver:
             try:
                 loop.call_soon_threadsafe(_answer, answer, receipt, error)
             except RuntimeError:
-                return  # the loop is closed, and nobody waits any more
+                return  # the loop is closed, so nothing waits any more
 
         await self._take_room(bundle.byte_count)
         try:
@@ -410,7 +410,7 @@ class AsyncQuiver:
         try:
             bundle = await self._run(lambda: self._core.read(claim))
         except BaseException:
-            # Nobody gets the bundle. If the read goes on, what it makes of the claim comes too late.
+            # The caller does not get the bundle; a read that continues finds the claim ended.
             self._core.deliveries.abandon(claim)
             raise
         self._warm.append(seq)

@@ -1,10 +1,8 @@
-"""What Quiver refuses, by what the caller should do about it.
+"""The errors of Quiver, by what the caller should do about them.
 
-Unavailable   AtCapacity          the buffer is full: try again after `retry_after_s`
-              Locked              another process has the directory open
-Rejected      Closed              the buffer was closed
-              UnknownSubscriber   nobody registered that name
-Conflict      StaleClaim          the claim ended before it was resolved; the bundle is somebody else's now
+Unavailable AtCapacity the buffer is full: try again after `retry_after_s` Locked another process has the
+directory open Rejected Closed the buffer was closed UnknownSubscriber no subscriber is registered under that
+name Conflict StaleClaim the claim ended before it was resolved; the bundle may be claimed by another consumer
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from penstock.storage import LockHeld
 
 
 class AtCapacity(Unavailable):
-    """Nothing was taken: a cap is reached, and making room would lose data that nobody has processed."""
+    """Nothing was accepted: a cap is reached, and freeing space would drop data that is not processed."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -30,7 +28,7 @@ class Closed(Rejected):
 
 
 class UnknownSubscriber(NotFound):
-    """Nobody registered a subscriber of that name."""
+    """No subscriber is registered under that name."""
 
 
 class StaleClaim(Conflict):

@@ -1,38 +1,8 @@
-"""Statistics of an open Quiver for people, and its metrics for a dashboard."""
+"""The metrics of an open Quiver."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from penstock.metrics import Registry
-from penstock.quiver.offsets.state import Subscriber
-
-if TYPE_CHECKING:
-    from penstock.quiver.recovery import Recovered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuiverStats:
-    """One core as it was when somebody asked. Sizes are bytes."""
-
-    segments: int
-    segment_bytes: int
-    open_bytes: int
-    open_streams: int
-    sealed_segments: int
-    """Sealed and not yet on disk."""
-    wal_bytes: int
-    wal_files: int
-    wal_cursor: int
-    """The lowest position of the log that is still needed."""
-    next_segment_seq: int
-    next_wal_seq: int
-    disk_bytes: int
-    cap_bytes: int
-    subscribers: tuple[Subscriber, ...]
-    damage: tuple[str, ...]
-    """What could not be read at the start, in words."""
 
 
 class QuiverMetrics:
@@ -56,14 +26,20 @@ class QuiverMetrics:
         )
         self.expired = counter("quiver.recovery.expired_total", "bundles of the log that were too old")
 
-    def recovered(self, found: Recovered, seconds: float) -> None:
-        """Tell what a start did."""
-        self.recovery_s.set(seconds)
-        self.replayed.set(found.replayed)
-        self.deduplicated.set(found.deduplicated)
-        self.expired.inc(found.expired)
-        if found.replay is not None:
-            self.wal_corrupt.inc(len(found.replay.damage))
+
+class RetentionMetrics:
+    """The metrics of caps and deletions; asking again for one registry gives the same metrics."""
+
+    def __init__(self, registry: Registry) -> None:
+        counter, gauge = registry.counter, registry.gauge
+        self.evictions = counter("quiver.gc.evictions_total", "segments deleted", ("reason",))
+        self.emergencies = counter(
+            "quiver.retention.size_emergency_total",
+            "times that the cap made unprocessed data go",
+        )
+        self.throttles = counter("quiver.ingest.throttle_total", "writes refused or held up by a cap")
+        self.core_bytes = gauge("quiver.core.bytes", "bytes on disk", ("core_id",))
+        self.cap_fraction = gauge("quiver.core.cap_fraction", "bytes on disk by the cap", ("core_id",))
 
 
 class DeliveryMetrics:
@@ -73,12 +49,6 @@ class DeliveryMetrics:
         by_subscriber = ("subscriber",)
         by_loss = ("reason", "signal")
         counter, gauge = registry.counter, registry.gauge
-        self.evictions = counter("quiver.gc.evictions_total", "segments deleted", ("reason",))
-        self.emergencies = counter(
-            "quiver.retention.size_emergency_total",
-            "times that the cap made unprocessed data go",
-        )
-        self.throttles = counter("quiver.ingest.throttle_total", "writes refused or held up by a cap")
         self.dropped_segments = counter(
             "quiver.subscriber.dropped_segments_total",
             "segments dropped unprocessed",
@@ -98,8 +68,6 @@ class DeliveryMetrics:
         self.lost_bundles = counter("quiver.loss.bundles", "bundles lost to somebody", by_loss)
         self.lost_items = counter("quiver.loss.items", "items lost to somebody", by_loss)
         self.lost_bytes = counter("quiver.loss.bytes", "bytes of segments lost to somebody", by_loss)
-        self.core_bytes = gauge("quiver.core.bytes", "bytes on disk", ("core_id",))
-        self.cap_fraction = gauge("quiver.core.cap_fraction", "bytes on disk by the cap", ("core_id",))
         self.log_bytes = gauge("quiver.ack_log.bytes", "bytes of the acknowledgement log")
         self.log_records = gauge("quiver.ack_log.records", "records written since the start")
         self.since_checkpoint = gauge("quiver.ack_log.since_checkpoint", "records behind the last checkpoint")

@@ -8,7 +8,7 @@ log. A *slot* says which kind of payload a batch is; its number is on disk and n
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput
 
 
 class Signal(enum.StrEnum):
-    """What kind of telemetry a batch carries."""
+    """The kind of telemetry in a batch."""
 
     TRACES = "traces"
     METRICS = "metrics"
@@ -118,7 +118,7 @@ SLOTS: Final[Mapping[int, str]] = MappingProxyType(
         63: "other",
     }
 )
-"""Every slot that has a meaning; 63 is for batches that are no telemetry."""
+"""The slots with a meaning; 63 is for batches that are no telemetry."""
 
 _FLAT: Final = {Signal.TRACES: 50, Signal.LOGS: 51, Signal.METRICS: 52, Signal.OTHER: 63}
 _RAW: Final = {Signal.LOGS: 60, Signal.TRACES: 61, Signal.METRICS: 62}
@@ -135,7 +135,7 @@ _TIMES: Final = ("time", "observed_time", "timestamp", "start_time")
 
 
 def slot_name(slot: int) -> str:
-    """What the slot is called. Raises `InvalidInput` for a number without a meaning."""
+    """Return the name of a slot. Raises `InvalidInput` for a number without a meaning."""
     name = SLOTS.get(slot)
     if name is None:
         raise InvalidInput(f"slot {slot} is not in the slot table; batches of your own go into slot 63")
@@ -143,7 +143,7 @@ def slot_name(slot: int) -> str:
 
 
 def signal_of(slot: int) -> Signal:
-    """The signal that a slot belongs to; `OTHER` for the slots that all signals share."""
+    """Return the signal of a slot; `OTHER` for the slots that all signals share."""
     slot_name(slot)
     if 10 <= slot < 30:
         return Signal.METRICS
@@ -155,12 +155,12 @@ def signal_of(slot: int) -> Signal:
 
 
 def flat_slot(signal: Signal) -> int:
-    """The slot of the one wide table of a signal."""
+    """Return the slot of the flat table of a signal."""
     return _FLAT[signal]
 
 
 def raw_slot(signal: Signal) -> int:
-    """The slot of requests that are kept as they came. Raises `InvalidInput` for a signal without one."""
+    """Return the slot of requests that are stored unchanged. Raises `InvalidInput` if there is none."""
     slot = _RAW.get(signal)
     if slot is None:
         raise InvalidInput(
@@ -170,5 +170,44 @@ def raw_slot(signal: Signal) -> int:
 
 
 def event_columns(slot: int) -> tuple[str, ...]:
-    """The columns that may hold the event time of this slot's rows, best first."""
+    """Return the columns that may hold the event time of a slot's rows, best first."""
     return _SPAN_TIMES if slot in (40, 50) else _TIMES
+
+
+class Trigger(enum.StrEnum):
+    """Why a segment was sealed."""
+
+    SIZE = "size"
+    AGE = "age"
+    STREAMS = "streams"
+    WAL_CAP = "wal_cap"
+    PRESSURE = "pressure"
+    FLUSH = "flush"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamKey:
+    """One stream: all batches of a slot that have one schema."""
+
+    slot: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SealedSegment:
+    """The bundles of one segment, complete and waiting to be written. At least one part."""
+
+    key: StreamKey
+    parts: Sequence[Pending]
+    byte_count: int
+    trigger: Trigger
+
+    @property
+    def signal(self) -> Signal:
+        return signal_of(self.key.slot)
+
+    @property
+    def wal_start(self) -> int:
+        """The lowest log position that is needed until this segment is committed."""
+        return min(part.wal_start for part in self.parts)

@@ -1,4 +1,4 @@
-"""How much of the disk one core may use, how much it uses, and how much a bundle takes.
+"""The disk quota of one core: how much it may use, how much it uses, and how much a bundle takes.
 
 Bytes are charged before they are written and released after their file is gone, so the count is never below
 what is on the disk. The cap cannot see what others do to the device: too little free space counts as over it.
@@ -7,20 +7,18 @@ what is on the disk. The cap cannot see what others do to the device: too little
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import FileSystem
 from penstock.units import format_size
 
-if TYPE_CHECKING:
-    from penstock.quiver.retention.shared_quota import SharedQuota
-
 FRAME_BYTES: Final = 2048
 """About what a segment has besides its bundles: schema, footer and sidecar."""
 _ACK_LOG_SHARE: Final = 16
-"""This part of the cap is left to the log of answers, which is never empty."""
+"""The share of the cap for the offset log, which is never empty."""
 _LOOK_EVERY_S: Final = 1.0
 
 
@@ -57,8 +55,8 @@ def largest_bundle(most_bytes: int, *, target_bytes: int, has_wal: bool) -> int:
 class Quota:
     """The bytes of one core, by their kind. Safe to use from any thread.
 
-    `hard_bytes` is this core's share of the cap; writers are held up one segment before it, so that open
-    segments can still be written. With a `shared` quota it is what the others leave instead.
+    `hard_bytes` is this core's share of the cap; writers wait one segment before it, so that open segments
+    can still be written. `limit` returns what other cores leave, which replaces the share.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Quota:
         wal_bytes: int = 0,
         min_free_bytes: int = 0,
         clock: Clock = SYSTEM_CLOCK,
-        shared: SharedQuota | None = None,
+        limit: Callable[[], int] | None = None,
     ) -> None:
         least = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
         if hard_bytes < least:
@@ -85,7 +83,7 @@ class Quota:
         self._target_bytes = target_bytes
         self._min_free_bytes = min_free_bytes
         self._clock = clock
-        self._shared = shared
+        self._limit = limit
         self._lock = threading.Lock()
         self._bytes: dict[str, int] = {}
         self._looked_s: float | None = None
@@ -99,7 +97,7 @@ class Quota:
     @property
     def hard_bytes(self) -> int:
         """The bytes that this core may use now."""
-        return self._hard_bytes if self._shared is None else self._shared.limit()
+        return self._hard_bytes if self._limit is None else self._limit()
 
     @property
     def target_bytes(self) -> int:
@@ -108,7 +106,7 @@ class Quota:
 
     @property
     def soft_bytes(self) -> int:
-        """The bytes from which on writers are held up."""
+        """The bytes above which writers wait."""
         return self.hard_bytes - self._target_bytes
 
     @property
@@ -144,6 +142,6 @@ class Quota:
             try:
                 self._lacking = self._min_free_bytes - self._fs.free_bytes(self._directory)
             except PenstockError:
-                self._lacking = 0  # a device that cannot be asked tells when it is written to
+                self._lacking = 0  # if it is really in trouble, the next write fails
             self._looked_s = now_s
         return self._lacking + more_bytes

@@ -1,11 +1,11 @@
-"""What a core directory holds after whatever happened, put in order.
+"""Recovery of a core directory, whatever happened to it.
 
 The order is that of the dependencies: progress first, then segments, then the two compared, then the log.
-Running it again, also after a crash in the middle, leads to the same state.
+Running it again, even after a crash in the middle, leads to the same state.
 
 A segment holds one stream, and between its first and its last entry the log has entries of other streams too.
 So neither the cursor nor a segment's range says which entries are committed; the numbers that the segment's
-own bundles carry do. An entry with several slots may be committed in part: each part is looked up by itself.
+own bundles carry do. An entry with several slots may be committed in part: each part is looked up separately.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ from dataclasses import dataclass, field
 from penstock.clock import Clock
 from penstock.errors import Corrupt
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.model import Pending
+from penstock.quiver.model import Pending, SealedSegment, SegmentInfo, StreamKey, Trigger
 from penstock.quiver.offsets.log import OffsetLogSettings, RecoveryReport
 from penstock.quiver.offsets.store import SubscriptionStore
-from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.wal.entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
+from penstock.quiver.wal.entry import (
+    ENTRY_BYTES_MIN,
+    EntryType,
+    SlotPart,
+    WalEntry,
+    WalFormat,
+    entry_body,
+    entry_type,
+)
+from penstock.quiver.wal.layout import QuiverLayout
 from penstock.quiver.wal.log import Wal
 from penstock.quiver.wal.payload import decode_batch
 from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
-from penstock.storage import FileSystem, write_durably
+from penstock.storage import FileSystem, LogPosition, scan, write_durably
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"
@@ -42,7 +50,7 @@ class Recovered:
     offsets: SubscriptionStore
     store: SegmentStore
     wal: Wal | None
-    reconciled: RecoveryReport
+    losses: RecoveryReport
     next_segment_seq: int
     cursor: int
     replay: WalReplay | None
@@ -111,8 +119,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     replay = read_wal(fs, wal_dir)
     first_seq = _first_seq(replay)
     _refuse_damage(replay, config)
-    offsets = SubscriptionStore.open(fs, core_dir, _ack_settings(config), clock)
-    replay.expect(offsets.logged[0])
+    offsets = SubscriptionStore(fs, core_dir, _ack_settings(config), clock)
+    replay.expect(offsets.state.logged[0])
     _refuse_damage(replay, config)
     store = SegmentStore.open(
         fs,
@@ -129,10 +137,10 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         committed = _committed(store, first_seq)
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
-    unlogged = _unlogged(replay, store, offsets.logged)
-    gaps = _uncounted(fs, quarantine, replay, offsets.logged[1])
+    unlogged = _unlogged(replay, store, offsets.state.logged)
+    gaps = _uncounted(fs, quarantine, replay, offsets.state.logged[1])
     unlogged += sum(_missing(gap, store) for gap in gaps)
-    reconciled = offsets.reconcile(
+    losses = offsets.reconcile(
         store.infos(),
         expired_before_ns=expired_before_ns,
         highest_seq=store.highest_seq,
@@ -146,8 +154,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         offsets=offsets,
         store=store,
         wal=None,
-        reconciled=reconciled,
-        next_segment_seq=max(offsets.next_segment_seq_floor, store.highest_seq + 1),
+        losses=losses,
+        next_segment_seq=max(offsets.state.next_segment_seq, store.highest_seq + 1),
         cursor=replay.cursor,
         replay=replay,
         expired_before_ns=expired_before_ns,
@@ -160,9 +168,9 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     if not replay.highest_seq:
         # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
         numbers.append(replay.end)
-    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))
+    found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))
     if replay.is_short:
-        # Nobody knows how many bundles were in what is gone, but that they fitted into the log.
+        # The number of lost bundles is unknown, but they fitted into the log.
         found.next_wal_seq += config.wal.max_bytes // ENTRY_BYTES_MIN
     return found
 
@@ -184,12 +192,12 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
     copies = quarantine_damage(fs, replay, quarantine)
     for damage in replay.damage:
         found.report(f"the log is damaged: {damage}")
-    if found.reconciled.unlogged:
+    if found.losses.unlogged:
         found.report(
-            f"{found.reconciled.unlogged} accepted bundles up to number {found.offsets.logged[1]} are "
+            f"{found.losses.unlogged} accepted bundles up to number {found.offsets.state.logged[1]} are "
             "neither in a segment nor in the log: they are recorded as dropped for every subscriber"
         )
-    for first, last in found.reconciled.missing:
+    for first, last in found.losses.missing:
         found.damage.append(f"segments {first} to {last} are missing and recorded as dropped")
     for copy in copies:
         _LOGGER.error("the damaged part of the log was copied to %s", copy)
@@ -215,7 +223,7 @@ def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -
 
 
 def _uncounted(fs: FileSystem, quarantine: str, replay: WalReplay, last_seq: int) -> list[Gap]:
-    """The gaps that no earlier start has counted: a damaged file stays until nothing in it is needed."""
+    """Return the gaps that no earlier start has counted: a damaged file stays until it is not needed."""
     names = {name for name, _ in fs.list_files(quarantine)}
     return [gap for gap in replay.gaps(last_seq) if f"{_COUNTED}{gap.first}" not in names]
 
@@ -228,7 +236,7 @@ def _note_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list
 
 
 def _missing(gap: Gap, store: SegmentStore) -> int:
-    """How many bundles of a gap in the log no committed segment has, at most."""
+    """Return the maximum number of bundles of a gap in the log that no committed segment has."""
     committed = set().union(*_committed(store, gap.first).values())
     missing = gap.last + 1 - gap.first - sum(gap.first <= seq <= gap.last for seq in committed)
     return max(0, min(missing, gap.byte_count // ENTRY_BYTES_MIN))
@@ -258,4 +266,79 @@ def _ack_settings(config: QuiverConfig) -> OffsetLogSettings:
         checkpoint_bytes=config.ack.checkpoint_log_bytes,
         checkpoint_records=config.ack.checkpoint_records,
         checkpoint_interval_s=config.ack.checkpoint_interval_s,
+    )
+
+
+def rebuild_segments(
+    store: SegmentStore, offsets: SubscriptionStore, fs: FileSystem, wal_dir: str
+) -> list[int]:
+    """Rebuild every quarantined segment that a subscriber needs and that the log has completely.
+
+    Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
+    a crash. Raises what the disk raises.
+    """
+    rebuilt: list[int] = []
+    for seq, info in store.quarantined.items():
+        is_awaited = info is not None and offsets.state.is_awaited(seq, info.bundle_count)
+        if info is not None and is_awaited and rebuild_segment(store, info, fs, wal_dir):
+            rebuilt.append(seq)
+    return rebuilt
+
+
+def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
+    """Write this segment again if the log has all of it. Raises what the disk raises.
+
+    Reads the log from its oldest file on, even while it is written.
+    """
+    parts = list(_parts_of(info, fs, wal_dir))
+    rows = sum(part.batch.num_rows for part in parts)
+    if (len(parts), rows) != (info.bundle_count, info.item_count):
+        return False
+    sealed = SealedSegment(
+        key=StreamKey(info.slot, bytes.fromhex(info.schema_hash)),
+        parts=parts,
+        byte_count=sum(part.byte_count for part in parts),
+        trigger=Trigger.FLUSH,
+    )
+    store.put_back(sealed, info, "put together again from the log")
+    return True
+
+
+def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
+    """Yield what the log has of a segment, each entry once, even from before the cursor."""
+    layout = QuiverLayout()
+    last = info.wal_seq_min - 1
+    for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
+        try:
+            frame = file.bytes_of(start, end)
+            if entry_type(frame, 0) != EntryType.BUNDLE:
+                continue
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
+        except Corrupt:
+            continue
+        if not last < entry.wal_seq <= info.wal_seq_max:
+            continue
+        last = entry.wal_seq
+        first = layout.position(LogPosition(file.number, start))
+        for part in entry.parts:
+            if (part.slot, part.fingerprint.hex()) == (info.slot, info.schema_hash):
+                pending = _pending(entry, part, first, first + end - start)
+                if pending is not None:
+                    yield pending
+
+
+def _pending(entry: WalEntry, part: SlotPart, start: int, end: int) -> Pending | None:
+    try:
+        batch = decode_batch(part)
+    except Corrupt:
+        return None
+    return Pending(
+        slot=part.slot,
+        batch=batch,
+        fingerprint=part.fingerprint,
+        ingest_ns=entry.ingest_ns,
+        wal_seq=entry.wal_seq,
+        wal_start=start,
+        wal_end=end,
+        byte_count=part.byte_count,
     )

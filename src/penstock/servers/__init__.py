@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from penstock.servers.process import serve_topics
     from penstock.servers.scheduling import shorten_slice
     from penstock.servers.settings import ServerSettings, check_reach, is_loopback, unknown_variables
-    from penstock.servers.timeseries.process import serve_timeseries
+    from penstock.servers.timeseries.routes import serve_timeseries
     from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
     from penstock.servers.topics.answers import read_cursor
     from penstock.servers.topics.sse import HEADERS, RETRY, event
-    from penstock.servers.vector.process import serve_vector
+    from penstock.servers.vector.routes import serve_vector
     from penstock.servers.vector.settings import VectorSettings
 
 __all__ = [
@@ -46,11 +46,11 @@ if not TYPE_CHECKING:
             "process": "serve_topics",
             "scheduling": "shorten_slice",
             "settings": "ServerSettings check_reach is_loopback unknown_variables",
-            "timeseries.process": "serve_timeseries",
+            "timeseries.routes": "serve_timeseries",
             "timeseries.settings": "Acknowledge TimeSeriesSettings",
             "topics.answers": "read_cursor",
             "topics.sse": "HEADERS RETRY event",
-            "vector.process": "serve_vector",
+            "vector.routes": "serve_vector",
             "vector.settings": "VectorSettings",
         },
     )

@@ -1,4 +1,4 @@
-"""A database behind a port, from the bind to its last flush.
+"""Serve a database, from the bind of its port to its last flush.
 
 The port is taken first: a server that cannot have it does not fence the one that has it. Then the database is
 opened, and whatever feeds it is started. A word to stop, or what went wrong, ends it in the other order: what
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
+from penstock.coordinator import SyncMode
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.http import (
     App,
     Call,
@@ -33,6 +34,7 @@ from penstock.http import (
     Routes,
     Scope,
     Sites,
+    sites_of,
 )
 from penstock.metrics import Gauge
 from penstock.servers.process import DRAIN_S, write_port_file
@@ -152,7 +154,7 @@ class DecodedBytes:
 
 
 class Held:
-    """What one request holds."""
+    """The bytes that one request holds."""
 
     def __init__(self, total: DecodedBytes) -> None:
         self._total = total
@@ -185,15 +187,15 @@ class Database(Protocol):
 
     @property
     def failed(self) -> Exception | None:
-        """What stopped it, if anything did."""
+        """The error that stopped it, if any."""
         ...
 
     async def failure(self) -> Exception:
-        """Wait until it stops by itself, and return why."""
+        """Wait until it stops after a failure, and return the reason."""
         ...
 
     async def check(self) -> None:
-        """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows.
+        """Raises `Fenced` if another process has it, `Unavailable` if that is not known.
 
         What else it raises says that it will not answer again: the server ends with it.
         """
@@ -225,7 +227,7 @@ def _stalled(database: Database) -> str:
 
 
 class Source(Protocol):
-    """What fills a database besides HTTP, for as long as it is served."""
+    """A source that writes to a database while it is served."""
 
     async def run(self) -> object:
         """Work until stopped. What it raises ends the server."""
@@ -242,7 +244,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a server listens; port 0 takes a free one, and `port_file` says which it was."""
+    """The address of a server; port 0 takes a free port, which `port_file` names."""
 
     host: str
     port: int
@@ -250,7 +252,7 @@ class Place:
 
 
 class ServedDatabase(Generic[D]):
-    """What is served, and how it is told of the steps."""
+    """A database that is served, from its bind to its close."""
 
     def __init__(
         self,
@@ -407,7 +409,7 @@ async def _closed(database: Database, working: asyncio.Future[object] | None) ->
 
 
 async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
-    """What `opening` returns; None if the process is to stop before."""
+    """Return the result of `opening`; None if the process is to stop first."""
     task = asyncio.ensure_future(opening)
     stopping = asyncio.ensure_future(stop.wait())
     taken = False
@@ -446,3 +448,92 @@ async def _given_up(task: asyncio.Future[T]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PenstockError):
             await task
+
+
+class DatabaseSettings(Protocol):
+    """The address of a database server, and its keys."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def port_file(self) -> str | None: ...
+    @property
+    def keys(self) -> Keyring: ...
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+    @property
+    def body_bytes_max(self) -> int: ...
+
+
+class DatabaseApi(Generic[D]):
+    """The part that the handlers of all databases share: the database, once it is open."""
+
+    def __init__(self, noun: str) -> None:
+        """`noun` is what messages call the database."""
+        self.database: D | None = None
+        self.draining = False
+        self._noun = noun
+
+    def check_ready(self) -> None:
+        """Raises `Unavailable` while requests cannot be served."""
+        self.check_failed()
+        if self.database is None:
+            raise Unavailable(f"the {self._noun} is being opened")
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+
+    def check_failed(self) -> None:
+        """Raises `Unavailable` if the database has stopped after a failure."""
+        if self.database is not None and self.database.failed is not None:
+            raise Unavailable(f"the {self._noun} has stopped: {self.database.failed}")
+
+    @property
+    def _db(self) -> D:
+        self.check_ready()
+        assert self.database is not None
+        return self.database
+
+
+async def serve_database(
+    app: DatabaseApp[Any],
+    api: DatabaseApi[D],
+    settings: DatabaseSettings,
+    stop: asyncio.Event,
+    *,
+    opening: Callable[[], Coroutine[None, None, D]],
+    sync_mode: SyncMode,
+    source: Callable[[D], Source] | None,
+    clock: Clock,
+    on_bound: Callable[[str, int], None] | None,
+    on_ready: Callable[[D], None] | None,
+) -> None:
+    """Serve a database until `stop` is set; then everything that was accepted is durable.
+
+    Raises what `ServedDatabase.serve` and `opening` raise, and `ConfigError` for a source whose records no
+    flush would make durable.
+    """
+    if source is not None and sync_mode is SyncMode.EXPLICIT:
+        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
+
+    def opened(database: D) -> None:
+        api.database = database
+        if on_ready is not None:
+            on_ready(database)
+
+    def draining() -> None:
+        api.draining = True
+
+    served = ServedDatabase(
+        app,
+        Place(host=settings.host, port=settings.port, port_file=settings.port_file),
+        opening=opening,
+        opened=opened,
+        draining=draining,
+        source=source,
+        limits=HttpLimits.for_bodies(settings.body_bytes_max),
+        sites=sites_of(settings.host, settings.keys, settings.allowed_hosts),
+        clock=clock,
+    )
+    await served.serve(stop, on_bound=on_bound)

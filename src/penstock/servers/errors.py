@@ -61,7 +61,7 @@ def error_response(
 
 
 def told(error: Exception) -> str:
-    """What a client reads of an error. What is left out, a path of this machine, is in the log."""
+    """Return the text of an error for clients. Paths of this machine are left out, and logged."""
     text = public_text(error)
     if text != str(error):
         _LOG.warning("%s: %s", type(error).__name__, error)
@@ -69,7 +69,7 @@ def told(error: Exception) -> str:
 
 
 def response_to(error: Exception, request: Request | None = None) -> Response:
-    """What a client is told about an error; what nobody expected is logged and told as `internal`."""
+    """Return the response for an error; unexpected errors are logged and reported as `internal`."""
     if isinstance(error, Refusal):
         return error_response(error.code, str(error), error.detail, error.headers)
     if isinstance(error, TopicError):

@@ -31,7 +31,7 @@ class RequestLimiter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """What may be open for long; 0 sets no bound."""
+    """Limits of long-lived responses; 0 sets no bound."""
 
     sessions_max: int = 10_000
     """Watch sessions, with and without a stream."""

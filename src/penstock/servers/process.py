@@ -9,15 +9,15 @@ import os
 import resource
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
 from penstock.http import HttpLimits, Listener, sites_of
 from penstock.servers.settings import ServerSettings, check_exposure, check_places
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.routes import TopicsApi, topics_app
 from penstock.storage import data_modes
+from penstock.topics import Engine
 
 T = TypeVar("T")
 
@@ -28,19 +28,9 @@ _SPARE_FILES: Final = 256
 """File descriptors kept for the log, segments and cold reads."""
 
 
-class ManagedEngine(TopicsEngine, Protocol):
-    """An engine whose life the process owns."""
-
-    async def start(self) -> None:
-        """Recover; `ready` from then on."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 async def serve_topics(
     settings: ServerSettings,
-    engine: ManagedEngine,
+    engine: Engine,
     stop: asyncio.Event,
     *,
     clock: Clock = SYSTEM_CLOCK,
@@ -84,7 +74,7 @@ async def serve_topics(
         await engine.close()
 
 
-async def _begin(engine: ManagedEngine) -> asyncio.Task[None]:
+async def _begin(engine: Engine) -> asyncio.Task[None]:
     """The start of the engine, as far as it gets without waiting. Raises what ends it there."""
     starting = asyncio.ensure_future(engine.start())
     await asyncio.sleep(0)
@@ -135,7 +125,7 @@ def _limits(settings: ServerSettings) -> HttpLimits:
 
 
 def write_port_file(path: str, host: str, port: int) -> None:
-    """`host:port` in one step, so that whoever waits for the file never reads half of it."""
+    """Write `host:port` in one step, so that no reader of the file sees half of it."""
     staged = f"{path}.{os.getpid()}.tmp"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

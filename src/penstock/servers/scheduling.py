@@ -1,8 +1,8 @@
-"""How soon the kernel lets the event loop go on beside threads that compute.
+"""Scheduling of the event loop by the kernel, beside threads that compute.
 
 Where every core is busy, a thread that wakes waits until the one that runs has used up its slice, which the
 kernel may look at only with its next tick: 4 ms at 250 Hz. A thread that asks for shorter slices than the
-others may interrupt them when it wakes. It gets no larger share of the processor for that: nobody starves.
+others may interrupt them when it wakes. Its share of the processor stays the same: no thread starves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _RESET_ON_FORK: Final = 0x01
 
 
 def shorten_slice() -> bool:
-    """Ask for the calling thread to go on soon after it wakes, and say whether the kernel agreed.
+    """Ask that the calling thread runs soon after it wakes, and return whether the kernel agreed.
 
     Threads and processes that it starts from now on have slices as always. Linux 6.12 and later can do this;
-    elsewhere, where it is not permitted, and where somebody has given the thread a policy or a priority of
+    elsewhere, where it is not permitted, and where the thread was given a policy or a priority of
     its own, nothing changes.
     """
     calls = _CALLS.get(platform.machine()) if sys.platform == "linux" else None

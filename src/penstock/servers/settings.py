@@ -1,20 +1,24 @@
-"""`TOPICS_*` of the environment as settings. A value that makes no sense is refused with a sentence."""
+"""Settings of the servers: `TOPICS_*` of the environment, and what the servers of both databases share.
+
+A wrong value raises `ConfigError`, which says what was found and what is expected.
+"""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
+from penstock.config import check_whole_numbers, closest
 from penstock.errors import ConfigError
 from penstock.http import Keyring, allowed_hosts
 from penstock.objects import StoreAddress
 from penstock.servers.limits import StreamLimits
 from penstock.topics import WAL_SHARDS_MAX, EngineConfig
+from penstock.units import DurationLike, SizeLike, convert_units, seconds_of, size_of
 
 _TRUE: Final = frozenset({"1", "true"})
 _FALSE: Final = frozenset({"", "0", "false"})
@@ -30,10 +34,10 @@ _READ: Final = (
 )
 _NOT_READ: Final = frozenset(
     {
-        # Of the contract, for what is not there yet or cannot be set.
+        # Variables of the contract for limits that cannot be changed here.
         *("MAX_BATCH_RECORDS", "MAX_RECORD_BYTES", "MAX_META_BYTES", "MAX_TAG_BYTES", "MAX_NODE_BYTES"),
         *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM"),
-        # Of the client, which may well have the same environment.
+        # Variables of the client, which may run in the same environment.
         *("URL", "API_KEY"),
     }
 )
@@ -41,7 +45,7 @@ _NOT_READ: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Everything `penstock topics serve` needs to know."""
+    """All settings of `penstock topics serve`."""
 
     host: str = "127.0.0.1"
     port: int = 4000
@@ -50,8 +54,8 @@ class ServerSettings:
     probes_need_key: bool = False
     allow_no_keys: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    """Without keys: names in `Host` and `Origin` besides addresses, localhost and this machine's name;
-    `*` for any."""
+    """Without keys: accepted names in `Host` and `Origin`, besides addresses, localhost and the name of this
+    machine. `*` accepts any."""
     body_bytes_max: int = 64 * 1024**2
     in_flight_per_key_max: int = 1000
     streams: StreamLimits = field(default_factory=StreamLimits)
@@ -60,7 +64,7 @@ class ServerSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> ServerSettings:
-        """Raises `ConfigError`, which names the variable."""
+        """Read the environment. Raises `ConfigError` naming the variable."""
         env = _Environment(environ)
         host, port = env.address()
         return cls(
@@ -114,7 +118,7 @@ class _Environment:
         return level
 
     def shards(self) -> int:
-        """What cannot be read, or is 0, is the default: so says the contract."""
+        """Return the number of shards. By the contract, 0 and text that is not a number mean the default."""
         text = self.text("TOPICS_WAL_SHARDS") or ""
         digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
         if not digits:
@@ -160,7 +164,7 @@ class _Environment:
         try:
             return self._engine()
         except ConfigError as error:
-            # The engine speaks of its fields; they have the names of the variables.
+            # An error of the engine starts with the name of a field, which is that of its variable.
             field_name, _, rest = str(error).partition(":")
             known = field_name in EngineConfig.__dataclass_fields__
             raise ConfigError(f"{_PREFIX}{field_name.upper()}:{rest}" if known else str(error)) from error
@@ -184,14 +188,14 @@ class _Environment:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each `TOPICS_*` that means nothing; it never quotes a value, which may be a secret."""
+    """Return a warning for each unknown `TOPICS_*`. It never quotes a value, which may be a secret."""
     names = sorted(name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX))
     sentences = []
     for name in names:
         if name in _READ or name in _NOT_READ:
             continue
-        nearest = difflib.get_close_matches(name, _READ, n=1)
-        hint = f"; did you mean {_PREFIX}{nearest[0]}?" if nearest else ""
+        near = closest(name, _READ)
+        hint = f"; did you mean {_PREFIX}{near}?" if near else ""
         sentences.append(f"{_PREFIX}{name} is set and has no meaning{hint}")
     return sentences
 
@@ -205,7 +209,7 @@ def _is_ip(host: str) -> bool:
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Raises `ConfigError` if others could reach a server without keys."""
+    """Raise `ConfigError` if other machines could reach a server without keys."""
     if len(settings.keys) or settings.allow_no_keys or is_loopback(settings.host):
         return
     raise ConfigError(
@@ -216,18 +220,18 @@ def check_exposure(settings: ServerSettings) -> None:
 
 
 def check_places(settings: ServerSettings) -> None:
-    """Raises `ConfigError` if a directory of the settings is something else."""
+    """Raise `ConfigError` if a path that must be a directory is something else."""
     places = {"TOPICS_DATA_DIR": settings.engine.data_dir, "TOPICS_COLD_DIR": settings.engine.cold_dir}
     for name, place in places.items():
         if place is None or "://" in place:
             continue
         path = os.path.expanduser(place) if name == "TOPICS_COLD_DIR" else place
         if os.path.exists(path) and not os.path.isdir(path):
-            raise ConfigError(f"{name} is {place!r}, which is no directory")
+            raise ConfigError(f"{name} is {place!r}, which is not a directory")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of `host` is this machine's own."""
+    """Return whether every address of `host` belongs to this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -235,8 +239,66 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
 
 
-def check_reach(host: str, *, has_keys: bool, allowed: bool, way_out: str) -> None:
-    """Raises `ConfigError`, with `way_out`, if other machines could reach a server without keys."""
+def check_reach(host: str, *, has_keys: bool, allowed: bool, remedy: str) -> None:
+    """Raise `ConfigError`, ending with `remedy`, if other machines could reach a server without keys."""
     if has_keys or allowed or is_loopback(host):
         return
-    raise ConfigError(f"host {host!r} can be reached from other machines and there are no keys: {way_out}")
+    raise ConfigError(f"host {host!r} can be reached from other machines and there are no keys: {remedy}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSettings:
+    """Where the server of a database listens, who may use it, and how much it accepts at a time.
+
+    Raises `ConfigError` for values that cannot work, and for a server without keys that other machines can
+    reach.
+    """
+
+    KEYS_VARIABLE: ClassVar[str]
+
+    host: str = "127.0.0.1"
+    port: int
+    port_file: str | None = None
+    keys: Keyring = field(default_factory=Keyring)
+    allow_no_keys: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: accepted names in `Host` and `Origin`, besides addresses, localhost and the name of this
+    machine. `*` accepts any."""
+    write_timeout: DurationLike = "5s"
+    """How long a write waits for space before it is refused and has to be retried."""
+    acknowledge_timeout: DurationLike = "30s"
+    """How long an accepted write waits for the storage. After that its outcome is unknown to the client."""
+    max_body_bytes: SizeLike
+    """Limit of one decompressed write."""
+    max_decoded_bytes: SizeLike
+    """Limit of the memory for all writes that are decoded and not applied yet; more are refused and have to
+    be retried."""
+    requests_max: int = 1000
+    """Requests in progress; more are refused and have to be retried."""
+
+    write_timeout_s = seconds_of("write_timeout")
+    acknowledge_timeout_s = seconds_of("acknowledge_timeout")
+    body_bytes_max = size_of("max_body_bytes")
+    decoded_bytes_max = size_of("max_decoded_bytes")
+
+    def __post_init__(self) -> None:
+        convert_units(self)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+        _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
+        if self.keys.has_prefixes:
+            raise ConfigError(
+                f"{self.KEYS_VARIABLE}: keys of a database take no prefixes; each covers all of it"
+            )
+        check_whole_numbers(self, 1, "requests_max", "max_body_bytes")
+        if self.decoded_bytes_max < self.body_bytes_max:
+            raise ConfigError("max_decoded_bytes must be at least max_body_bytes")
+        if self.acknowledge_timeout_s <= 0:
+            raise ConfigError("acknowledge_timeout must be above 0")
+        check_reach(
+            self.host,
+            has_keys=bool(len(self.keys)),
+            allowed=self.allow_no_keys,
+            remedy=f"set {self.KEYS_VARIABLE}, or bind to 127.0.0.1, or pass --allow-no-keys if that is what "
+            "you want",
+        )

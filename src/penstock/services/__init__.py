@@ -1,4 +1,4 @@
-"""Processes that join engines: a topic relayed into a queue, a database fed from one."""
+"""Services that connect engines: relaying a topic into a queue, feeding a database from one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.services.feeding import (
+    from penstock.services.feed import (
         AdoptQueue,
         FedDatabase,
         Feed,
@@ -15,10 +15,22 @@ if TYPE_CHECKING:
         FeedReport,
         RefusedRecord,
         SetAside,
+        read_dead_letters,
     )
     from penstock.services.relay import Relay, RelayReport
-    from penstock.services.relay_config import GAPS, VALUES, OnGap, RelayConfig, Start, Value
-    from penstock.services.relay_errors import RelayGap, RelayTaken, TopicChanged
+    from penstock.services.relay_batch import (
+        GAPS,
+        VALUES,
+        OnGap,
+        RelayConfig,
+        RelayGap,
+        RelayRun,
+        RelayTaken,
+        Start,
+        TopicChanged,
+        Value,
+        decode_run,
+    )
     from penstock.services.timeseries_feed import FedTimeSeries
     from penstock.services.vector_feed import FedVectors
 
@@ -38,21 +50,28 @@ __all__ = [
     "RelayConfig",
     "RelayGap",
     "RelayReport",
+    "RelayRun",
     "RelayTaken",
     "SetAside",
     "Start",
     "TopicChanged",
     "Value",
+    "decode_run",
+    "read_dead_letters",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "feeding": "AdoptQueue FedDatabase Feed FeedConfig FeedReport RefusedRecord SetAside",
+            "feed": (
+                "AdoptQueue FedDatabase Feed FeedConfig FeedReport RefusedRecord SetAside read_dead_letters"
+            ),
             "relay": "Relay RelayReport",
-            "relay_config": "GAPS VALUES OnGap RelayConfig Start Value",
-            "relay_errors": "RelayGap RelayTaken TopicChanged",
+            "relay_batch": (
+                "GAPS VALUES OnGap RelayConfig RelayGap RelayRun RelayTaken Start TopicChanged Value "
+                "decode_run"
+            ),
             "timeseries_feed": "FedTimeSeries",
             "vector_feed": "FedVectors",
         },

@@ -1,13 +1,12 @@
-"""A topic relayed into a queue: each record once, whatever dies in between.
+"""A topic relayed into a queue: each record once, whichever process crashes.
 
-1. The queue knows how far it is: every batch of the relay is appended under (application, last sequence), see
-   `penstock.buffer.transactions`. So batch and position become durable in the same write.
-2. A relay that starts looks there and reads on behind it. There is no other state.
-3. Each append demands that the queue still stands where the relay goes on from. So an attempt whose answer
-   was lost is recognised, and of two relays that run at the same time one is refused.
-4. A record that decoders may refuse, which an earlier version took, is set aside as a dead letter beside the
-   queue, durably, before the batch that passes it; its place is logged.
-5. Records that the topic has evicted are a gap, and `on_gap` says what becomes of it.
+1. The queue stores the position: every batch of the relay is appended as the transaction (application, last
+sequence), see `penstock.buffer`. So batch and position become durable in the same write. 2. A relay that
+starts reads the position and continues after it. There is no other state. 3. Each append requires that the
+queue is still at the position that the relay continues from. So an attempt whose response was lost is
+recognised, and of two concurrent relays one is refused. 4. A record that decoders may refuse, which an
+earlier version accepted, is stored as a dead letter next to the queue, durably, before the batch that passes
+it; its key is logged. 5. Records that the topic has evicted are a gap; `on_gap` says how to handle it.
 
 While one batch is stored, the next is read.
 """
@@ -15,21 +14,52 @@ While one batch is stored, the next is read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import xxhash
 
 from penstock import errors
+from penstock.buffer import (
+    NO_VERSION,
+    Entry,
+    EntryIndex,
+    Metadata,
+    ProducerConfig,
+    QueueReader,
+    StaleTransaction,
+    Transaction,
+    append_batches,
+    find_tag,
+    last_version,
+    read_shards,
+    storage_error,
+    store_batch,
+)
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import NotFound, PenstockError
 from penstock.ids import SYSTEM_RNG
+from penstock.objects import open_store
 from penstock.retry import Backoff, RetryPolicy
-from penstock.services.relay_config import RelayConfig, Start
-from penstock.services.relay_draft import Draft, Gap, Identity, changed
-from penstock.services.relay_errors import RelayGap, TopicChanged
-from penstock.services.relay_target import RelayTarget, open_target
+from penstock.services.feed import cancel_and_wait, unless_set
+from penstock.services.relay_batch import (
+    Gap,
+    Identity,
+    RelayBatch,
+    RelayConfig,
+    RelayGap,
+    RelayTaken,
+    Start,
+    TopicChanged,
+    changed,
+    identity_of,
+)
 from penstock.topics import (
     BATCH_BYTES_MAX,
     DIFF_LIMIT_MAX,
@@ -38,10 +68,9 @@ from penstock.topics import (
     Durability,
     Page,
     TopicState,
+    UnreadableRecord,
     unreadable,
 )
-
-__all__ = ["Relay", "RelayReport"]
 
 T = TypeVar("T")
 
@@ -49,17 +78,19 @@ _PASSING = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
 _LOGGER = logging.getLogger(__name__)
 _GAPS_KEPT = 100
 """Gaps that a report lists; it counts the records of all."""
+_LOOK_BACK: Final = 64
+"""Entries searched, from the newest, for the last one of this relay."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RelayReport:
-    """What one run has done. `through` is the last sequence that the queue has, or that was passed over."""
+    """The result of a run. `through` is the last sequence that the queue has, or that was skipped."""
 
     topic: str
     app: str
     through: int = 0
     head: int = 0
-    """The end of the topic when it was last asked."""
+    """The end of the topic at the last read."""
     records: int = 0
     record_bytes: int = 0
     batches: int = 0
@@ -68,24 +99,215 @@ class RelayReport:
     gaps: list[Gap] = field(default_factory=list)
     """The first of the gaps."""
     unreadable: int = 0
-    """Records that were set aside as dead letters beside the queue."""
+    """Records that were stored as dead letters next to the queue."""
 
     @property
     def lag(self) -> int:
         return max(0, self.head - self.through)
 
-    def add(self, draft: Draft) -> None:
+    def add(self, draft: RelayBatch) -> None:
+        """Count a batch that the queue has."""
         self.through = draft.through
         self.records += draft.count
         self.record_bytes += draft.record_bytes
         self.batches += 1 if draft.count else 0
-        self.unreadable += len(draft.letters)
+        self.unreadable += len(draft.dead_letters)
         self.missed += sum(gap.missed for gap in draft.gaps)
         self.gaps += draft.gaps[: _GAPS_KEPT - len(self.gaps)]
 
 
+class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last record that was relayed, and the number of its batch in the queue."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    number: int | None = None
+    """None in a note that an earlier version wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPosition:
+    """How much of the topic the queue has: everything up to `seq`, or nothing if that is None."""
+
+    seq: int | None
+    last: Identity | None = None
+    """The last record that was relayed, if the queue or its `.relay` object still names it."""
+
+
+class RelayDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that was not relayed: its position, the reason, and its text in the topic (base64)."""
+
+    topic: str
+    seq: int
+    ts_ms: int
+    reason: str
+    recorded_at_ms: int
+    data: bytes
+
+
+class RelayTarget:
+    """One queue, or the shard of it that receives this application's batches."""
+
+    def __init__(self, config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random) -> None:
+        self._config = config
+        self._app = app
+        self._clock = clock
+        self._rng = rng
+        self._store = open_store(config.store, deadline_s=config.append_deadline_s)
+        digest = xxhash.xxh3_64_hexdigest(app.encode())
+        self._identity_key = f"{config.manifest_key}.relay/{digest}.json"
+
+    async def position(self, topic: str) -> RelayPosition:
+        """Return the position after the last batch that was appended. Raises `StorageError`.
+
+        Warns if this relay has been further: then the queue or its transaction log was rolled back, and the
+        records are relayed again. Raises `Corrupt` if only the queue was rolled back: they would not be.
+        """
+        seq = await self._last_version()
+        remembered = await self._remembered()
+        if remembered is not None and remembered.seq > (seq or 0):
+            seq = await self._last_version()  # another relay may have appended between the two reads
+        if remembered is not None and remembered.seq > (seq or 0):
+            _LOGGER.warning(
+                "%s has %s up to %d, but %d was relayed before: the queue, or its transaction log %s.txn, "
+                "was removed or replaced by an older copy. The records after that are relayed again, and may "
+                "be in the queue twice",
+                self._config.manifest_key,
+                topic,
+                seq or 0,
+                remembered.seq,
+                self._config.manifest_key,
+            )
+        if seq is None:
+            return RelayPosition(seq=None)
+        index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
+        if remembered is not None and remembered.seq <= seq:
+            self._check_queue(index, remembered)
+        entry = _newest(index, self._app)
+        payloads = [] if entry is None else [item.payload for item in entry.metadata]
+        known = None
+        if remembered is not None and remembered.seq <= seq:
+            known = Identity(seq=remembered.seq, ts_ms=remembered.ts_ms)
+        return RelayPosition(seq=seq, last=identity_of(payloads, topic) or known)
+
+    def _check_queue(self, index: EntryIndex, remembered: _Note) -> None:
+        """Raise `Corrupt` if the queue has yet to assign the number of this relay's last batch."""
+        end = index.footer.next_sequence
+        if remembered.number is not None and end <= remembered.number:
+            raise errors.Corrupt(
+                f"{self._config.manifest_key} ends before number {end}, and batch {remembered.number} of "
+                f"{self._app!r} was in it: the queue was removed or replaced by an older copy. Restore it; "
+                "or, if what is missing was delivered or may be lost, relay under another name (app)"
+            )
+
+    async def _last_version(self) -> int | None:
+        return await last_version(
+            self._config, self._app, store=self._store, clock=self._clock, rng=self._rng
+        )
+
+    async def set_aside(self, topic: str, bad: UnreadableRecord, text: bytes) -> str:
+        """Store a record that is not relayed next to the queue. Return its key, the same for each attempt."""
+        dead_letter = RelayDeadLetter(
+            topic=topic,
+            seq=bad.seq,
+            ts_ms=bad.ts_ms,
+            reason=bad.reason,
+            recorded_at_ms=self._clock.now_ms(),
+            data=text,
+        )
+        # Stores take no percent sign and no tilde in a key.
+        folder = quote(self._app, safe="").replace("~", "%7E").replace("%", "=")
+        key = f"{self._config.manifest_key}.dead/relay/{folder}/{bad.seq:020d}.json"
+        await self._store.put(key, msgspec.json.encode(dead_letter))
+        return key
+
+    async def append(self, relayed: RelayBatch, follows: int | None) -> None:
+        """Append a batch once, durably, after `follows` (None: it is the first). Raises `StorageError`.
+
+        Raises `RelayTaken` if the queue is at another position by now; nothing was appended then.
+        """
+        now_ms = self._clock.now_ms()
+        items = [
+            Metadata(start_index=start, ingestion_time_ms=now_ms, payload=payload)
+            for start, payload in relayed.metadata()
+        ]
+        batch = await store_batch(
+            self._store,
+            self._config.prefix,
+            relayed.chunks,
+            compression=self._config.compression,
+            metadata=items,
+            clock=self._clock,
+            rng=self._rng,
+            policy=RetryPolicy(deadline_s=self._config.append_deadline_s),
+        )
+        try:
+            done = await append_batches(
+                self._config,
+                [batch],
+                Transaction(app=self._app, version=relayed.through),
+                follows=NO_VERSION if follows is None else follows,
+                store=self._store,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        except StaleTransaction as error:
+            raise RelayTaken(
+                f"another process relays {relayed.topic} as {self._app!r}: {self._config.manifest_path} has "
+                f"records after {follows or 'the beginning'} already. Stop one of the two"
+            ) from error
+        if relayed.last is not None:
+            await self._remember(relayed.last, done.first)
+
+    async def _remember(self, last: Identity, number: int | None) -> None:
+        """Store the last record outside the queue too: once its batch is consumed, nothing else names it.
+
+        The batch is in the queue, so a failure is only a warning.
+        """
+        try:
+            note = _Note(seq=last.seq, ts_ms=last.ts_ms, number=number)
+            await self._store.put(self._identity_key, msgspec.json.encode(note))
+        except PenstockError as error:
+            _LOGGER.warning("%s was not written: %s", self._identity_key, error)
+
+    async def _remembered(self) -> _Note | None:
+        try:
+            raw = (await self._store.get(self._identity_key)).data
+            return msgspec.json.decode(raw, type=_Note)
+        except NotFound:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            _LOGGER.warning("%s cannot be decoded; the topic is not checked", self._identity_key)
+            return None
+        except PenstockError as error:
+            raise storage_error(error, f"reading {self._identity_key}") from error
+
+
+@asynccontextmanager
+async def open_target(
+    config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random
+) -> AsyncIterator[RelayTarget]:
+    """Open the store of the queue; of a sharded queue, use the shard of `app`."""
+    store = open_store(config.store, deadline_s=config.append_deadline_s)
+    try:
+        _, own = (await read_shards(store, config)).of_app(app)
+        yield RelayTarget(replace(own, store=store), app, clock=clock, rng=rng)
+    finally:
+        if store is not config.store:
+            await store.close()
+
+
+def _newest(index: EntryIndex, app: str) -> Entry | None:
+    """Return the newest entry of `app` among the last entries of the queue."""
+    for number in reversed(range(max(0, len(index) - _LOOK_BACK), len(index))):
+        tag = find_tag(index[number].tail)
+        if tag is not None and tag.app == app:
+            return index[number]
+    return None
+
+
 class Relay:
-    """Moves the records of one topic into one queue. `client` stays the caller's."""
+    """Moves the records of one topic into one queue. The caller closes `client`."""
 
     def __init__(
         self,
@@ -103,17 +325,17 @@ class Relay:
         self._on_progress = on_progress or (lambda report: None)
         self._stop = asyncio.Event()
         self._last: Identity | None = None
-        self._unsettled: Draft | None = None
+        self._unsettled: RelayBatch | None = None
         self.report = RelayReport(topic=config.topic, app=config.name)
 
     def stop(self) -> None:
-        """End after the batch that is under way."""
+        """Stop after the batch under way."""
         self._stop.set()
 
     async def run(self, *, once: bool = False) -> RelayReport:
-        """Relay for ever, or with `once` up to what the topic has now; `stop` ends it after a batch.
+        """Relay until `stop`, or with `once` up to the present end of the topic.
 
-        Faults that pass are waited out for `retry_for`, each time from what the queue says. Raises
+        Transient errors are retried for `retry_for`, each time from the position in the queue. Raises
         `RelayGap`, `RelayTaken`, `TopicChanged`, and what the server and the store raise.
         """
         policy = RetryPolicy(floor_s=0.1, ceiling_s=5.0, deadline_s=self._config.retry_for_s)
@@ -141,8 +363,7 @@ class Relay:
         if state.config.durability in (Durability.EPHEMERAL, Durability.MEMORY):
             raise errors.Unsupported(
                 f"{self._config.topic} has the durability {state.config.durability.value}: after a crash its "
-                "sequences may be given to other records, so nobody can tell what was relayed. Make it disk "
-                "or fsync"
+                "sequences may be reused for other records, so the position would be wrong. Use disk or fsync"
             )
         return state
 
@@ -159,37 +380,37 @@ class Relay:
         self._on_progress(self.report)
         reading = asyncio.create_task(self._gather(after, end))
         try:
-            while (draft := await reading) is not None:
-                reading = asyncio.create_task(self._gather(draft.through, end))
-                for bad, text in draft.letters:
-                    key = await target.set_aside(draft.topic, bad, text)
+            while (batch := await reading) is not None:
+                reading = asyncio.create_task(self._gather(batch.through, end))
+                for bad, text in batch.dead_letters:
+                    key = await target.set_aside(batch.topic, bad, text)
                     _LOGGER.warning(
                         "record %d of %s %s and is not relayed; it is in %s",
                         bad.seq,
-                        draft.topic,
+                        batch.topic,
                         bad.reason,
                         key,
                     )
-                if draft.count:
-                    self._unsettled = draft
-                    await target.append(draft, committed)
-                    committed = draft.through
+                if batch.count:
+                    self._unsettled = batch
+                    await target.append(batch, committed)
+                    committed = batch.through
                     self._settle(committed)
                 else:
-                    self.report.add(draft)
+                    self.report.add(batch)
                 self._on_progress(self.report)
         finally:
-            await _end(reading)
+            await cancel_and_wait(reading)
 
     def _settle(self, committed: int | None) -> None:
-        """Count the last batch if it is in the queue, also when its answer was lost."""
-        draft, self._unsettled = self._unsettled, None
-        if draft is not None and draft.through == committed:
-            self.report.add(draft)
-            self._last = draft.last or self._last
+        """Count the last batch if it is in the queue, even if the response was lost."""
+        batch, self._unsettled = self._unsettled, None
+        if batch is not None and batch.through == committed:
+            self.report.add(batch)
+            self._last = batch.last or self._last
 
     def _known(self, after: int, stored: Identity | None) -> Identity | None:
-        """The record that ought to be the topic's at the position, from the queue or from this run."""
+        """Return the record that the topic should have at the position, from the queue or from this run."""
         candidates = (stored, self._last)
         return next((known for known in candidates if known is not None and known.seq <= after), None)
 
@@ -197,13 +418,11 @@ class Relay:
         if after <= state.head_seq:
             return
         if not begun:
-            raise errors.InvalidInput(
-                f"start: {state.topic} ends at {state.head_seq}, and {after} is behind it"
-            )
+            raise errors.InvalidInput(f"start: {state.topic} ends at {state.head_seq}, before {after}")
         raise TopicChanged(changed(state.topic, after, state.head_seq))
 
     async def _check_identity(self, known: Identity | None) -> None:
-        """Raise `TopicChanged` if another record has the number of `known`; one that is gone says nothing."""
+        """Raise `TopicChanged` if a different record has the sequence of `known`. It may be missing."""
         if known is None:
             return
         page = await self._client.diff(self._config.topic, known.seq - 1, limit=1, include_meta=False)
@@ -212,43 +431,43 @@ class Relay:
         if found is not None and found.seq == known.seq and found.ts_ms != known.ts_ms:
             raise TopicChanged(
                 f"record {known.seq} of {self._config.topic}, the last that was relayed, is another one now: "
-                "the topic was removed and made anew, or set back. Relay it under another name (app) to "
-                "begin again"
+                "the topic was deleted and created again, or restored from an older copy. To start over, "
+                "relay it under another name (app)"
             )
 
-    async def _gather(self, after: int, end: int | None) -> Draft | None:
-        """The next batch: a full one, or all there is, `flush_interval` after its first record.
+    async def _gather(self, after: int, end: int | None) -> RelayBatch | None:
+        """Return the next batch: a full one, or all there is `flush_interval` after its first record.
 
-        None: there is no more to do.
+        Return None if there is nothing left to do.
         """
         queue = self._config.queue
-        draft = self._draft(after)
+        batch = self._new_batch(after)
         waited = end is not None
-        while draft.record_bytes < queue.flush_size and (end is None or draft.through < end):
-            wait_ms = 0 if waited or draft.count else WAIT_MS_MAX
-            page = await self._unless_stopped(self._diff(draft.through, wait_ms))
-            if page is None or not self._add(draft, page):
+        while batch.record_bytes < queue.flush_size and (end is None or batch.through < end):
+            wait_ms = 0 if waited or batch.count else WAIT_MS_MAX
+            page = await self._unless_stopped(self._diff(batch.through, wait_ms))
+            if page is None or not self._add(batch, page):
                 break
             if not page.caught_up:
                 continue
-            if waited or (draft.through > after and not draft.count):
+            if waited or (batch.through > after and not batch.count):
                 break
-            if draft.count:
+            if batch.count:
                 await self._unless_stopped(self._clock.sleep(queue.flush_interval_s))
                 waited = True
-        return draft if draft.through > after else None
+        return batch if batch.through > after else None
 
-    def _draft(self, after: int) -> Draft:
+    def _new_batch(self, after: int) -> RelayBatch:
         config = self._config
-        return Draft(topic=config.topic, after=after, value=config.value, on_gap=config.on_gap)
+        return RelayBatch(topic=config.topic, after=after, value=config.value, on_gap=config.on_gap)
 
-    def _add(self, draft: Draft, page: Page) -> bool:
-        """Take a page; False if what is wrong with it has to wait until the records before it are safe."""
+    def _add(self, batch: RelayBatch, page: Page) -> bool:
+        """Add a page; return False if its error must wait until the records before it are durable."""
         self.report.head = page.head_seq
         try:
-            draft.add(page)
+            batch.add(page)
         except (RelayGap, TopicChanged):
-            if not draft.count:
+            if not batch.count:
                 raise
             return False
         return True
@@ -264,21 +483,7 @@ class Relay:
         )
 
     async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
-        """What `work` returns; None as soon as the relay is asked to stop, and `work` is given up."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return await working if working.done() else None
-        finally:
-            await _end(working)
-            await _end(stopping)
-
-
-async def _end(task: asyncio.Task[T]) -> None:
-    """Cancel a task whose outcome nobody needs, and wait until it is over."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, errors.PenstockError):
-        await task
+        return await unless_set(self._stop, work)
 
 
 def _start(start: Start, state: TopicState) -> int:

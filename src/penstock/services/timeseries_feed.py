@@ -1,6 +1,6 @@
 """Time series from a queue: one OTLP metrics request in each record.
 
-The payload beside a record says what it is: version 1, the signal, the encoding, and a 0.
+The payload of a record describes it: version 1, the signal, the encoding, and a 0.
 
     01 01 01 00     metrics as OTLP protobuf
     metrics         the same, as the collector's exporter `buffer` says it (with `format: otlp`)
@@ -18,20 +18,20 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.metrics import Registry
-from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.services.feed import RefusedRecord, SetAside
 from penstock.timeseries import OtlpSeries, Series, TimeSeries, check_series, series_of_metrics
 
 __all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]
 
 METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
-"""What a producer sends beside OTLP metrics."""
+"""The payload that a producer adds to OTLP metrics."""
 _OF_COLLECTOR: Final = b"metrics"
 
 _SIGNALS: Final = {1: "metrics", 2: "logs", 3: "traces"}
 
 
 class FedTimeSeries:
-    """A `FedDatabase` of OTLP metrics over a database that stays the caller's."""
+    """A `FedDatabase` of OTLP metrics; the caller closes the database."""
 
     def __init__(self, database: TimeSeries, *, registry: Registry | None = None) -> None:
         self._database = database
@@ -49,7 +49,7 @@ class FedTimeSeries:
         handle = await self._database.write(
             series, sequence=position.sequence, source=position.source, location=position.location
         )
-        await handle.epoch()  # a refusal is told of the batch it is for, not of those behind it
+        await handle.epoch()  # so that a refusal is raised for its own batch, not for a later one
         self._rejected.inc(rejected)
         return handle
 
@@ -65,7 +65,7 @@ class FedTimeSeries:
 def _read(
     records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[Series], list[RefusedRecord], int]:
-    """The series of all records, records that cannot be taken, or not all of, and points without a series."""
+    """Return the series of all records, the records refused at least in part, and the lost points."""
     series: list[Series] = []
     refused: list[RefusedRecord] = []
     rejected = 0

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
-from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.services.feed import RefusedRecord, SetAside
 from penstock.vector import TOMBSTONE, Collection, Entry, VectorStore, Write, decode_record
 
 __all__ = ["FedVectors"]
 
 
 class FedVectors:
-    """A `FedDatabase` over a collection that stays the caller's and makes every flush durable."""
+    """A `FedDatabase` of a collection that makes every flush durable; the caller closes it."""
 
     def __init__(self, store: VectorStore) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class FedVectors:
 def _read(
     collection: Collection, records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[tuple[str, Entry]], list[RefusedRecord]]:
-    """The entries of all records, in order, and the records that the collection cannot take."""
+    """Return the entries of all records in order, and the records that the collection cannot accept."""
     entries: list[tuple[str, Entry]] = []
     refused: list[RefusedRecord] = []
     for index, (record, payload) in enumerate(zip(records, metadata, strict=True)):

@@ -16,17 +16,16 @@ from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.spark.audit import AuditReport, audit_pipeline
-    from penstock.spark.audit.inputs import apps_in_ledger, query_of
-    from penstock.spark.audit.ledger_reader import Finding
+    from penstock.spark.audit.books import BooksReading, PipelineBooks, SinkCommit, SinkProgress
+    from penstock.spark.audit.ledger_reader import AuditFinding
     from penstock.spark.audit.reconcile import Balance, SinkTotals
     from penstock.spark.pipeline import Pipeline, PipelineStatus, RunningPipeline
-    from penstock.spark.pipeline.check import CheckFinding, check_pipeline
+    from penstock.spark.pipeline.check import CheckResult, check_pipeline
     from penstock.spark.pipeline.checkpoint import Checkpoint
-    from penstock.spark.pipeline.dead_letters import HEADS, read_letters
-    from penstock.spark.pipeline.errors import explain_pipeline
-    from penstock.spark.pipeline.ledger import BatchLine, Ledger
-    from penstock.spark.pipeline.outputs import check_options, last_version_of, table_of
-    from penstock.spark.pipeline.redrive import Redrive, Redriven, Wanted, redrive, redriven_places
+    from penstock.spark.pipeline.dead_letters import Letter, LetterPage, read_letters
+    from penstock.spark.pipeline.ledger import BatchLine
+    from penstock.spark.pipeline.outputs import check_options, table_of
+    from penstock.spark.pipeline.redrive import Redrive, Redriven, Wanted, redrive
     from penstock.spark.pipeline.sink_spec import BufferSinkSpec, SinkSpec
     from penstock.spark.pipeline.spec import (
         DEAD_LETTERS,
@@ -48,41 +47,44 @@ if TYPE_CHECKING:
         lost,
         register,
     )
+    from penstock.spark.session.failures import explain_pipeline
     from penstock.spark.sources.queues import Backlog, QueueWatch
+    from penstock.spark.tables import open_table
     from penstock.spark.tables.compact import CompactionReport, compact
     from penstock.spark.tables.delta import load_delta
-    from penstock.spark.tables.delta_commits import find_commit
     from penstock.spark.tables.spec import TableSpec
-    from penstock.spark.tables.table import open_table
 
 __all__ = [
     "DEAD_LETTERS",
-    "HEADS",
+    "AuditFinding",
     "AuditReport",
     "Backlog",
     "Balance",
     "BatchLine",
+    "BooksReading",
     "BufferSinkSpec",
     "BufferSourceSpec",
-    "CheckFinding",
+    "CheckResult",
     "Checkpoint",
     "CompactionReport",
     "Ending",
-    "Finding",
     "JavaHome",
-    "Ledger",
+    "Letter",
+    "LetterPage",
     "Pipeline",
+    "PipelineBooks",
     "PipelineSpec",
     "PipelineStatus",
     "QueueWatch",
     "Redrive",
     "Redriven",
     "RunningPipeline",
+    "SinkCommit",
+    "SinkProgress",
     "SinkSpec",
     "SinkTotals",
     "TableSpec",
     "Wanted",
-    "apps_in_ledger",
     "audit_pipeline",
     "build_session",
     "check_options",
@@ -92,20 +94,16 @@ __all__ = [
     "ensure_java",
     "explain",
     "explain_pipeline",
-    "find_commit",
     "find_java",
     "forget_java",
     "java_ending",
-    "last_version_of",
     "load_delta",
     "load_spec",
     "lost",
     "open_table",
-    "query_of",
     "read_letters",
     "read_spec",
     "redrive",
-    "redriven_places",
     "register",
     "table_of",
 ]
@@ -116,27 +114,26 @@ if not TYPE_CHECKING:
         {
             "pipeline": "Pipeline PipelineStatus RunningPipeline",
             "audit": "AuditReport audit_pipeline",
+            "audit.books": "BooksReading PipelineBooks SinkCommit SinkProgress",
             "audit.reconcile": "Balance SinkTotals",
-            "audit.ledger_reader": "Finding",
-            "pipeline.check": "CheckFinding check_pipeline",
+            "audit.ledger_reader": "AuditFinding",
+            "pipeline.check": "CheckResult check_pipeline",
             "pipeline.checkpoint": "Checkpoint",
-            "pipeline.errors": "explain_pipeline",
-            "audit.inputs": "apps_in_ledger query_of",
-            "pipeline.ledger": "BatchLine Ledger",
-            "pipeline.dead_letters": "HEADS read_letters",
-            "pipeline.outputs": "check_options last_version_of table_of",
-            "pipeline.redrive": "Redrive Redriven Wanted redrive redriven_places",
+            "pipeline.ledger": "BatchLine",
+            "pipeline.dead_letters": "Letter LetterPage read_letters",
+            "pipeline.outputs": "check_options table_of",
+            "pipeline.redrive": "Redrive Redriven Wanted redrive",
             "pipeline.sink_spec": "BufferSinkSpec SinkSpec",
             "pipeline.spec": "DEAD_LETTERS BufferSourceSpec PipelineSpec load_spec read_spec",
             "session": (
                 "Ending JavaHome build_session check_spark ensure_java explain find_java forget_java "
                 "java_ending lost register"
             ),
+            "session.failures": "explain_pipeline",
             "sources.queues": "Backlog QueueWatch",
             "tables.compact": "CompactionReport compact",
             "tables.delta": "load_delta",
-            "tables.delta_commits": "find_commit",
             "tables.spec": "TableSpec",
-            "tables.table": "open_table",
+            "tables": "open_table",
         },
     )

@@ -1,6 +1,6 @@
-"""Durable files: the file-system seam, whole files put in place in one step, the data-directory lock, and the
-log: frames appended to preallocated files, committed by groups, and read back after a crash.
-"""
+"""Durable files: the interface of the file system, atomic replacement of files, the lock of a data
+directory, and the log: frames appended to preallocated files, committed in groups, and read back after a
+crash."""
 
 from __future__ import annotations
 

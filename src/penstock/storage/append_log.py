@@ -1,12 +1,13 @@
-"""An ordered stream of frames in preallocated files, which never believes a failed write.
+"""An ordered stream of frames in preallocated files that stays correct after failed writes.
 
-Every frame that `append` returned for is found by `scan` after a crash of the process; every frame that was
-synced is found after a power cut. What was not delivered never comes back once something later was.
+After a crash of the process, `scan` finds every frame for which `append` returned; after a power failure it
+finds every frame that was synced. A frame that was not delivered never comes back once a later one was
+delivered.
 
-A write or a sync that fails breaks the active file: it takes nothing more, because nobody knows what the
-kernel kept of it. The next append starts a new file. Its header says that the broken file counts up to where
-it was durable, and it begins with a copy of the frames that were delivered but not yet durable there. Only
-when that file and its name are durable does anything go on.
+A failed write or sync breaks the active file: nothing more is appended to it, because it is unknown which
+bytes the kernel kept. The next append starts a new file. Its header says that the broken file counts up to
+the offset that was durable, and it begins with a copy of the frames that were delivered but not yet durable
+there. The log continues only when that file and its name are durable.
 """
 
 from __future__ import annotations
@@ -25,23 +26,22 @@ from penstock.storage.log_layout import LogFormat, LogHeader, LogLayout, LogPosi
 from penstock.storage.log_scan import LogScan, repair_tail, scan
 
 _FILE_BYTES = 64 * 1024**2
-# A log is open within milliseconds because its first file is small; the next one is made at once.
+# A small first file lets a log open within milliseconds; the next file is allocated immediately.
 _FIRST_FILE_BYTES = 4 * 1024**2
 _PREPARED = "next-"
 _ERASED_BYTES = 64
 _SPARE_BYTES = 64 * 1024
-"""Kept free in every file for what must be possible when the device is full."""
+"""Reserve in every file for writes that must succeed when the device is full."""
 _BULK_BYTES = 512 * 1024
-"""From such appends on, to write the zeros costs more than they save: a sync has mostly data to carry, and a
-file is full before the next one is made.
-"""
+"""Appends of at least this size make writing zeros in advance too expensive: a sync mostly writes data, and a
+file is full before the next one is ready."""
 
 
 class AppendLog:
     """The log of one directory, open for appending.
 
-    One thread appends, syncs, marks and rotates, and asks for ends. `view`, `files`, `drop_before` and
-    `prepare_next` may be called from others.
+    One thread appends, syncs, marks and rotates, and reads the offsets of ends. Other threads may call
+    `view`, `files`, `drop_before` and `prepare_next`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AppendLog:
         self._views: dict[int, memoryview | FileView] = {}
         self._keep: set[int] = set()
         self._uncarried: MediaError | None = None
-        """Why what was delivered and is not durable cannot be carried into the next file."""
+        """The reason why delivered frames that are not durable cannot be copied into the next file."""
         self._strays: list[int] = []
         self._prepared: str | None = None
         self._preparing = False
@@ -81,9 +81,9 @@ class AppendLog:
         self._broken = False
         self._number = self._end = self._durable = self._vouched = self._salt = 0
         self._appends = 0
-        """How many the active file has."""
+        """The number of frames in the active file."""
         self._frames_end = 0
-        """Where the last frame of it ends that is not the log's own."""
+        """The end of its last frame that is not one of the log's own marks."""
         self.rotations = 0
         self.syncs = 0
 
@@ -102,14 +102,14 @@ class AppendLog:
         reserve_only: bool = False,
         extent: ExtentFile | None = None,
     ) -> AppendLog:
-        """Continue the log after what a scan `found` (made here if not given), always in a new file.
+        """Continue the log after a scan, always in a new file.
 
-        Cuts a torn tail, and removes what unfinished work left behind. Damage that the scan reported stays
-        where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
-        for the number of the new file. A `layout` is the one of the scan; without it files are numbered ones.
-        With `reserve_only` new files are not filled with zeros ahead: better for entries of many kilobytes.
-        Without it they are, unless the appends to the last file were large ones. An `extent` is kept up to
-        date, so that the next scan can be compared with it.
+        `found` is the result of the scan, which runs here if it is not given. Cuts a torn tail, and removes
+        the remains of unfinished work. Reported damage stays in place: the caller decides whether to
+        continue. `next_frame` is a lower bound for the number of the new file. `layout` must be the one of
+        the scan; by default files are numbered. With `reserve_only` new files are not filled with zeros in
+        advance, which suits entries of many kilobytes. Without it they are, unless the appends to the last
+        file were large. An `extent` is kept up to date, so that the next scan can be compared with it.
         """
         fs.make_dirs(directory)
         layout = layout or NumberedLayout(fmt)
@@ -145,22 +145,22 @@ class AppendLog:
 
     @property
     def end(self) -> LogPosition:
-        """Where the next frame goes, unless it starts a new file."""
+        """The offset of the next frame, unless it starts a new file."""
         return LogPosition(self._number, self._end)
 
     @property
     def durable_end(self) -> LogPosition:
-        """Everything before it survives a power cut."""
+        """The offset up to which everything survives a power failure."""
         return LogPosition(self._number, self._durable)
 
     @property
     def is_durable(self) -> bool:
-        """Whether everything that was appended survives a power cut."""
+        """Whether everything that was appended survives a power failure."""
         return self._durable == self._end
 
     @property
     def room(self) -> int:
-        """How many bytes one append may have without starting a new file; -1 while none can be made."""
+        """The most bytes of an append that does not start a new file; -1 while no file can be created."""
         last_room = self._last_room
         if last_room <= self._spare_bytes:
             return -1 if last_room < 0 else 0
@@ -168,7 +168,7 @@ class AppendLog:
 
     @property
     def _last_room(self) -> int:
-        """The same, with the reserve that is kept for what makes room again."""
+        """The same limit including the reserve for writes that free space."""
         if self._file is None or self._broken:
             return -1
         return self._file.size - self._end - self._mark_bytes
@@ -181,10 +181,10 @@ class AppendLog:
         return self._end * 2 > self._file.size or self._file.size < self._file_bytes
 
     def reserve(self, byte_count: int, *, urgent: bool = False) -> None:
-        """Make sure that one append of so many bytes needs no new file; start one if it would.
+        """Make sure that an append of this many bytes fits into the active file; start a new file if needed.
 
-        On a full device an urgent one, such as a deletion, gets the reserve at the end of the file instead.
-        Raises what starting a file raises; nothing that was delivered is touched then.
+        On a full device, an urgent append such as a deletion uses the reserve at the end of the file instead.
+        Raises the error of starting a file; delivered frames are unaffected then.
         """
         if self._broken:
             self._replace_broken(byte_count)
@@ -204,10 +204,10 @@ class AppendLog:
         sync: bool,
         urgent: bool = False,
     ) -> LogPosition:
-        """Write whole frames and return where they begin; with `sync` they are durable then.
+        """Write whole frames and return the offset of the first; with `sync` they are durable then.
 
-        After an error they are not delivered, may come back after a crash that follows at once, and never do
-        after something else was appended. Raises `StorageFull` or another error of the file system.
+        After an error the frames are not delivered. They may come back after an immediate crash, but never
+        after a later append. Raises `StorageFull` or another error of the file system.
         """
         if byte_count > self.room:
             self.reserve(byte_count, urgent=urgent)
@@ -231,7 +231,7 @@ class AppendLog:
         return LogPosition(self._number, start)
 
     def sync(self) -> None:
-        """Return when everything appended so far is durable. A failure breaks the file, not what it holds."""
+        """Sync everything appended so far. A failure breaks the file, but not the frames in it."""
         if self._durable == self._end:
             return
         if self._broken:
@@ -247,19 +247,20 @@ class AppendLog:
         self._reached()
 
     def _reached(self) -> None:
-        """Tell the extent what is durable. It never fails what it tells of."""
+        """Record the durable offset in the extent. A failure to do so has no effect here."""
         if self._extent is not None:
             self._extent.reach(self._frames_end)
 
     @property
     def wants_mark(self) -> bool:
-        """Whether `mark` would do something."""
+        """Whether `mark` has anything to do."""
         return self._durable > self._vouched and self._durable == self._end and self.room >= 0
 
     def mark(self) -> None:
-        """Vouch for everything that is durable, durably, so that damage to it can be told from a torn write.
+        """Mark everything that is durable, and sync the mark, so that later damage can be told from a torn
+        write.
 
-        Every sync is vouched for by the append that follows it; this is for a log that has nothing to append.
+        Each append marks the sync before it; this is for a log that has nothing to append.
         """
         if self.wants_mark:
             self.append([], 0, 0, sync=True)
@@ -268,7 +269,7 @@ class AppendLog:
                 self._extent.sync()
 
     def rotate(self) -> None:
-        """Start a new file; the old one is durable then."""
+        """Start a new file, after making the old one durable."""
         if self._broken:
             self._replace_broken(0)
         else:
@@ -290,25 +291,25 @@ class AppendLog:
                 self._mutex.notify_all()
 
     def discard_prepared(self) -> None:
-        """Remove the file that was allocated ahead, if there is one: nothing more is appended."""
+        """Remove the file that was allocated in advance. Nothing may be appended afterwards."""
         path = self._take_prepared()
         if path is not None:
             self._discard(path)
 
     def view(self, file: int) -> memoryview | FileView:
-        """The bytes of a file that is still here. Raises `KeyError` for one that was dropped.
+        """Return the bytes of a file. Raises `KeyError` for one that was dropped.
 
-        Ask again rather than keep it: after a failed sync the file's bytes are kept in memory instead.
+        Do not keep the result: after a failed sync, the bytes of the file are kept in memory instead.
         """
         return self._views[file]
 
     def path(self, file: int) -> str | None:
-        """Where a file is on disk; None if it was dropped, or if its bytes are kept in memory instead."""
+        """Return the path of a file; None if it was dropped, or if its bytes are kept in memory."""
         is_read = isinstance(self._views.get(file), FileView)
         return self._path(self._layout.name(file)) if is_read else None
 
     def files(self) -> list[int]:
-        """The numbers of the files that are here, in order; the last one is active."""
+        """The numbers of the existing files, in order; the last one is active."""
         with self._mutex:
             return sorted(self._views)
 
@@ -327,7 +328,7 @@ class AppendLog:
             self._extent.forget_before(min(file, self._number))
 
     def close(self) -> None:
-        """Release the active file. Syncs nothing; `sync` and `mark` come before."""
+        """Release the active file, without a sync; call `sync` and `mark` first."""
         if self._extent is not None:
             is_known = self._durable == self._end and not self._broken
             self._extent.close(self._frames_end if is_known else None)
@@ -348,10 +349,10 @@ class AppendLog:
             raise
 
     def _break(self) -> None:
-        """Nothing more goes into the active file; what was delivered from it stays readable, from memory.
+        """Stop using the active file, and keep its delivered frames readable from memory.
 
-        The start of what failed is erased if that is possible, so that it does not come back even if nothing
-        is ever appended again. That it cannot come back otherwise does not depend on this.
+        The start of the failed bytes is erased if possible, so that they do not come back even without a
+        later append. Otherwise a later append ensures that.
         """
         self._broken = True
         self._keep_in_memory()
@@ -372,7 +373,7 @@ class AppendLog:
             except MediaError as error:
                 self._uncarried = error
             if not view.bad:
-                # What is in memory is taken for sound.
+                # Bytes in memory are assumed to be intact.
                 self._views[self._number] = kept
 
     def _replace_broken(self, byte_count: int) -> None:
@@ -385,10 +386,10 @@ class AppendLog:
         self._start_file(b"", byte_count)
 
     def _start_file(self, carried: bytes, byte_count: int) -> None:
-        """A new active file that begins with `carried` and has room for `byte_count` more.
+        """Start an active file that begins with `carried` and has space for `byte_count` more.
 
-        Until the new name may be visible, a failure leaves everything as it was. From then on the new file
-        says where the old one ends, so the old one takes nothing more, even if the new one is not used.
+        Until the new name may be visible, a failure changes nothing. After that the new file says where the
+        old one ends, so nothing more is appended to the old file, even if the new one is not used.
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
         number = self._layout.number_after(self._number, self._next_frame)
@@ -429,7 +430,7 @@ class AppendLog:
         self._clear_strays()
 
     def _staged(self, buffers: Sequence[Buffer], byte_count: int) -> tuple[str, LogFile]:
-        """A file with these first bytes, durable, under a name that recovery ignores."""
+        """Create a durable file with these first bytes, under a name that recovery ignores."""
         path = self._take_prepared() if byte_count <= self._file_bytes else None
         if path is None:
             path = self._allocate(max(byte_count, self._new_file_bytes))
@@ -445,7 +446,7 @@ class AppendLog:
         return path, file
 
     def _take_prepared(self) -> str | None:
-        """The file that was made ahead, also when it is just being made; None if there is none."""
+        """Take the file that was allocated in advance, waiting for it if needed; None if there is none."""
         with self._mutex:
             self._mutex.wait_for(lambda: not self._preparing)
             path, self._prepared = self._prepared, None
@@ -473,7 +474,7 @@ class AppendLog:
                 self._fs.rename(path, self._path(kept))
             else:
                 self._fs.unlink(path)
-        # One at a time: a power cut must not leave an older file behind a gap.
+        # One at a time: a power failure must not leave an older file before a gap.
         self._fs.sync_dir(self._directory)
 
     def _is_damaged(self, number: int) -> bool:

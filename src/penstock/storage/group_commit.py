@@ -1,11 +1,11 @@
-"""Many writers, one sync: a thread that commits whatever waits for it, in order.
+"""Group commit: a thread that commits all waiting entries of many writers with one sync, in order.
 
-A lone entry is written and synced at once, and where syncs take no longer than waking a thread twice, by the
-one who submits it. While a sync runs, others queue up, and all of them share the next one; only where syncs
-are slow does it pay to wait for more on purpose.
+A single entry is written and synced immediately, by the submitting thread if a sync takes no longer than
+waking another thread twice. While a sync runs, later entries queue up, and all of them share the next sync.
+The thread waits for more entries only where syncs are slow.
 
-When a commit fails, every entry that is not yet committed fails, also those submitted later, until `resume`
-is called: those who submitted them built on the ones that failed.
+When a commit fails, every entry that is not committed fails, including those submitted later, until `resume`
+is called: their writers built on the entries that failed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _LOGGER = logging.getLogger(__name__)
 _BATCH_BYTES_MAX = 16 * 1024**2
 _SLICE_S = 0.0005
 _QUICK_SYNC_S = 0.0005
-"""Up to this a sync may as well be waited for by the one who submits."""
+"""The longest sync for which the submitting thread may wait itself."""
 _STALL_S = 0.01
 _WARY_FACTOR = 100
-"""For so many times as long as a stall took, nobody but the thread waits for the disk: who submits loses no
-more than a hundredth of its time to stalls, and a processor that was busy once does not count for long.
-"""
+"""After a stall, only the commit thread waits for the disk, for this many times the length of the stall. So
+the submitting thread loses at most a hundredth of its time to stalls, and one delay by a busy processor does
+not count for long."""
 _SMALL_BYTES = 64 * 1024
-"""Up to this the time of a sync is the disk's own, whatever it has to carry."""
+"""Up to this size, the amount of data does not affect the duration of a sync."""
 
 
 class QueueFull(Unavailable):
-    """More entries wait for their commit than may; nothing was queued. Retry later."""
+    """Too many entries wait for their commit; nothing was queued. Retry later."""
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -108,7 +108,7 @@ def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | 
 
 
 def _fitting(entries: Sequence[Entry], first: int, room: int) -> tuple[int, int]:
-    """The end of the entries from `first` on that fit together, at least one, and their bytes."""
+    """Return the end of the entries from `first` on that fit together, at least one, and their bytes."""
     byte_count = entries[first].byte_count
     last = first + 1
     while last < len(entries) and byte_count + entries[last].byte_count <= room:
@@ -143,15 +143,14 @@ def _note_held(entries: Sequence[Entry], seconds: float) -> None:
 
 
 class GroupCommitter:
-    """Commits the entries of one log on a thread of its own.
+    """Commits the entries of one log in a thread.
 
-    `deliver` is called on that thread, or by `flush`, once per entry and in the order of submission, with the
-    entries of one commit together; it must not raise. `submit`, `flush` and `resume` belong to one thread,
-    such as an event loop's.
-    What needs no sync is delivered after the write and synced within `sync_interval_s`. `on_sync` is told how
-    long each sync took. Where a small one usually takes less than `quick_sync_s`, `flush` may wait for it
-    itself, and no commit waits for company. With `one_by_one` no entry shares its write or its sync with
-    another.
+    `deliver` is called by that thread, or by `flush`, once per entry and in the order of submission; the
+    entries of one commit are delivered together. It must not raise. `submit`, `flush` and `resume` belong to
+    one thread, such as that of an event loop. Entries that need no sync are delivered after the write and
+    synced within `sync_interval_s`. `on_sync` receives the duration of each sync. Where a small sync usually
+    takes less than `quick_sync_s`, `flush` may wait for it itself, and no commit waits for more entries. With
+    `one_by_one` no entry shares its write or its sync with another.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class GroupCommitter:
         self._turn = threading.Lock()
         """Held while committing or syncing."""
         self._rests = False
-        """Whether the thread waits without a time at which it looks by itself."""
+        """Whether the thread waits without a timeout."""
         self._wary_until_s = 0.0
         self._window_s = 0.0
         self._generation = 0
@@ -207,13 +206,13 @@ class GroupCommitter:
 
     @property
     def generation(self) -> int:
-        """Counts the calls of `resume`; entries carry it."""
+        """The number of calls of `resume`, which each entry records."""
         return self._generation
 
     def submit(self, entry: Entry, *, hold: bool = False) -> None:
-        """Queue an entry; `deliver` tells what became of it. With `hold` the thread hears of it by `flush`.
+        """Queue an entry; `deliver` receives its outcome. With `hold` the thread is not woken before `flush`.
 
-        Raises `QueueFull`, or `Unavailable` once closed; then it is not queued.
+        Raises `QueueFull`, or `Unavailable` once closed; then the entry is not queued.
         """
         depth = self._submitted - self._taken
         if depth >= self._queue_max:
@@ -237,7 +236,7 @@ class GroupCommitter:
                 self._queue.put(entries)
 
     def _commit_alone(self, entries: list[Entry]) -> bool:
-        """Commit a lone durable entry here and now, if nothing else is under way and the disk is quick."""
+        """Commit a single durable entry in this thread, if no commit is in progress and the disk is quick."""
         is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _SMALL_BYTES
         if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:
             return False
@@ -252,25 +251,26 @@ class GroupCommitter:
             self._turn.release()
         if self._rests:
             self._rests = False
-            self._queue.put([])  # it has something to vouch for when it gets quiet
+            self._queue.put([])  # wake it, to mark the commit when no entry waits
         return True
 
     @property
     def is_quick(self) -> bool:
-        """Whether `flush` commits a lone small entry itself, as syncs take no longer than waking a thread."""
+        """Whether `flush` commits a single small entry itself, because a sync takes no longer than waking a
+        thread."""
         if self._window_s or not 0.0 < self._usual_sync_s < self._quick_sync_s:
             return False
         return time.monotonic() >= self._wary_until_s
 
     def widen(self, window_s: float) -> None:
-        """From now on let a commit wait up to so long for more, as long as more comes.
+        """Let later commits wait up to this time for more entries, as long as more arrive.
 
-        Only where syncs are not quick. 0 leaves it to wait where that pays by itself.
+        It has no effect where syncs are quick. 0 waits only where it reduces the number of syncs.
         """
         self._window_s = window_s
 
     def resume(self) -> int:
-        """Go on after a failure, once everything that built on it is undone; returns the new generation."""
+        """Continue after a failure, once what built on it is undone. Returns the new generation."""
         self._generation += 1
         return self._generation
 
@@ -299,10 +299,10 @@ class GroupCommitter:
         )
 
     def close(self) -> None:
-        """Commit everything that was submitted, sync it, and end the thread. The log stays open.
+        """Commit and sync everything that was submitted, and end the thread. The log stays open.
 
-        Called by whoever submits, or after its last `flush`. Raises what the last sync raised. May be called
-        twice.
+        Called by the submitting thread, or after its last `flush`. Raises the error of the last sync. May be
+        called twice.
         """
         if not self._closed:
             self._closed = True
@@ -338,21 +338,23 @@ class GroupCommitter:
                     self._tend()
 
     def _rest_s(self) -> float | None:
-        # The flag goes up before the look: whoever commits after it finds one of the two.
+        # Set the flag before looking: a commit after that sees the flag, or its work is seen here.
         self._rests = True
         patience_s = self._patience_s()
         self._rests = patience_s is None
         return patience_s
 
     def _collect(self, first: list[Entry]) -> tuple[list[Entry], bool]:
-        """Everything that waits. Where a sync takes longer than to wait for more, and fewer wait than last
-        time, the rest of them is probably on its way: then a little later.
+        """Take everything that waits.
+
+        Where a sync takes longer than waiting for more entries, and fewer wait than last time, the others are
+        probably about to arrive: then wait a little.
         """
         batch = first
         self._taken += len(first)
         closing = self._drain(batch)
         expects_more = self._usual_sync_s > 2 * _SLICE_S and len(batch) * 2 < self._last_size
-        # A sync that is quick is not worth waiting for company: the one under way is window enough.
+        # A quick sync does not need a window: entries gather while the current sync runs.
         window_s = 0.0 if self._usual_sync_s < self._quick_sync_s else self._window_s
         if batch and not closing and (window_s or expects_more):
             start_s = time.perf_counter()
@@ -363,7 +365,7 @@ class GroupCommitter:
         return batch, closing
 
     def _linger(self, batch: list[Entry], window_s: float) -> bool:
-        """Wait in slices for as long as each one brings more, and no longer than the window."""
+        """Wait in slices while each one brings more entries, at most for the window."""
         give_up_s = time.monotonic() + window_s
         closing = False
         while not closing and time.monotonic() < give_up_s:
@@ -375,7 +377,7 @@ class GroupCommitter:
         return closing
 
     def _drain(self, batch: list[Entry]) -> bool:
-        """Take what is queued, up to a bound in bytes; True when the end of the queue was found."""
+        """Take queued entries, up to a limit in bytes. Returns whether the committer is closing."""
         byte_count = 0
         for _ in range(self._queue.qsize()):
             entries = self._queue.get_nowait()
@@ -400,7 +402,7 @@ class GroupCommitter:
             self._deliver(batch)
         except Exception:
             _LOGGER.exception("a commit could not be delivered")
-        # Whoever waits has heard by now; the rest can take its time.
+        # The writers have their outcomes now; the rest is not urgent.
         if going:
             self._account(going)
             self._plan()
@@ -409,7 +411,7 @@ class GroupCommitter:
         try:
             failure = commit_entries(self._log, entries)
         except Exception as error:
-            # Our own defect. Those who wait are told, rather than left waiting for a thread that is gone.
+            # A defect of this program. Fail the waiting entries, or they would wait indefinitely.
             _LOGGER.exception("a commit broke")
             failure = Unavailable(f"the commit broke: {error!r}")
             for entry in entries:
@@ -420,7 +422,7 @@ class GroupCommitter:
             self._failure = failure
 
     def _plan(self) -> None:
-        """When the next sync is due, and whether the next file should be made ready."""
+        """Schedule the next sync, and prepare the next file if it is needed soon."""
         if self._log.is_durable:
             self._sync_due_s = float("inf")
         elif self._sync_due_s == float("inf"):
@@ -429,7 +431,7 @@ class GroupCommitter:
             self._prepared_in = self._log.end.file
             name = f"{self._thread.name}-next"
             self._preparer = threading.Thread(target=self._prepare, name=name, daemon=True)
-            # At the end of the process there are no new threads; then the rotation makes its file itself.
+            # No thread can start when the process ends; then the rotation allocates its file.
             with contextlib.suppress(RuntimeError):
                 self._preparer.start()
 
@@ -450,14 +452,14 @@ class GroupCommitter:
         if seconds > _STALL_S:
             self._wary_until_s = time.monotonic() + seconds * _WARY_FACTOR
         if byte_count <= _SMALL_BYTES:
-            # Down at once and up slowly: one that only waited for the processor does not make the disk slow.
+            # Fall immediately, rise slowly: a sync that waited for the processor does not mean a slow disk.
             usual_s = self._usual_sync_s
             self._usual_sync_s = usual_s + (seconds - usual_s) / 64 if 0 < usual_s < seconds else seconds
         if self._on_sync is not None:
             self._on_sync(seconds)
 
     def _prepare(self) -> None:
-        # Without room for a file ahead the rotation itself will say so, when it comes.
+        # If there is no space for the file, the rotation reports it.
         with contextlib.suppress(PenstockError):
             self._log.prepare_next()
 
@@ -467,7 +469,7 @@ class GroupCommitter:
         return self._mark_after_s if self._log.wants_mark else None
 
     def _tend(self) -> None:
-        """What is due when nobody waits: to sync what was only written, then to vouch for it."""
+        """Do the work that is due while no entry waits: sync what was only written, then mark it."""
         try:
             if self._log.is_durable:
                 self._log.mark()

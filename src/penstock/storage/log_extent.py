@@ -1,11 +1,11 @@
-"""How far a log reached, kept beside its files: a log that lost its end cannot say so itself.
+"""The recorded extent of a log, in a file next to it: a log that lost its end cannot detect that.
 
-The last file of a log ends where its frames end. If synced bytes are removed from it, nothing that is left
-shows that they were there: they look like a write that was cut off. So a second file, `EXTENT`, names every
-file of the log with the most bytes it can have held, and the offset up to which the active one was durable.
+The last file of a log ends where its frames end. If synced bytes are removed from it, no trace of them is
+left: it looks like an interrupted write. So a second file, `EXTENT`, names every file of the log with the
+most bytes it can have held, and the offset up to which the active file was durable.
 
-The names and bounds are made durable when a file is started, which syncs anyway. The offset is written after
-every sync and not synced itself, so it may be old after a power cut, and is never ahead of the log.
+The names and limits become durable when a file is started, which syncs anyway. The offset is written after
+every sync and is not synced itself, so it may be old after a power failure, but never ahead of the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.storage.log_scan import LogScan
 
 EXTENT: Final = "EXTENT"
 FILE_BYTES_UNKNOWN: Final = 64 * 1024**2
-"""How much a lost file is taken to have held where nothing says how large it was."""
+"""The assumed size of a lost file whose size is unknown."""
 
 _MAGIC: Final = b"EXT1"
 _HEAD = struct.Struct("<4sI")
@@ -37,7 +37,7 @@ _ALIGN: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class FileExtent:
-    """One file: it was durable at least up to `durable`, and never held a frame after `bound`."""
+    """The extent of a file: durable at least up to `durable`, and without frames after `bound`."""
 
     durable: int
     bound: int
@@ -45,7 +45,7 @@ class FileExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What is known of a log's files, by number. `readable` is False of a file that is damaged."""
+    """The known facts about the files of a log, by number. `readable` is False for a damaged file."""
 
     files: dict[int, FileExtent] = field(default_factory=dict)
     readable: bool = True
@@ -53,14 +53,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostBytes:
-    """From `position` on, at most `count` bytes of frames are lost."""
+    """At most `count` bytes of frames that are lost from `position` on."""
 
     position: LogPosition
     count: int
 
 
 def encode_table(files: dict[int, FileExtent]) -> bytes:
-    """The part that is durable, padded so that the offset behind it is in a sector of its own."""
+    """Encode the durable part, padded so that the offset after it lies in another sector."""
     body = _HEAD.pack(_MAGIC, len(files))
     body += b"".join(_FILE.pack(number, one.durable, one.bound) for number, one in sorted(files.items()))
     body += _SUM.pack(xxh3_64_intdigest(body))
@@ -68,13 +68,13 @@ def encode_table(files: dict[int, FileExtent]) -> bytes:
 
 
 def encode_slot(number: int, durable: int, *, closed: bool) -> bytes:
-    """The offset up to which the active file is durable; `closed` if nothing was appended after it."""
+    """Encode the offset up to which the active file is durable; `closed` if nothing was appended after it."""
     body = _SLOT.pack(number, durable, closed)
     return body + _SUM.pack(xxh3_64_intdigest(body))
 
 
 def decode_extent(raw: bytes) -> Extent:
-    """What a file says; a slot that is torn says nothing."""
+    """Decode the file; a torn slot counts as empty."""
     if len(raw) < _HEAD.size:
         return Extent(readable=False)
     magic, count = _HEAD.unpack_from(raw)
@@ -99,7 +99,7 @@ def decode_extent(raw: bytes) -> Extent:
 
 
 def read_extent(fs: FileSystem, directory: str) -> Extent:
-    """The extent of the log in a directory; an empty one of a log that was written without."""
+    """Read the extent of the log in a directory; it is empty for a log that was written without one."""
     try:
         return decode_extent(fs.read(os.path.join(directory, EXTENT)))
     except NotFound:
@@ -111,11 +111,11 @@ def read_extent(fs: FileSystem, directory: str) -> Extent:
 def lost_bytes(
     extent: Extent, found: LogScan, start: LogPosition, synced: LogPosition
 ) -> tuple[list[LogDamage], list[LostBytes]]:
-    """What a scan does not have of what was durable, and how much may be lost with it.
+    """Compare a scan with the extent. Returns the missing durable data as damage, and how much may be lost.
 
-    `start` is where a snapshot takes over from the log, and `synced` is what the snapshot knows to have been
-    durable; both are (0, 0) without one. Damage that the scan reported is counted and not reported again.
-    Nothing before `start` is lost with the log.
+    `start` is the position at which a snapshot replaces the log, and `synced` the position that the snapshot
+    knows to be durable; both are (0, 0) without a snapshot. Damage that the scan reported is counted and not
+    reported again. Data before `start` is not lost with the log.
     """
     damage: list[LogDamage] = []
     lost: list[LostBytes] = []
@@ -154,7 +154,7 @@ def _damage(found: LogScan, number: int, start: int, end: int | None, reason: st
 
 
 def _is_blank_before(found: LogScan, place: LogPosition) -> bool:
-    """Whether the frame that ended here is gone: its checksum is zeros, or past the end of the file."""
+    """Return whether the frame that ended here is gone: its checksum is zero, or past the end of the file."""
     view = next((file.view for file in found.files if file.number == place.file), None)
     if view is None or place.offset <= found.first_offset:
         return False
@@ -179,11 +179,11 @@ class ExtentFile:
 
     @property
     def last_file(self) -> int:
-        """The highest number of a file that was ever named, as far as it is still known."""
+        """The highest known number of a file."""
         return max(self._files, default=0)
 
     def settle(self, found: LogScan) -> None:
-        """A scan found these files. One that has lost its end stays as it was known before."""
+        """Record the files of a scan. One that lost its end keeps its recorded extent."""
         for file in found.files:
             known = self._files.get(file.number, FileExtent(0, 0))
             ends = [one.end for one in found.damage if one.file == file.number and one.end is not None]
@@ -195,7 +195,7 @@ class ExtentFile:
                 self._files[file.number] = FileExtent(durable, bound)
 
     def start_file(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
-        """Name a new active file, durably. The one that it replaces counts up to `replaced.offset`."""
+        """Record a new active file, durably. The file that it replaces counts up to `replaced.offset`."""
         files = {one: known for one, known in self._files.items() if one >= self._needed_from}
         if replaced.file and replaced.file == self._number:
             files[replaced.file] = FileExtent(replaced.offset, replaced.offset)
@@ -210,21 +210,21 @@ class ExtentFile:
             self._file = self._fs.open_log(path)
 
     def reach(self, durable: int) -> None:
-        """The active file is durable up to here."""
+        """Record that the active file is durable up to this offset."""
         self._write(durable, closed=False)
 
     def forget_before(self, number: int) -> None:
-        """Files before this one are not needed any more. May be called from another thread."""
+        """Forget the files before this one. May be called from another thread."""
         self._needed_from = number
 
     def sync(self) -> None:
-        """Make the offset durable; done when the log is idle."""
+        """Make the recorded offset durable; called when the log is idle."""
         if self._file is not None:
             with contextlib.suppress(PenstockError):
                 self._file.datasync()
 
     def close(self, durable: int | None) -> None:
-        """Nothing is appended any more. `durable` is where the log ends, None if that is not known."""
+        """Close the file. `durable` is the end of the log, None if it is unknown."""
         if durable is not None:
             self._write(durable, closed=True)
             self.sync()

@@ -1,13 +1,13 @@
-"""What a log's files are made of: frames, headers, and the marks that vouch for what lies before them.
+"""The content of the files of a log: frames, headers, and the marks that confirm what precedes them.
 
-A `LogFormat` says where frames begin and end; the package that gives them meaning brings it. A `LogLayout`
-says what the files are called, what stands at their start, and how one of them becomes the active one. The
-log itself decides when a file is begun, what it carries over and when it may go.
+A `LogFormat` finds the bounds of frames; the package that knows their meaning provides it. A `LogLayout`
+determines the names of files, their headers, and how a file becomes the active one. The log decides when a
+file is started, what is copied into it and when it may be removed.
 
-A header is three marks: the number of the file before this one, the offset up to which that file counts, and
-a random salt. Later marks carry `position ^ salt`, where every byte of the file below `position` was durable
-when the mark was written. Bytes inside a record that look like a mark decode to a position beyond themselves,
-because whoever made them did not know the salt.
+A header is three marks: the number of the previous file, the offset up to which that file counts, and a
+random salt. Later marks carry `position ^ salt`, where every byte of the file below `position` was durable
+when the mark was written. Bytes in a record that look like a mark decode to a position beyond themselves,
+because their writer did not know the salt.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from penstock.storage.fs import FileSystem, write_durably
 FrameEnds: TypeAlias = npt.NDArray[np.int64]
 
 CURRENT: Final = "CURRENT"
-"""The file that holds the name of the log's active file."""
+"""The file with the name of the active file of the log."""
 
 _NAME = re.compile(r"wal-([0-9]{16})\.log")
 
 
 class LogFormat(Protocol):
-    """How frames begin, end and prove themselves. Every method is pure.
+    """How frames begin, end and are checked. Every method is pure.
 
-    A run of zero bytes is never a valid frame, and every frame carries a checksum over itself. All marks have
-    one length and begin with the same bytes, by which they can be found among damaged frames.
+    A run of zero bytes is never a valid frame, and every frame has a checksum over all its bytes. All marks
+    have one length and begin with the same bytes, so that they can be found among damaged frames.
     """
 
     def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
-        """The end of the valid frame that starts at `offset` and ends by `limit`, None if there is none."""
+        """Return the end of the valid frame that starts at `offset` and ends by `limit`; None if there is
+        none."""
         ...
 
     def frame_ends(self, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
@@ -52,16 +53,16 @@ class LogFormat(Protocol):
         ...
 
     def mark(self, value: int) -> bytes:
-        """A frame of the log's own that carries an unsigned number of 64 bits."""
+        """Encode a mark: a frame of the log itself, with an unsigned number of 64 bits."""
         ...
 
     def read_mark(self, frame: memoryview) -> int | None:
-        """The number of a valid frame that is a mark, None of any other."""
+        """Return the number of a valid frame that is a mark; None for any other frame."""
         ...
 
 
 def chase(fmt: LogFormat, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
-    """`frame_ends` by asking for one frame after the other."""
+    """Implement `frame_ends` by looking for one frame at a time."""
     ends: list[int] = []
     frame_end = fmt.frame_end
     end = frame_end(view, start, limit)
@@ -73,7 +74,8 @@ def chase(fmt: LogFormat, view: memoryview, start: int, limit: int) -> tuple[Fra
 
 
 class LogPosition(NamedTuple):
-    """A place in a log: the number of a file and an offset in it. Positions compare in the log's order."""
+    """A position in a log: the number of a file, and an offset in it. Positions compare in the order of the
+    log."""
 
     file: int
     offset: int
@@ -81,7 +83,7 @@ class LogPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHeader:
-    """How a file hangs on to the one before it. `previous` is (0, 0) in a log's first file."""
+    """The link from a file to the previous one. `previous` is (0, 0) in the first file of a log."""
 
     previous: LogPosition
     salt: int
@@ -91,7 +93,7 @@ class LogHeader:
 
     @classmethod
     def decode(cls, fmt: LogFormat, view: memoryview) -> LogHeader | None:
-        """The header at the start of a file, None if it is damaged."""
+        """Decode the header at the start of a file; None if it is damaged."""
         values: list[int] = []
         start = 0
         for _ in range(3):
@@ -123,7 +125,7 @@ class LogDamage:
 
 
 def header_bytes(fmt: LogFormat) -> int:
-    """The length of every header of this format: where a file's own frames begin."""
+    """Return the length of every header of this format, which is the offset of the first frame."""
     return 3 * len(fmt.mark(0))
 
 
@@ -132,7 +134,7 @@ def file_name(number: int) -> str:
 
 
 def file_number(name: str) -> int | None:
-    """The number in a log file's name, None of any other name."""
+    """Return the number in the name of a log file; None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -140,7 +142,7 @@ def file_number(name: str) -> int | None:
 def find_marks(
     fmt: LogFormat, view: memoryview, start: int, limit: int, salt: int
 ) -> Iterator[tuple[int, int]]:
-    """The marks from `start` on, whatever lies between them: where each one is and what it vouches for."""
+    """Find the marks from `start` on, even among damage: the offset and the number of each."""
     low, high = fmt.mark(0), fmt.mark(2**64 - 1)
     same = next((n for n, pair in enumerate(zip(low, high, strict=True)) if pair[0] != pair[1]), len(low))
     for match in re.finditer(re.escape(low[:same]), view[start:limit]):
@@ -152,38 +154,38 @@ def find_marks(
 
 
 class LogLayout(Protocol):
-    """How the files of one log are named, found, begun, made active and put away.
+    """How the files of one log are named, found, started, activated and archived.
 
-    One layout object belongs to one log: it may remember which file has which name. Files have numbers that
-    grow in the order of the log.
+    A layout object belongs to one log: it may remember the names of files. The numbers of files grow in the
+    order of the log.
     """
 
     def first_offset(self, number: int) -> int:
-        """Where the frames of this file begin."""
+        """Return the offset of the first frame of a file."""
         ...
 
     def find(self, fs: FileSystem, directory: str) -> list[int]:
-        """The numbers of the files that are here, in order."""
+        """Return the numbers of the existing files, in order."""
         ...
 
     def name(self, number: int) -> str:
-        """What the file of this number is called now."""
+        """Return the current name of a file."""
         ...
 
     def headers(self, views: Mapping[int, memoryview]) -> dict[int, LogHeader | None]:
-        """What the files, given whole, say at their start; None of one whose header is damaged."""
+        """Return the headers of complete files; None for a file with a damaged header."""
         ...
 
     def complaints(self, fs: FileSystem, directory: str, numbers: list[int]) -> Iterator[LogDamage]:
-        """What is wrong with the names of a log that holds frames in the files of these numbers."""
+        """Return what is wrong with the names of a log that has frames in these files."""
         ...
 
     def number_after(self, last: int, next_frame: int) -> int:
-        """The number of the file that follows `last`; `next_frame` counts frames and files together."""
+        """Return the number of the file after `last`; `next_frame` counts frames and files together."""
         ...
 
     def head(self, number: int, header: LogHeader, carried: bytes) -> bytes:
-        """The first bytes of a file: its header and `carried`, frames of the file before it."""
+        """Return the first bytes of a file: its header, and `carried`, the frames of the previous file."""
         ...
 
     def install(self, fs: FileSystem, directory: str, staged: str, number: int) -> None:
@@ -194,19 +196,19 @@ class LogLayout(Protocol):
         ...
 
     def left_behind(self, number: int) -> list[int]:
-        """The files to remove once an `install` of this number failed and a later one was done."""
+        """Return the files to remove after an `install` of this number failed and a later one succeeded."""
         ...
 
     def retire(self, fs: FileSystem, directory: str, number: int, end: int) -> None:
-        """Put away a file that is not active any more and counts up to `end`. May be done again."""
+        """Archive a file that is no longer active and counts up to `end`. May be repeated."""
         ...
 
     def evidence(self, number: int) -> str | None:
-        """The name that a damaged file keeps when its turn to be removed comes, None to remove it."""
+        """Return the name that a damaged file keeps when it is due for removal; None to remove it."""
         ...
 
     def is_leftover(self, name: str) -> bool:
-        """Whether this is the name of unfinished work that an earlier process left."""
+        """Return whether `name` belongs to unfinished work of an earlier process."""
         ...
 
 
@@ -234,7 +236,7 @@ class NumberedLayout:
         try:
             text = fs.read(os.path.join(directory, CURRENT)).decode("ascii", "replace").strip()
         except NotFound:
-            # The first file is there before the name is written, and holds nothing until it is.
+            # The first file exists before its name is written, and is empty until then.
             if numbers:
                 yield LogDamage(file=numbers[-1], start=0, end=0, reason="CURRENT is missing")
             return
@@ -265,7 +267,7 @@ class NumberedLayout:
         return [number]
 
     def retire(self, fs: FileSystem, directory: str, number: int, end: int) -> None:
-        """Nothing: a file keeps its name and its size."""
+        """Do nothing: a file keeps its name and its size."""
 
     def evidence(self, number: int) -> str | None:
         return f"damaged-{file_name(number)}"

@@ -1,9 +1,9 @@
-"""Reading a log back after whatever happened: every frame that counts, and what is wrong with the rest.
+"""The scan of a log after a crash or damage: every frame that counts, and what is wrong with the rest.
 
 The last file may end in a torn tail: bytes that were being written when the process or the machine stopped.
-Nobody was told that they are durable, so they are cut off. A bad frame that a later mark or the next file
-vouches for is damage. It is reported with its range, and the scan resumes at the next mark. So is a frame
-that the device cannot read, whether or not anything vouches for it: what was written there is not known.
+They were never acknowledged as durable, so they are cut off. A bad frame before a later mark, or before the
+next file, is damage. It is reported with its range, and the scan resumes at the next mark. A frame that the
+device cannot read is also reported, marked or not, because its content is unknown.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _READ_BYTES: Final = 1024**2
 _HEAD_BYTES: Final = 64 * 1024
 """More than the header of any layout."""
 _LENGTH_BYTES: Final = 8
-"""What tells that a frame begins may itself be in a part that cannot be read."""
+"""The start of a frame may itself lie in a part that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRun:
-    """Valid frames that follow each other: the first starts at `start`, each next one where one ends."""
+    """Adjacent valid frames: the first starts at `start`, each next one at the end of the one before."""
 
     start: int
     ends: FrameEnds
@@ -52,9 +52,10 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedFile:
-    """One file of the chain. `end` is where it stops to count; `torn` tells that other bytes follow there.
+    """One file of the chain. `end` is the offset up to which it counts; `torn` says whether other bytes
+    follow.
 
-    `view` holds what counts, `size` is how large the file is.
+    `view` holds the bytes that count, `size` is the size of the file.
     """
 
     number: int
@@ -69,18 +70,17 @@ class ScannedFile:
         return sum(len(run.ends) for run in self.runs)
 
     def bytes_of(self, start: int, end: int) -> memoryview:
-        """These bytes, as the scan found them. Raises `MediaError` if they cannot be read any more."""
+        """Return these bytes as the scan found them. Raises `MediaError` if they cannot be read any more."""
         return exact(self.view, start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    """What a directory holds. Frames include the log's own marks; headers are left out.
+    """The content of a directory. Frames include the log's own marks, but not headers.
 
-    `older` are files before the start that was asked for.
-    `strays` are files that an attempt to start a file left behind and that never held anything of their own.
-    `next_frame` is above the number of every file that is here or known to be missing.
-    `name_of` tells what a file is called.
+    `older` are files before the requested start. `strays` are remains of attempts to start a file, which
+    never held frames. `next_frame` is above the number of every file that exists or is known to be missing.
+    `name_of` maps the number of a file to its name.
     """
 
     directory: str
@@ -90,21 +90,21 @@ class LogScan:
     older: list[int] = field(default_factory=list)
     next_frame: int = 1
     first_offset: int = 0
-    """Where the frames of a file begin."""
+    """Return the offset of the first frame of a file."""
     name_of: Callable[[int], str] = file_name
 
     @property
     def end(self) -> LogPosition:
-        """Where the log stops to count; (0, 0) of a log without files."""
+        """The position at which the log ends; (0, 0) for a log without files."""
         return LogPosition(self.files[-1].number, self.files[-1].end) if self.files else LogPosition(0, 0)
 
     @property
     def torn(self) -> bool:
-        """Whether a write was cut off at the end."""
+        """Whether an interrupted write was found at the end."""
         return bool(self.files) and self.files[-1].torn
 
     def frames(self) -> Iterator[tuple[ScannedFile, int, int]]:
-        """Every frame in order: its file, start and end."""
+        """Iterate over all frames in order: file, start and end of each."""
         for file in self.files:
             for run in file.runs:
                 for start, end in run:
@@ -132,14 +132,14 @@ def scan(
 
 
 def exact(view: memoryview | FileView, start: int, end: int) -> memoryview:
-    """A part of a file that was read before. Raises `MediaError` if it cannot be read any more."""
+    """Read a part of a file again. Raises `MediaError` if it cannot be read any more."""
     if isinstance(view, FileView):
         return memoryview(view.read_exactly(start, end))
     return view[start:end]
 
 
 def repair_tail(fs: FileSystem, found: LogScan) -> None:
-    """Cut the last file to what counts, durably. Done again, it changes nothing."""
+    """Truncate the last file to the bytes that count, durably. Repeating it changes nothing."""
     if found.files:
         last = found.files[-1]
         if last.size > last.end:
@@ -178,7 +178,7 @@ class _Scanner:
         chain = self._chain(numbers)
         followers = [*chain[1:], None][: len(chain)]
         files = [self._file(number, after) for number, after in zip(chain, followers, strict=True)]
-        # A log that a snapshot names was written, even if nothing follows the snapshot.
+        # A log that a snapshot names exists, even if it has no data after the snapshot.
         is_written = any(file.runs for file in files) or self._start.offset > 0
         written = numbers if is_written else []
         self._damage += self._layout.complaints(self._fs, self._directory, written)
@@ -194,13 +194,13 @@ class _Scanner:
         )
 
     def _next_frame(self, numbers: list[int], files: list[ScannedFile]) -> int:
-        """Above every file that is here, and every one that is known to be missing."""
+        """A number above that of every file that exists or is known to be missing."""
         last = max([0, *numbers, *(damage.file for damage in self._damage)])
         count = files[-1].frame_count if files and files[-1].number == last else 0
         return last + 3 + count if last else 1
 
     def _chain(self, numbers: list[int]) -> list[int]:
-        """From the newest file back along the headers; a file that nobody points to is a stray."""
+        """Follow the headers back from the newest file; a file that no header names is a stray."""
         chain: list[int] = []
         number = numbers[-1] if numbers else 0
         while number:
@@ -211,7 +211,8 @@ class _Scanner:
         return chain[::-1]
 
     def _before(self, number: int, numbers: list[int]) -> int:
-        """The file that this one follows, 0 if it is gone because its records were kept elsewhere."""
+        """Return the number of the previous file; 0 if it was removed because its records were kept
+        elsewhere."""
         header = self._headers[number]
         before = [other for other in numbers if other < number]
         if header is None:
@@ -255,16 +256,17 @@ class _Scanner:
         return max(first, self._start.offset) if number == self._start.file else first
 
     def _counted(self, number: int, follower: int | None) -> int | None:
-        """Up to where the next file says that this one counts; None if there is nobody to say so."""
+        """Return the offset up to which the next file says that this one counts; None without a next file."""
         header = None if follower is None else self._headers[follower]
         return header.previous.offset if header and header.previous.file == number else None
 
     def _resume(
         self, number: int, view: memoryview, stop: int, bound: int, *, vouched: bool
     ) -> tuple[int, int | None]:
-        """Where the file counts up to, and where to read on after a frame that is not one.
+        """Return the offset up to which the file counts, and where to continue after bytes that are not a
+        frame.
 
-        None for the end, unless something vouches for what follows. Reports the damage.
+        Returns None at the end, unless a mark or the next file confirms later frames. Reports the damage.
         """
         if stop >= bound:
             return stop, None
@@ -278,7 +280,7 @@ class _Scanner:
         if resume is not None:
             end = resume
         elif bad is not None and not vouched:
-            # Whatever was written there ends before this.
+            # The bytes that were written there end before this.
             end = max(min(bad[1], bound), stop + _used(view[stop:bound]))
         reason = "frames that were durable are damaged"
         if bad is not None:
@@ -287,7 +289,7 @@ class _Scanner:
         return end, resume
 
     def _unreadable(self, number: int, view: memoryview, stop: int) -> tuple[int, int] | None:
-        """The part that cannot be read in which the frame at `stop` is, or may be."""
+        """Return the unreadable part in which the frame at `stop` is, or may be."""
         for low, high in self._views[number].bad:
             if high > stop:
                 return (low, high) if low <= stop + _LENGTH_BYTES or not _is_zero(view[stop:low]) else None
@@ -304,7 +306,7 @@ def _is_zero(view: memoryview) -> bool:
 
 
 def _used(view: memoryview) -> int:
-    """Up to where there is anything but zeros."""
+    """Return the end of the bytes that are not zero."""
     for end in range(len(view), 0, -_READ_BYTES):
         start = max(0, end - _READ_BYTES)
         found = np.flatnonzero(np.frombuffer(view[start:end], dtype=np.uint8))
@@ -314,7 +316,7 @@ def _used(view: memoryview) -> int:
 
 
 def _loaded(view: FileView, size: int | None = None) -> memoryview:
-    """The file in memory, or its beginning with zeros in place of the rest. Zeros cost no memory."""
+    """Load the file into memory, or its beginning with zeros in place of the rest. Zeros cost no memory."""
     memory = np.zeros(len(view), np.uint8)
     for start in range(0, len(view) if size is None else min(size, len(view)), _READ_BYTES):
         part = np.frombuffer(view.read(start, min(len(view), start + (size or _READ_BYTES))), np.uint8)

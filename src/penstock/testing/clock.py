@@ -44,11 +44,11 @@ class ManualClock:
 
     @property
     def sleeping(self) -> int:
-        """How many tasks are waiting for time to pass."""
+        """The number of tasks that wait for time to pass."""
         return sum(not wakeup.done() for _, _, wakeup in self._sleepers)
 
     def jump_wall(self, milliseconds: int) -> None:
-        """Set the wall clock forward or back, as an operator or NTP would; intervals are not touched."""
+        """Set the wall clock forward or back, as an operator or NTP would; intervals do not change."""
         self._start_ms += milliseconds
 
     async def advance(self, seconds: float) -> None:

@@ -1,10 +1,10 @@
 """A disk in memory that can lose power.
 
-`FakeDisk` is a `FileSystem` that keeps what is visible apart from what is durable. Bytes become durable by
-`datasync`, names by `sync_dir`. `crash` returns the disk as it may be found after a power cut: what was
-durable, and of the rest nothing, everything, or whatever the given random generator picks, with torn file
-tails and, where a file was written in place, torn sectors. A fault plan makes one numbered call fail, fall
-short, or be the last before the power goes.
+`FakeDisk` is a `FileSystem` that separates visible from durable data. Bytes become durable by `datasync`,
+names by `sync_dir`. `crash` returns the disk as it may be found after a power failure: the durable data, and
+of the rest nothing, everything, or a random part, with torn tails of files and torn sectors of files that
+were written in place. A fault plan makes one numbered call fail, stay incomplete, or be the last one before
+the power fails.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
 
 
 class PowerCut(BaseException):
-    """The power is gone. Not an `Exception`: nothing in the program under test may handle it."""
+    """The power has failed. Not an `Exception`, because the program under test must not handle it."""
 
 
 class DiskFault(enum.Enum):
-    """What happens at the chosen call."""
+    """The fault at the chosen call."""
 
     CRASH_BEFORE = "the power goes before the call"
     CRASH_AFTER = "the power goes after the call"
@@ -42,7 +42,7 @@ class DiskFault(enum.Enum):
 
 
 class Survival(enum.Enum):
-    """What becomes of changes that were not yet durable when the power went."""
+    """The fate of changes that are not durable when the power fails."""
 
     NOTHING = "all of them are gone"
     EVERYTHING = "all of them made it"
@@ -51,7 +51,7 @@ class Survival(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """`kind` at the call with this number, counted from 0."""
+    """A fault of `kind` at the call with this number, counted from 0."""
 
     call: int
     kind: DiskFault
@@ -59,9 +59,10 @@ class PlannedFault:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """What is seen, what a power cut leaves, and the writes in place that lie between the two.
+    """The visible bytes, the bytes that survive a power failure, and the writes in place between the two.
 
-    A file that is appended to has no such writes: `kept` is how much of what is seen is durable as it is.
+    A file that is only appended to has no such writes: `kept` is the number of visible bytes that are
+    durable.
     """
 
     visible: bytearray = field(default_factory=bytearray)
@@ -72,7 +73,7 @@ class _File:
     modified_ms: int = 0
 
     def cut(self, size: int) -> None:
-        # A new array: the old one may be mapped, and then it cannot change its size.
+        # A new array: if the old one is mapped, its size cannot change.
         self.visible = self.visible[:size]
         self.kept = min(self.kept, size)
         self.pending = _without(self.pending, size, sys.maxsize)
@@ -102,7 +103,7 @@ class _File:
             self.pending.append((offset, data))
 
     def forget(self) -> None:
-        """A failed sync: the kernel takes the pages for clean now, so no later sync writes them out."""
+        """Fail a sync: the kernel then takes the pages for clean, so no later sync writes them."""
         self.lost += self.pending
         self.pending.clear()
 
@@ -121,10 +122,10 @@ _SECTOR = 512
 
 
 class FakeDisk:
-    """A `FileSystem` with a power switch. For one thread: a lock that would have to wait is an error.
+    """A `FileSystem` whose power can fail. For one thread: a lock that would have to wait is an error.
 
-    `calls` lists every call so far by name, so that a sweep knows how many there are to fail. `free` is what
-    `free_bytes` answers.
+    `calls` lists the names of all calls so far, so that a sweep knows how many there are. `free` is the
+    result of `free_bytes`.
     """
 
     def __init__(self, *, plan: PlannedFault | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -138,16 +139,17 @@ class FakeDisk:
         self._bad: list[tuple[_File, int, int]] = []
 
     def crash(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> FakeDisk:
-        """The disk as found after a power cut now; this one does not work any more."""
+        """Return the disk as found after a power failure at this moment; this object does not work
+        afterwards."""
         self._off = True
         after = FakeDisk(clock=self._clock)
         after._root = _dir_after(self._root, survival, rng or random.Random(0), {})
         return after
 
     def spoil(self, path: str, start: int, end: int) -> None:
-        """From now on these bytes of the file, under whatever name, are a bad sector.
+        """Make these bytes of the file, under any of its names, a bad sector.
 
-        To read them raises `MediaError`. To map the file would end the process: the test fails instead.
+        Reading them raises `MediaError`. Mapping the file would end the process: the test fails instead.
         """
         self._bad.append((self._file(path), start, end))
         self._bad.sort(key=lambda bad: bad[1])
@@ -184,7 +186,7 @@ class FakeDisk:
         return _FakeFile(self, path, file)
 
     def map(self, path: str) -> memoryview:
-        """The bytes themselves. While a view lives only writes in place can change the file."""
+        """Return the bytes themselves. While a view exists, only writes in place can change the file."""
         with self._call("map", path):
             file = self._file(path)
             if any(bad is file for bad, _, _ in self._bad):
@@ -192,7 +194,8 @@ class FakeDisk:
             return memoryview(file.visible).toreadonly()
 
     def open_view(self, path: str) -> FileView:
-        """Reading from it is no call of its own: a planned fault does not strike, a bad sector does."""
+        """Open a view. Reading from it is not a numbered call: a planned fault does not strike, a bad
+        sector does."""
         with self._call("open_view", path):
             file = self._file(path)
         return FileView(
@@ -257,7 +260,7 @@ class FakeDisk:
             return True
 
     def make_dirs(self, path: str) -> None:
-        """Each directory and each sync on the way is a call of its own, as it is on a real disk."""
+        """Create directories. Each directory and each sync is a numbered call, as on a real disk."""
         parts = [part for part in path.split("/") if part]
         for depth in range(1, len(parts) + 1):
             made, parent = "/" + "/".join(parts[:depth]), "/" + "/".join(parts[: depth - 1])
@@ -312,7 +315,7 @@ class FakeDisk:
             if held < 0 or (held > 0 and not shared):
                 if wait and wait_s is None:
                     raise AssertionError(f"deadlock: {path} is already held")
-                raise LockHeld(f"{path} is held by somebody else; wait until they are done")
+                raise LockHeld(f"{path} is held by another writer; wait until it is done")
             if note and isinstance(file, _File):
                 file.visible[:] = note
             self._locked[path] = held + 1 if shared else -1
@@ -323,7 +326,7 @@ class FakeDisk:
 
     @contextlib.contextmanager
     def _call(self, name: str, path: str) -> Iterator[None]:
-        """One numbered call: the planned fault strikes before, instead of, or after the body."""
+        """Run a numbered call: the planned fault strikes before, instead of, or after the body."""
         if self._off:
             raise PowerCut
         number, plan = len(self.calls), self.plan
@@ -362,7 +365,8 @@ class FakeDisk:
                 raise OSError(errno.EIO, path)
 
     def _write_at(self, name: str, path: str, file: _File, offset: int, data: bytes) -> None:
-        """A write in place. One that fails, or that the power cuts off, may have reached the file."""
+        """Write in place. A write that fails, or that a power failure interrupts, may have reached the
+        file."""
         if offset + len(data) > len(file.visible):
             raise InvalidInput(f"{len(data)} bytes at {offset} reach past the end of {path}")
         plan, number = self.plan, len(self.calls)
@@ -420,7 +424,7 @@ class FakeDisk:
 
 
 class _FakeFile:
-    """A handle. After a failed datasync the next one lies, as the kernel's does."""
+    """A handle. After a failed datasync the next one succeeds wrongly, as that of the kernel does."""
 
     def __init__(self, disk: FakeDisk, path: str, file: _File) -> None:
         self._disk = disk
@@ -441,11 +445,12 @@ class _FakeFile:
             raise
 
     def close(self) -> None:
-        """Nothing becomes durable by closing."""
+        """Close the handle, which makes nothing durable."""
 
 
 class _FakeLogFile:
-    """A handle for writing in place. What a failed datasync did not write out, no later one does."""
+    """A handle for writing in place. Data that a failed datasync did not write is not written by a later
+    one."""
 
     def __init__(self, disk: FakeDisk, path: str, file: _File) -> None:
         self._disk = disk
@@ -468,11 +473,11 @@ class _FakeLogFile:
             raise
 
     def close(self) -> None:
-        """Nothing becomes durable by closing."""
+        """Close the handle, which makes nothing durable."""
 
 
 def _without(writes: list[tuple[int, bytes]], start: int, end: int) -> list[tuple[int, bytes]]:
-    """The parts of the writes that lie outside of a range."""
+    """Return the parts of the writes outside of a range."""
     parts: list[tuple[int, bytes]] = []
     for offset, data in writes:
         parts.append((offset, data[: max(0, start - offset)]))
@@ -501,7 +506,7 @@ def _dir_after(before: _Dir, survival: Survival, rng: random.Random, done: dict[
 
 
 def _restore_moved(before: _Dir, found: dict[str, _Node]) -> None:
-    """A rename is one step: where the new name did not make it, the old one is still there."""
+    """Undo half renames: if the new name did not become durable, the old one still exists."""
     there = {id(node) for node in found.values()}
     moved = {id(node) for node in before.visible.values()} - there
     for name, node in before.durable.items():
@@ -533,7 +538,8 @@ def _file_after(before: _File, survival: Survival, rng: random.Random) -> _File:
 
 
 def _torn_tail(before: _File, rng: random.Random) -> bytearray:
-    """Appended to, perhaps after a cut: the cut made it or not, the length made it, some bytes did not."""
+    """Return a state of a file that was appended to, possibly after a cut: any of cut, length and bytes
+    may be missing."""
     if before.kept < len(before.durable) and not _survives(Survival.RANDOM, rng):
         return before.durable[:]
     size = len(before.visible)
@@ -542,7 +548,8 @@ def _torn_tail(before: _File, rng: random.Random) -> bytearray:
 
 
 def _torn_sectors(before: _File, rng: random.Random) -> bytearray:
-    """Written in place: each write whole, not at all, or some of its sectors."""
+    """Return a state of a file that was written in place: each write whole, absent, or some of its
+    sectors."""
     data = before.durable[:]
     for offset, new in (*before.lost, *before.pending):
         share = rng.choice((0.0, 0.5, 1.0))

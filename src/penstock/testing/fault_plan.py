@@ -1,4 +1,4 @@
-"""Which store call goes wrong, and how."""
+"""Plans of faults: which call of a store fails, and how."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ StoreOp: TypeAlias = Literal[
 
 
 class FaultKind(StrEnum):
-    """What can happen to one call.
+    """The faults of a call.
 
-    "Lost" errors are `OutcomeUnknown` for conditional writes and `Unavailable` for everything else,
-    because repeating a read, a plain put or a delete is harmless.
+    "Lost" errors are `OutcomeUnknown` for conditional writes and `Unavailable` for everything else, because
+    repeating a read, a plain put or a delete is harmless.
     """
 
     REFUSED = "refused"
@@ -29,9 +29,9 @@ class FaultKind(StrEnum):
     FAILED_BEFORE = "failed_before"
     """The request never arrived; the caller gets a lost error."""
     APPLIED_THEN_LOST = "applied_then_lost"
-    """Applied, but the answer is lost; the caller gets a lost error."""
+    """Applied, but the response is lost; the caller gets a lost error."""
     LATE_LANDING = "late_landing"
-    """The caller gets a lost error at once; the write reaches the store later and may win or lose."""
+    """The caller gets a lost error immediately; the write reaches the store later and may win or lose."""
     OWN_CONFLICT = "own_conflict"
     """Applied, but the caller sees `Conflict` (a hidden retry met the caller's own write)."""
     NOT_DECIDED = "not_decided"
@@ -39,15 +39,15 @@ class FaultKind(StrEnum):
     THROTTLED = "throttled"
     """Not applied, 429 or 503; the caller gets a lost error."""
     STALL_BEFORE = "stall_before"
-    """A long wait, then the call is applied and answered."""
+    """A long delay, then the call is applied and returns."""
     STALL_AFTER = "stall_after"
-    """The call is applied, then a long wait before the answer."""
+    """The call is applied, then returns after a long delay."""
     TRUNCATED = "truncated"
     """A read returns only the beginning of the bytes."""
     CUT_SHORT = "cut_short"
     """A read breaks off and the client notices: `Unavailable`."""
     STALE_LIST = "stale_list"
-    """A listing from a moment ago: lacks what was just added, shows what was just deleted."""
+    """An outdated listing: without recent additions, with recent deletions."""
 
 
 _ANY = (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED, FaultKind.STALL_BEFORE, FaultKind.STALL_AFTER)
@@ -67,7 +67,7 @@ FAULTS_OF: Mapping[StoreOp, tuple[FaultKind, ...]] = MappingProxyType(
         "delete_many": _WRITE,
     }
 )
-"""The faults that make sense for each call: what a sweep goes through."""
+"""The faults that apply to each call: the cases of a sweep."""
 
 DEFAULT_RATES: Mapping[FaultKind, float] = MappingProxyType(
     {
@@ -84,11 +84,12 @@ DEFAULT_RATES: Mapping[FaultKind, float] = MappingProxyType(
         FaultKind.STALE_LIST: 0.05,
     }
 )
-"""Rates per call for a hard day. `TRUNCATED` is left out: the usual clients check the length."""
+"""Rates per call under bad conditions. `TRUNCATED` is left out, because the usual clients check the
+length."""
 
 
 class StoreCall(NamedTuple):
-    """One call as the plan saw it; `key` is the prefix for a listing, the first key for a delete."""
+    """A call in the log of the plan; `key` is the prefix for a listing, the first key for a delete."""
 
     number: int
     op: StoreOp
@@ -97,11 +98,11 @@ class StoreCall(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class FaultPlan:
-    """Decides the fate of every call and keeps count.
+    """Decides the fault of every call, and logs the calls.
 
-    One plan may serve several `FaultyStore`s; then `calls` is the order over all of them. The spans
-    are (least, most) seconds, drawn uniformly. `cancelled_lands` is the probability that a write
-    whose caller gives up while it is under way reaches the store later all the same.
+    One plan may serve several `FaultyStore`s; then `calls` is their common order. The spans are (least, most)
+    seconds, drawn uniformly. `cancelled_lands` is the probability that a write still reaches the store later
+    if its caller is cancelled while it is in progress.
     """
 
     rates: Mapping[FaultKind, float] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class FaultPlan:
 
     @classmethod
     def none(cls) -> FaultPlan:
-        """No faults: only the log of calls."""
+        """Create a plan without faults, which only logs the calls."""
         return cls()
 
     @classmethod
@@ -130,7 +131,7 @@ class FaultPlan:
         late_s: tuple[float, float] = (0.01, 30.0),
         cancelled_lands: float = 0.5,
     ) -> FaultPlan:
-        """Every call meets each fault that applies to it with the given probability.
+        """Create a plan that injects each applicable fault into every call with the given probability.
 
         Raises `ValueError` when the rates are not probabilities.
         """
@@ -142,11 +143,11 @@ class FaultPlan:
 
     @classmethod
     def at(cls, call_index: int, kind: FaultKind) -> FaultPlan:
-        """One fault, at the call with this index (from 0); no latency. For sweeps over every call."""
+        """Create a plan with one fault at the call with this index (from 0), without latency. For sweeps."""
         return cls(script={call_index: kind})
 
     def quiet(self) -> None:
-        """Inject no more faults. Latency stays, and writes already under way still land."""
+        """Stop injecting faults. Latency stays, and late writes still reach the store."""
         self.is_quiet = True
 
     def resume(self) -> None:
@@ -154,7 +155,7 @@ class FaultPlan:
         self.is_quiet = False
 
     def may(self, kind: FaultKind) -> bool:
-        """Whether this plan can ever inject `kind`."""
+        """Return whether this plan can ever inject `kind`."""
         return self.rates.get(kind, 0.0) > 0 or kind in self.script.values()
 
     def draw(self, op: StoreOp, key: str, rng: Random) -> FaultKind | None:

@@ -1,4 +1,4 @@
-"""An object store that misbehaves the way real ones do."""
+"""An object store with the faults of real ones."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class _Change:
 
 
 class ListingJournal:
-    """Recent changes of a bucket, from which a stale listing is made.
+    """Recent changes of a bucket, from which an outdated listing is made.
 
-    Give one journal to all `FaultyStore`s over the same bucket, so that each can be stale about
-    what the others wrote.
+    Give one journal to all `FaultyStore`s over the same bucket, so that each can miss the writes of the
+    others.
     """
 
     def __init__(self) -> None:
         self._changes: deque[_Change] = deque(maxlen=_JOURNAL_MAX)
 
     def note(self, key: str, *, at_s: float, before: ObjectInfo | None) -> None:
-        """`key` changed at `at_s`; `before` is what a listing would have said until then."""
+        """Record that `key` changed at `at_s`; `before` is its entry in a listing until then."""
         self._changes.append(_Change(at_s, key, before))
 
     def rewind(self, listing: Iterable[ObjectInfo], prefix: str, *, since_s: float) -> list[ObjectInfo]:
-        """The listing as it was at `since_s`."""
+        """Return the listing as it was at `since_s`."""
         folder = f"{prefix.rstrip('/')}/" if prefix else ""
         found = {info.key: info for info in listing}
         for change in reversed(self._changes):
@@ -66,11 +66,11 @@ class ListingJournal:
 
 
 class FaultyStore:
-    """Wraps an `ObjectStore`; every call meets the latency and the fault its `FaultPlan` decides.
+    """Wraps an `ObjectStore`; every call meets the latency and the fault that its `FaultPlan` decides.
 
-    Deterministic: given the same calls in the same order and the same `rng`, the same happens.
-    A write that lands late is carried by a background task of the running loop; `settle` waits for
-    those. Errors of `inner` pass through unchanged.
+    Deterministic: the same calls in the same order with the same `rng` have the same results. A late write is
+    carried by a background task of the running loop; `settle` waits for those. Errors of `inner` pass through
+    unchanged.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class FaultyStore:
 
     @property
     def calls(self) -> builtins.list[StoreCall]:
-        """Every call the plan has seen: (index, op, key)."""
+        """The calls in the log of the plan: (index, op, key)."""
         return self.plan.calls
 
     @property
     def injected(self) -> Counter[FaultKind]:
-        """How many faults of each kind the plan has injected."""
+        """The number of faults of each kind that the plan has injected."""
         return self.plan.injected
 
     @property
     def under_way(self) -> int:
-        """How many late writes have not reached the store yet."""
+        """The number of late writes that have not reached the store yet."""
         return len(self._under_way)
 
     async def settle(self) -> None:
@@ -161,7 +161,7 @@ class FaultyStore:
             return dict.fromkeys(doomed, error)
 
     async def close(self) -> None:
-        """Drop the writes still under way, then close `inner`."""
+        """Drop the late writes, then close `inner`."""
         doomed = [*self._under_way]
         for task in doomed:
             task.cancel()
@@ -216,12 +216,12 @@ class FaultyStore:
         *,
         hide: type[PenstockError] | None = None,
     ) -> _T:
-        """Hand the write to `inner` and note what a listing said before."""
+        """Pass the write to `inner`, and record what a listing returned before."""
         before = [(key, await self._info(key)) for key in keys] if self._journals else []
         try:
             answer = await apply()
         except Conflict as conflict:
-            # An answer that is lost is lost whatever it said.
+            # A lost response is lost, whether it was an error or not.
             if hide is not None:
                 raise hide("the answer to the write was lost") from conflict
             raise
@@ -236,7 +236,7 @@ class FaultyStore:
             return None
 
     def _draw_waits(self, fault: FaultKind | None) -> tuple[float, float]:
-        """Seconds before and after the call is applied."""
+        """Draw the seconds before and after the call is applied."""
         least_s, most_s = self.plan.latency_s
         before_s = after_s = 0.0
         if most_s > 0:
@@ -256,7 +256,7 @@ class FaultyStore:
     async def _wait_or_leave_under_way(
         self, seconds: float, keys: builtins.list[str], apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """Wait; when the caller gives up meanwhile, its request may be on the wire already."""
+        """Wait. If the caller is cancelled meanwhile, its request may already have been sent."""
         try:
             await self._wait(seconds)
         except asyncio.CancelledError:
@@ -292,7 +292,7 @@ class FaultyStore:
 
 
 def _frozen(data: Data) -> bytes:
-    """The bytes as they are now: a late write must not see what the caller does to its buffers."""
+    """Copy the bytes: a late write must not see changes that the caller makes to its buffers."""
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     return b"".join(data)

@@ -1,8 +1,9 @@
-"""Does a recorded history have an order that a sequential model allows? (Wing & Gong, memoised)
+"""A linearizability checker: does a recorded history have an order that a sequential model allows? (Wing &
+Gong, with memoisation)
 
-An operation takes effect at one instant between its call and its return. An operation whose
-outcome is unknown takes effect at some instant after its call, or never. Leave operations that
-definitely failed out of the history.
+An operation takes effect at one instant between its call and its return. An operation whose outcome is
+unknown takes effect at some instant after its call, or never. Leave operations that definitely failed out of
+the history.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _UnknownType(Enum):
 
 
 UNKNOWN: Final = _UnknownType.UNKNOWN
-"""The response of an operation whose outcome nobody learnt."""
+"""The response of an operation with an unknown outcome."""
 Unknown: TypeAlias = Literal[_UnknownType.UNKNOWN]
 
 _Req = TypeVar("_Req")
@@ -55,37 +56,37 @@ class Operation(Generic[_Req, _Res]):
 
 
 class Model(Protocol[_State, _Req_contra, _Res_contra]):
-    """The sequential truth. States are hashable values; `step` has no side effects."""
+    """A sequential model. States are hashable values; `step` has no side effects."""
 
     def initial(self) -> _State:
         """The state before the first operation."""
         ...
 
     def step(self, state: _State, request: _Req_contra, response: _Res_contra | Unknown) -> list[_State]:
-        """The states that can follow; empty when the response is not possible in `state`."""
+        """Return the states that can follow; empty if the response is not possible in `state`."""
         ...
 
 
 @runtime_checkable
 class GuidedModel(Protocol[_State, _Req, _Res]):
-    """A model that helps the search along. What it says must hold for every order of the history."""
+    """A model that speeds up the search. Its hints must hold for every order of the history."""
 
     def initial(self) -> _State: ...
 
     def step(self, state: _State, request: _Req, response: _Res | Unknown) -> list[_State]: ...
 
     def is_read(self, request: _Req, response: _Res | Unknown) -> bool:
-        """True only if no state changes when this request gets this response."""
+        """Return True only if no state changes when this request gets this response."""
         ...
 
     def informed_by(self, history: Sequence[Operation[_Req, _Res]]) -> GuidedModel[_State, _Req, _Res]:
-        """A model for this one history, which may refuse steps that no accepted order contains."""
+        """Return a model for this history, which may refuse steps that no accepted order contains."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`ok`, and for people why: the order found, or where every order got stuck."""
+    """The verdict, and an explanation: the order found, or where every order failed."""
 
     ok: bool
     explanation: str
@@ -95,7 +96,7 @@ class Verdict:
 
 
 class History(Generic[_Req, _Res]):
-    """Records operations as they happen, stamped by a counter, so that no two events share an instant."""
+    """Records operations while they run, stamped by a counter, so that no two events share an instant."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -103,13 +104,13 @@ class History(Generic[_Req, _Res]):
         self._closed: list[Operation[_Req, _Res]] = []
 
     def call(self, process: str, request: _Req) -> int:
-        """An operation begins; the result names it in the calls below."""
+        """Record the start of an operation; the result identifies it in later calls."""
         self._ticks += 1
         self._open[self._ticks] = (process, self._ticks, request)
         return self._ticks
 
     def returned(self, call: int, response: _Res) -> None:
-        """The operation took effect and answered."""
+        """Record that the operation took effect and returned."""
         process, call_at, request = self._open.pop(call)
         self._ticks += 1
         self._closed.append(
@@ -119,11 +120,11 @@ class History(Generic[_Req, _Res]):
         )
 
     def failed(self, call: int) -> None:
-        """The operation definitely had no effect."""
+        """Record that the operation definitely had no effect."""
         del self._open[call]
 
     def operations(self) -> list[Operation[_Req, _Res]]:
-        """The history so far; what has not returned has an unknown outcome."""
+        """Return the history so far; operations that have not returned have an unknown outcome."""
         pending: list[Operation[_Req, _Res]] = [
             Operation(process=process, call_at=call_at, return_at=None, request=request, response=UNKNOWN)
             for process, call_at, request in self._open.values()
@@ -147,7 +148,7 @@ def check(history: Iterable[Operation[_Req, _Res]], model: Model[_State, _Req, _
 
 @dataclass(slots=True)
 class _Node(Generic[_State]):
-    """A prefix of an order: what it contains, where it leads, and the ways on still to try."""
+    """A prefix of an order: its operations, its state, and the continuations still to try."""
 
     done: int
     used: int
@@ -203,7 +204,7 @@ class _Search(Generic[_State, _Req, _Res]):
         return Verdict(ok=False, explanation=self._stuck_text())
 
     def _child(self, node: _Node[_State], entered_by: int, state: _State) -> _Node[_State]:
-        """Known operations are numbered from 0, unknown ones after them."""
+        """The history in arrays: known operations are numbered from 0, unknown ones after them."""
         unknown = entered_by - len(self._known)
         if unknown >= 0:
             return _Node(node.done, node.used | 1 << unknown, state, entered_by=entered_by)
@@ -218,7 +219,8 @@ class _Search(Generic[_State, _Req, _Res]):
         return True
 
     def _frontier(self, done: int) -> tuple[list[int], float]:
-        """The known operations that may come next, and the instant by which the next one must have begun."""
+        """Return the known operations that may come next, and the instant by which the next one must have
+        started."""
         index = (~done & (done + 1)).bit_length() - 1
         candidates: list[int] = []
         deadline = float("inf")
@@ -240,7 +242,7 @@ class _Search(Generic[_State, _Req, _Res]):
             if self._reads[index] and states:
                 return iter(((index, node.state),))
             ways += [(index, state) for state in states]
-        # Soonest return first: that is the likeliest order, and a wrong guess shows early.
+        # The earliest return first: that is the most likely order, and a wrong guess fails early.
         ways.sort(key=lambda way: self._returns[way[0]])
         return self._with_unknown(node, ways, deadline)
 

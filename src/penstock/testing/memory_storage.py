@@ -1,12 +1,12 @@
-"""A storage in memory, with crashes and faults to order; it keeps the contract of `coordinator.storage`.
+"""A storage in memory with simulated crashes and faults; it keeps the contract of `coordinator.storage`.
 
     disk = MemoryDisk(merge=add)
     storage = disk.open()
-    storage.fail_at(3, StorageFault.LOST)       # the third call is carried out, but raises
+    storage.fail_at(3, StorageFault.LOST)       # the third call is applied, but raises
     ...
     again = disk.open()                         # what a crash leaves
 
-What was flushed survives a crash; of what was not, as many batches as the test says.
+Flushed batches survive a crash, and as many unflushed batches as the test requests.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PAGE = 100
 
 
 class StorageFault(StrEnum):
-    """How a call goes wrong."""
+    """The fault of a call."""
 
     FAILED = "failed"
-    """Nothing happens, and the caller cannot know."""
+    """Not applied, and the caller cannot know."""
     LOST = "lost"
-    """It is carried out, but the answer is lost."""
+    """Applied, but the response is lost."""
 
 
 class _Entry(NamedTuple):
@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
 
 
 class MemoryDisk:
-    """What survives its writers. Batches that were not flushed are gone when the next writer opens it."""
+    """The data that outlives its writers. Unflushed batches are gone when the next writer opens it."""
 
     def __init__(self, *, merge: MergeOperator | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.merge = merge
@@ -51,9 +51,9 @@ class MemoryDisk:
         self.owner = 0
 
     def open(self, *, kept: int = 0) -> MemoryStorage:
-        """Take the disk over and fence whoever had it.
+        """Take over the disk, and fence its previous writer.
 
-        The first `kept` batches that were not flushed survive, too.
+        The first `kept` unflushed batches survive too.
         """
         for batch in self.unflushed[:kept]:
             self.persisted = self.after(self.persisted, batch)
@@ -62,7 +62,7 @@ class MemoryDisk:
         return MemoryStorage(self, self.owner)
 
     def after(self, entries: dict[bytes, _Entry], batch: Sequence[Operation]) -> dict[bytes, _Entry]:
-        """`entries` with `batch` applied, as a new mapping."""
+        """Return `entries` with `batch` applied, as a new mapping."""
         changed = dict(entries)
         for operation in batch:
             if isinstance(operation, Put):
@@ -85,7 +85,7 @@ class MemoryDisk:
 
 
 class MemorySnapshot:
-    """The entries of one instant."""
+    """A snapshot: the entries of one instant."""
 
     def __init__(self, disk: MemoryDisk, entries: dict[bytes, _Entry]) -> None:
         self._disk = disk
@@ -120,7 +120,7 @@ class MemorySnapshot:
 
 
 class MemoryStorage:
-    """One writer's handle on a `MemoryDisk`.
+    """A writer's handle on a `MemoryDisk`. Calls of `apply`, `snapshot` and `flush` are numbered from 1 on.
 
     Calls of `apply`, `snapshot` and `flush` are numbered from 1 on.
     """
@@ -129,7 +129,7 @@ class MemoryStorage:
         self._disk = disk
         self._token = token
         self.seen = MemorySnapshot(disk, disk.persisted)
-        """The newest state, for a look that is not a call."""
+        """The newest state, without a numbered call."""
         self._entries = disk.persisted
         self._faults: dict[int, tuple[StorageFault, Exception | None]] = {}
         self._error: Exception | None = None
@@ -138,11 +138,11 @@ class MemoryStorage:
         self.closed = False
 
     def fail_at(self, call: int, fault: StorageFault, error: Exception | None = None) -> None:
-        """Let the call with this number go wrong, with `OutcomeUnknown` if no other error is given."""
+        """Fail the call with this number, with `OutcomeUnknown` if no other error is given."""
         self._faults[call] = fault, error
 
     def gate(self, call: str) -> asyncio.Event:
-        """Hold every `apply`, `snapshot` or `flush` at its beginning, until the returned event is set."""
+        """Hold every `apply`, `snapshot` or `flush` at its start, until the returned event is set."""
         return self._gates.setdefault(call, asyncio.Event())
 
     async def get(self, key: bytes) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Telemetry to test, show and measure with: what services send, and messages of every kind that there can be.
+"""Telemetry for tests, demos and benchmarks: realistic requests, and random messages of every possible shape.
 
 request = telemetry(Signal.TRACES, items=1000, seed=7)      # realistic; the same seed gives the same bytes
 message = random_request(random.Random(7), Signal.METRICS)  # every field, every kind of value, all odd cases
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["START_NS", "random_request", "telemetry"]
 
 START_NS: Final = 1_790_000_000_000_000_000
-"""When realistic telemetry begins, unless told otherwise."""
+"""The default start of realistic telemetry."""
 
 _SERVICES: Final = (
     "cart",
@@ -50,7 +50,7 @@ def telemetry(
     start_ns: int = START_NS,
     span_ns: int = 1_000_000,
 ) -> bytes:
-    """A request as services send it: `items` over `resources`, eight attributes each, `span_ns` apart.
+    """Return a realistic request: `items` over `resources`, eight attributes each, `span_ns` apart.
 
     Three in ten spans have an event and one in ten a link; metrics come as all five kinds.
     """
@@ -84,7 +84,7 @@ def _fill_resource(resource: Message, place: int) -> None:
 
 
 def _fill_attributes(pairs: Message, rng: random.Random, item: int) -> None:
-    """Eight attributes: texts, numbers, a flag."""
+    """Return eight attributes: texts, numbers, a flag."""
     route = rng.choice(_ROUTES)
     pairs.add(key="http.request.method").value.string_value = rng.choice(("GET", "POST"))
     pairs.add(key="http.route").value.string_value = route
@@ -180,7 +180,7 @@ _TEXTS: Final = (
 
 
 def random_request(rng: random.Random, signal: Signal, *, size: int = 4, bad_ids: float = 0.0) -> Request:
-    """A request of any shape: every field set or left out, every kind of value, the edges of every number.
+    """Return a random request: every field set or absent, every kind of value, the limits of every number.
 
     Up to `size` of everything that repeats. `bad_ids` is how often an id gets a wrong length.
     """
@@ -190,7 +190,7 @@ def random_request(rng: random.Random, signal: Signal, *, size: int = 4, bad_ids
 
 
 class _Random:
-    """Fills any message of the protocol by its descriptor, so that a new field is tested unasked."""
+    """Fills any message of the protocol by its descriptor, so that new fields are tested automatically."""
 
     def __init__(self, rng: random.Random, size: int, bad_ids: float) -> None:
         self._rng, self._size, self._bad_ids = rng, size, bad_ids

@@ -25,14 +25,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Add a batch; answers its sequence. Locations are unique."""
+    """Add a batch; returns its sequence. Locations are unique."""
 
     location: str
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Read as the consumer of `epoch` (None: without the check); answers entries or `Done.FENCED`.
+    """Read as the consumer of `epoch` (None: without the check); returns entries or `Done.FENCED`.
 
     The entries are those after sequence `after`, at most `limit` of them.
     """
@@ -44,7 +44,7 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Dequeue:
-    """Drop the entries up to and including `through`; answers `Done.OK` or `Done.FENCED`."""
+    """Drop the entries up to and including `through`; returns `Done.OK` or `Done.FENCED`."""
 
     epoch: int
     through: int
@@ -52,11 +52,11 @@ class Dequeue:
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """Take over as consumer; answers the new epoch."""
+    """Take over as consumer; returns the new epoch."""
 
 
 class Done(Enum):
-    """Answers without a value."""
+    """Responses without a value."""
 
     OK = "ok"
     FENCED = "fenced"
@@ -71,7 +71,7 @@ QueueOperation: TypeAlias = Operation[QueueRequest, QueueResponse]
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the responses of a history say for certain, whatever its order."""
+    """The facts that the responses of a history prove, whatever its order."""
 
     location_of: dict[int, str]
     sequence_of: dict[str, int]
@@ -93,7 +93,8 @@ class QueueModel:
         return self._initial
 
     def informed_by(self, history: Sequence[QueueOperation]) -> QueueModel:
-        """A model that lets an unknown append or bump only take a number nobody else is known to have."""
+        """A model in which an unknown append or bump takes only a number that no other operation is known
+        to have."""
         informed = QueueModel(epoch=self._initial[0], next_sequence=self._initial[1])
         informed._facts = _facts(history)
         return informed
@@ -154,7 +155,7 @@ def _dequeue(state: QueueState, request: Dequeue, response: QueueResponse | Unkn
 def _append_is_possible(facts: _Facts, sequence: int, location: str) -> bool:
     if location in facts.sequence_of:
         return facts.sequence_of[location] == sequence
-    # Beyond the last sequence anybody saw, an append that nobody saw explains nothing.
+    # After the last observed sequence, an unobserved append explains nothing.
     return sequence < facts.sequence_max and sequence not in facts.location_of
 
 

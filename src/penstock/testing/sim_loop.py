@@ -23,15 +23,15 @@ _PURGE_FLOOR = 64
 
 
 class SimulationError(Exception):
-    """The simulated program did not come to its end."""
+    """The simulated program did not finish."""
 
 
 class Deadlock(SimulationError):
-    """Tasks are waiting, nothing is ready and no timer is set: they would wait forever."""
+    """Tasks are waiting, nothing is ready and no timer is set: they would wait indefinitely."""
 
 
 class HorizonReached(SimulationError):
-    """The virtual time or the number of steps allowed to the run is used up."""
+    """The limit of virtual time or of steps is reached."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -126,7 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio reports a cancelled timer here; it is skipped when it comes up."""
+        """Ignore a cancelled timer, which asyncio reports here; it is skipped when it is due."""
 
     # Futures and tasks
 
@@ -142,7 +142,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[_T]:
         if self._closed:
             raise RuntimeError("the simulation loop is closed")
-        # asyncio numbers unnamed tasks per process; per loop, the names are the same in every run.
+        # asyncio numbers unnamed tasks per process. Numbers per loop are the same in every run.
         self._task_ordinal += 1
         label = f"task-{self._task_ordinal}" if name is None else str(name)
         task: asyncio.Task[_T] = asyncio.Task(coro, loop=self, name=label, context=context)
@@ -157,13 +157,13 @@ class SimLoop(asyncio.BaseEventLoop):
         return [task for task in self._tasks if not task.done()]
 
     def report_unheard(self) -> None:
-        """Hand the errors of finished tasks that nobody asked for to the exception handler, oldest first.
+        """Pass the errors of finished tasks that were never retrieved to the exception handler, oldest first.
 
-        asyncio does so when the garbage collector finds the task, which is no fixed moment.
+        asyncio does so when the garbage collector finds the task, at no fixed moment.
         """
         for task in self._tasks:
             if task.done() and _is_unheard(task):
-                message = f"the error of {task.get_name()} reached nobody"
+                message = f"the error of {task.get_name()} was never retrieved"
                 self.call_exception_handler({"message": message, "exception": task.exception()})
 
     def run_in_executor(
@@ -218,7 +218,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._stopping = True
 
     def _turn(self) -> None:
-        """Run everything that is ready now; what it makes ready runs in the next turn."""
+        """Run all ready callbacks; those that become ready meanwhile run in the next turn."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -280,7 +280,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     @property
     def has_generators(self) -> bool:
-        """Whether an asynchronous generator was started and not yet closed."""
+        """Return whether an asynchronous generator was started and not closed."""
         return any(reference() is not None for reference in self._generators.values())
 
     async def shutdown_asyncgens(self) -> None:
@@ -291,7 +291,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 await generator.aclose()
 
     async def shutdown_default_executor(self) -> None:
-        """There is no executor to shut down."""
+        """Do nothing: there is no executor."""
 
     # Errors and debugging
 
@@ -319,7 +319,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """Debug mode reads the machine's clock, so a simulation has none."""
+        """Always off: debug mode reads the clock of the machine."""
 
 
 def _is_unheard(task: asyncio.Task[Any]) -> bool:
@@ -327,7 +327,7 @@ def _is_unheard(task: asyncio.Task[Any]) -> bool:
 
 
 def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line at which a task waits."""
+    """Return the innermost line at which a task waits."""
     waiting: Any = task.get_coro()
     place = "not started"
     while waiting is not None:

@@ -1,4 +1,4 @@
-"""Whole programs on one seeded loop and one virtual clock: same seed, same run."""
+"""Simulation of whole programs on a seeded loop and a virtual clock: the same seed gives the same run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLEANUP_STEPS = 1_000_000
 
 
 class SimClock:
-    """One machine's clock: virtual time, off by `skew_ms`, which may be changed during the run."""
+    """The clock of a machine: virtual time with an error of `skew_ms`, which may change during the run."""
 
     def __init__(self, loop: SimLoop, *, base_ms: int = _BASE_MS, skew_ms: int = 0) -> None:
         self._loop = loop
@@ -36,7 +36,7 @@ class SimClock:
         self.skew_ms = skew_ms
 
     def now_ms(self) -> int:
-        # Through microseconds: the sum of many short sleeps must not fall one millisecond short.
+        # Round by microseconds: the sum of many short sleeps must not lose a millisecond.
         return self._base_ms + round(self._loop.time() * 1e6) // 1000 + self.skew_ms
 
     def monotonic(self) -> float:
@@ -47,7 +47,7 @@ class SimClock:
 
 
 class Simulation:
-    """What a simulated program gets: randomness, clocks, the loop and a trace."""
+    """The environment of a simulated program: randomness, clocks, the loop and a trace."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
@@ -59,19 +59,19 @@ class Simulation:
         return self.loop.seed
 
     def clock(self, skew_ms: int = 0) -> SimClock:
-        """A new machine's clock. Wall time is a fixed date plus virtual time plus the skew."""
+        """Create the clock of a machine. Wall time is a fixed date plus virtual time plus the skew."""
         return SimClock(self.loop, skew_ms=skew_ms)
 
     def child_rng(self, name: str) -> random.Random:
-        """A stream of its own for one actor, so that what others draw does not change it."""
+        """Create a random stream for one actor, which the draws of others do not change."""
         return random.Random(f"{self.loop.seed}/{name}")
 
     def trace(self, event: str) -> None:
-        """Note an event at the current virtual time."""
+        """Record an event at the current virtual time."""
         self.events.append((self.loop.time(), event))
 
     def trace_hash(self) -> str:
-        """A digest of the trace and the number of steps so far; equal for equal seeds."""
+        """The digest of the trace and the number of steps so far; equal for equal seeds."""
         digest = hashlib.sha256()
         for at_s, text in self.events:
             digest.update(f"{at_s!r} {text}\n".encode())
@@ -87,13 +87,12 @@ def run_simulation(
     shuffle: bool = True,
     steps_max: int = 20_000_000,
 ) -> _T:
-    """Run `main(sim)` to its end on a fresh `SimLoop` and return its result.
+    """Run `main(sim)` on a fresh `SimLoop` and return its result.
 
-    Tasks that `main` leaves behind are cancelled, oldest first, and the loop is closed. Raises what
-    `main` raises, with a note that names the seed; `Deadlock` or `HorizonReached` when it cannot
-    finish or takes too long; and an `ExceptionGroup` when `main` succeeds although an error in a
-    task or callback reached nobody.
-    Must be called from plain code, not from inside an event loop.
+    Remaining tasks are cancelled, oldest first, and the loop is closed. Raises the error of `main` with a
+    note that names the seed; `Deadlock` or `HorizonReached` if it cannot finish or takes too long; and an
+    `ExceptionGroup` if `main` succeeds although the error of a task or callback was never retrieved. Must not
+    be called from inside an event loop.
     """
     loop = SimLoop(seed, shuffle=shuffle, horizon_s=horizon_s, steps_max=steps_max)
     try:
@@ -109,7 +108,7 @@ def run_simulation(
         finally:
             loop.close()
     if loop.unhandled:
-        raise BaseExceptionGroup(f"seed {seed}: errors that reached nobody", loop.unhandled)
+        raise BaseExceptionGroup(f"seed {seed}: errors that were never retrieved", loop.unhandled)
     return result
 
 
@@ -118,7 +117,7 @@ async def _as_coroutine(main: Callable[[Simulation], Awaitable[_T]], sim: Simula
 
 
 def _cancel_leftovers(loop: SimLoop) -> None:
-    """Cancel until nothing is left; cleaning up may start new tasks, which are cancelled in turn."""
+    """Cancel until no task is left; cleaning up may start new tasks, which are cancelled too."""
     loop.horizon_s = loop.time() + _CLEANUP_S
     loop.steps_max = loop.steps + _CLEANUP_STEPS
     for _ in range(_CLEANUP_ROUNDS):
@@ -135,8 +134,8 @@ def _cancel_leftovers(loop: SimLoop) -> None:
 
 
 async def _collect(tasks: list[asyncio.Task[object]]) -> None:
-    """Wait for cancelled tasks, handing their errors to the loop's handler as asyncio.run does."""
-    # `gather` keeps the given order; `wait` would go through a set, whose order is not ours.
+    """Wait for cancelled tasks, and pass their errors to the loop's handler as asyncio.run does."""
+    # `gather` keeps the given order; `wait` would iterate over a set, whose order may differ.
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     for task, outcome in zip(tasks, outcomes, strict=True):
         if isinstance(outcome, Exception):

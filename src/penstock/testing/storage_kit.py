@@ -4,7 +4,7 @@
     async def test_my_storage_keeps_the_contract(check, world):
         await check(world)
 
-A `StorageWorld` opens the same database over and over; its merge operator joins operands. Every check raises
+A `StorageWorld` opens the same database repeatedly; its merge operator joins operands. Every check raises
 `AssertionError` with what went wrong.
 """
 
@@ -24,7 +24,7 @@ class StorageWorld(Protocol):
     """A database that can be opened again."""
 
     async def open(self) -> Storage:
-        """The database as a newly started process finds it; whoever had it open before is fenced."""
+        """Open the database as a new process does; the previous writer is fenced."""
         ...
 
 
@@ -32,7 +32,7 @@ StorageCheck: TypeAlias = Callable[[StorageWorld], Awaitable[None]]
 
 
 def join_operands(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """The merge operator of the checks: it shows the order, and it is associative."""
+    """The merge operator of the checks: it shows the order of operands, and is associative."""
     return b"".join(operands)
 
 
@@ -139,7 +139,7 @@ async def check_a_fenced_writer_is_told(world: StorageWorld) -> None:
     except Fenced:
         pass
     else:
-        raise AssertionError("a fenced writer was told that its batch is persisted")
+        raise AssertionError("a fenced writer was notified that its batch is persisted")
     await _expect(newer, a=b"1")
     await storage.close()
     await newer.close()

@@ -39,14 +39,14 @@ ODD_KEYS: Final = (
     "(round)'single'",
     "x" * 200,
 )
-"""Keys that are allowed and that a client or server may get wrong."""
+"""Valid keys that a client or server may handle incorrectly."""
 
 _BIG_BYTES: Final = 8 * 1024 * 1024
 _WRITERS: Final = 16
 
 
 async def expect(kind: type[PenstockError], call: Awaitable[object]) -> PenstockError:
-    """The error of this kind that the call raises; anything else is an `AssertionError`."""
+    """Return the error of this kind that the call raises; anything else is an `AssertionError`."""
     try:
         result = await call
     except kind as error:
@@ -60,7 +60,7 @@ async def _bytes(store: ObjectStore, key: str, byte_range: ByteRange | None = No
 
 async def _version(store: ObjectStore, key: str) -> Version:
     version = (await store.get(key)).version
-    assert version is not None, "a whole read tells the version"
+    assert version is not None, "a complete read returns the version"
     return version
 
 
@@ -92,7 +92,7 @@ async def several_buffers_are_stored_one_after_the_other(store: ObjectStore, fol
 
 
 class _BuiltOnDemand(Sequence[memoryview]):
-    """Buffers that exist only from when they are asked for."""
+    """Buffers that are created on demand."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -327,7 +327,7 @@ async def sixteen_writers_lose_no_update(store: ObjectStore, folder: str) -> Non
 
 
 async def check_counter_loses_no_update(store: ObjectStore, folder: str, *, rounds: int) -> None:
-    """Sixteen writers add `rounds` each to one counter; every addition counts exactly once."""
+    """Check that every addition counts exactly once when sixteen writers add `rounds` each to one counter."""
     key = f"{folder}/counter"
     await store.put_if_absent(key, b"0")
 
@@ -340,7 +340,7 @@ async def check_counter_loses_no_update(store: ObjectStore, folder: str, *, roun
 
 
 async def add_one(store: ObjectStore, key: str, rng: random.Random) -> None:
-    """One read-modify-write, repeated until it wins. An unknown outcome is an error here."""
+    """Repeat a read-modify-write until it wins. An unknown outcome is an error here."""
     backoff = Backoff(
         RetryPolicy(floor_s=0.002, ceiling_s=0.25, deadline_s=90.0), clock=SYSTEM_CLOCK, rng=rng
     )

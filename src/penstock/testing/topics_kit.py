@@ -15,114 +15,81 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.errors import PenstockError
-from penstock.storage import AppendLog, CommitStats, Entry, commit_entries
+from penstock.storage import AppendLog, Entry, GroupCommitter
 
 __all__ = ["InlineCommitter", "InlineCommitters", "InlineWorkers"]
 
 T = TypeVar("T")
 
 
-class InlineCommitter:
-    """Commits the entries of one log in the call that submits them, or all together when it is let go.
+class InlineCommitter(GroupCommitter):
+    """A `GroupCommitter` without a thread: it commits in the call that submits, or when it is released.
 
-    With `is_quick` it is one over a quick disk: it commits in the call that hands entries over.
-    Everything else is as with `penstock.storage.GroupCommitter`: order, failures, `resume`.
+    With `is_quick` it commits in the call that flushes, as over a quick disk. Order, failures and `resume`
+    are those of `GroupCommitter`; nothing is synced or prepared later.
     """
 
     def __init__(
         self, log: AppendLog, deliver: Callable[[list[Entry]], None], *, is_quick: bool = False
     ) -> None:
+        super().__init__(log, deliver, queue_max=sys.maxsize)
         self.log = log
         self.held = False
-        self.is_quick = is_quick
-        self.waiting: list[Entry] = []
+        """Whether entries wait until `commit`."""
+        self._is_quick = is_quick
+
+    @property
+    def is_quick(self) -> bool:
+        return self._is_quick
+
+    @property
+    def waiting(self) -> list[Entry]:
         """Entries that were submitted and are not committed yet."""
-        self._deliver = deliver
-        self._generation = 0
-        self._failed = -1
-        self._failure: PenstockError | None = None
-        self._closed = False
-        self._totals = {"entries": 0, "frames": 0, "batches": 0, "bytes": 0, "failures": 0}
-        self._peak = 0
-        self.window_s = 0.0
+        return self._held
+
+    @property
+    def window_s(self) -> float:
+        """How long `widen` lets a commit wait for more."""
+        return self._window_s
 
     def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is no thread."""
 
     def submit(self, entry: Entry, *, hold: bool = False) -> None:
-        """Commit an entry now, or when the committer is let go."""
-        entry.generation = self._generation
-        self.waiting.append(entry)
-        self._peak = max(self._peak, len(self.waiting))
-        if not (self.held or (hold and self.is_quick)):
-            self.commit()
+        super().submit(entry, hold=True)
+        if not (hold and self._is_quick):
+            self.flush()
 
     def flush(self) -> None:
-        """Commit what waits, but for what `held` keeps."""
+        """Commit the entries that wait, unless the committer is held."""
         if not self.held:
             self.commit()
 
-    def widen(self, window_s: float) -> None:
-        """Nothing ever waits for company here; what was asked for is kept for whoever looks."""
-        self.window_s = window_s
-
     def commit(self) -> None:
-        """Commit everything that waits as one batch."""
-        batch, self.waiting = self.waiting, []
-        going = [entry for entry in batch if entry.generation > self._failed]
-        for entry in batch[: len(batch) - len(going)]:
-            entry.error = self._failure
-        if going:
-            self._write(going)
+        """Commit all entries that wait as one batch."""
+        batch, self._held = self._held, []
+        self._taken += len(batch)
         if batch:
-            self._deliver(batch)
+            self._commit(batch)
 
-    def _write(self, entries: list[Entry]) -> None:
-        failure = commit_entries(self.log, entries)
-        if failure is not None:
-            self._failed, self._failure = entries[-1].generation, failure
-            self._totals["failures"] += 1
-        done = [entry for entry in entries if entry.error is None]
-        self._totals["batches"] += 1
-        self._totals["entries"] += len(done)
-        self._totals["frames"] += sum(entry.frame_count for entry in done)
-        self._totals["bytes"] += sum(entry.byte_count for entry in done)
+    def _plan(self) -> None:
+        """Sync nothing later, and prepare no file: the same calls come in the same order each time."""
 
     def tend(self) -> None:
-        """What a commit thread does when nobody waits: sync what was only written, then vouch for it.
-
-        An error is kept for the next append, as there.
-        """
+        """Sync what was only written, then mark it; as in the thread, the next append gets the error."""
         with contextlib.suppress(PenstockError):
             self.log.sync()
             self.log.mark()
 
-    def resume(self) -> int:
-        self._generation += 1
-        return self._generation
-
-    def stats(self) -> CommitStats:
-        return CommitStats(
-            **self._totals,
-            submit_full=0,
-            syncs=self.log.syncs,
-            rotations=self.log.rotations,
-            queue_depth=len(self.waiting),
-            queue_peak=self._peak,
-        )
-
     def close(self) -> None:
         """Commit what waits and sync it. Raises what the sync raises."""
-        if not self._closed:
-            self._closed = True
-            self.commit()
-        self.log.sync()
-        with contextlib.suppress(PenstockError):
-            self.log.mark()
+        self.held = False
+        super().close()
 
 
 class InlineCommitters:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.timeseries.matchers import Matcher, MatchOp
     from penstock.timeseries.model import Bucket, Labels, Metadata, MetricType, Samples, Series, Temporality
     from penstock.timeseries.promql.engine import QueryResult
-    from penstock.timeseries.promql.syntax import is_read_at_once
+    from penstock.timeseries.promql.parser import is_read_at_once
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -101,6 +101,6 @@ if not TYPE_CHECKING:
             "matchers": "MatchOp Matcher",
             "model": "Bucket Labels Metadata MetricType Samples Series Temporality",
             "promql.engine": "QueryResult",
-            "promql.syntax": "is_read_at_once",
+            "promql.parser": "is_read_at_once",
         },
     )

@@ -1,12 +1,12 @@
-"""Taking the blocks of a bucket into the streams of its series, some series at a time.
+"""Compaction: moves the blocks of a bucket into the streams of its series, some series at a time.
 
     plan     blocks ──► the series they have samples of, in the order of their streams' keys
     step     the next series: their streams and what all blocks have of them ──► one stream for each
     last     the blocks go, with the streams of the last series
 
-What is read does not change at any step: a sample in a block wins over the one in a stream, and until the
-blocks go a stream gets nothing but what they say. So a fold may end anywhere, and one that is begun again
-does the same once more.
+No step changes what readers see: a sample in a block wins over the one in a stream, and until the blocks are
+deleted a stream receives only samples of theirs. A compaction may therefore stop anywhere, and repeating it
+has the same result.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ID: Final = struct.Struct(">I")
 _Counts: TypeAlias = tuple[Ids, npt.NDArray[np.int64]]
 _COUNTED_AT_ONCE: Final = 1_000_000
 _DECODED_AT_ONCE: Final = 256 * 1024
-"""Bytes of streams between two looks at how many samples they hold: four a byte at most."""
+"""Bytes of streams that are decoded together; a byte holds at most four samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compaction:
-    """A fold under way: which blocks go, into which streams, and how many of those are done.
+    """A compaction in progress: its blocks, the streams they go into, and how many streams are done.
 
-    `counts` says how many samples the blocks have for each stream.
+    `counts` has the number of samples that the blocks hold for each stream.
     """
 
     bucket: Bucket
@@ -54,12 +54,12 @@ class Compaction:
     done: int = 0
 
     def is_last(self, end: int) -> bool:
-        """Whether nothing is left behind the stream at `end`."""
+        """Return whether `end` is after the last stream."""
         return end == len(self.streams)
 
 
-def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Compaction:
-    """The fold of these blocks, oldest first. Raises `Corrupt` if a series has no labels in `metrics`."""
+def plan_compaction(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Compaction:
+    """Plan the compaction of these blocks, oldest first. Raises `Corrupt` if a series is not in `metrics`."""
     streams: list[tuple[bytes, int]] = []
     for series_id, count in zip(*_counted(blocks), strict=True):
         metric = metrics.get(series_id)
@@ -73,7 +73,7 @@ def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str
 
 
 def _counted(blocks: Sequence[KeyValue]) -> tuple[list[int], list[int]]:
-    """The series that blocks have samples of, and how many of each. Ids may be few and far between."""
+    """Return the series in the blocks and their numbers of samples. Ids may be sparse."""
     parts: list[_Counts] = []
     held = 0
     for block in blocks:
@@ -95,29 +95,30 @@ def _added_up(parts: list[_Counts]) -> _Counts:
     return ids, counts
 
 
-def fold_operations(
-    fold: Compaction, end: int, blocks: Sequence[KeyValue], folded: Sequence[Rows], expire_at_ms: int | None
+def compaction_operations(
+    compaction: Compaction,
+    end: int,
+    blocks: Sequence[KeyValue],
+    stored: Sequence[Rows],
+    expire_at_ms: int | None,
 ) -> list[Operation]:
-    """The streams up to `end` with what the blocks have for them, `folded` being what they had before.
+    """Return operations that store the streams up to `end`, with `stored` samples and those of the blocks.
 
-    They are put, not merged: an operand costs every later read a call of the merge operator.
+    They are puts, not merges: every merge operand costs each later read a call of the merge operator.
     """
-    keys = {_series_of(key): key for key in fold.streams[fold.done : end]}
+    keys = {_series_of(key): key for key in compaction.streams[compaction.done : end]}
     wanted: Ids = np.array(sorted(keys), np.uint32)
     added = (decode_rows(block).of(wanted) for block in blocks)
-    ids, samples = Rows.joined((*folded, *added)).in_order().by_series()
+    ids, samples = Rows.joined((*stored, *added)).in_order().by_series()
     puts = [
         Put(keys[series_id], stream, expire_at_ms)
         for series_id, stream in zip(ids, encode_many(samples), strict=True)
     ]
-    return [*puts, *(Delete(key) for key in fold.blocks if fold.is_last(end))]
+    return [*puts, *(Delete(key) for key in compaction.blocks if compaction.is_last(end))]
 
 
 class Compactor:
-    """Plans folds of blocks of about `blocks_bytes`, and takes their steps of about `samples_max` samples.
-
-    Works on `thread`.
-    """
+    """Plans compactions of about `blocks_bytes` and advances them by about `samples_max` samples."""
 
     def __init__(self, read: StorageRead, thread: Executor, *, blocks_bytes: int, samples_max: int) -> None:
         self._read = read
@@ -126,7 +127,7 @@ class Compactor:
         self._samples_max = samples_max
 
     async def plan(self, bucket: Bucket) -> Compaction:
-        """A fold of the oldest blocks: what later ones say wins anyway. Raises `Corrupt`."""
+        """Plan the compaction of the oldest blocks; samples of later ones win. Raises `Corrupt`."""
         blocks: list[KeyValue] = []
         size = 0
         is_whole = True
@@ -140,54 +141,54 @@ class Compactor:
         metrics: dict[int, str] = {}
         async for key, value in pairs(self._read.scan(forward)):
             series_id = int.from_bytes(key[len(forward) :])
-            with suppress(Corrupt):  # it is missed if the blocks have samples of it
+            with suppress(Corrupt):  # an error only if the blocks have samples of it
                 metrics[series_id] = decode_labels(series_id, value).metric
-        fold = await asyncio.get_running_loop().run_in_executor(
-            self._thread, plan_fold, bucket, blocks, metrics
+        compaction = await asyncio.get_running_loop().run_in_executor(
+            self._thread, plan_compaction, bucket, blocks, metrics
         )
-        return dataclasses.replace(fold, is_whole=is_whole)
+        return dataclasses.replace(compaction, is_whole=is_whole)
 
-    async def go_on(
-        self, fold: Compaction, wanted: int, expire_at_ms: int | None
+    async def advance(
+        self, compaction: Compaction, wanted: int, expire_at_ms: int | None
     ) -> tuple[list[Operation], Compaction | None]:
-        """What the next steps store, and the fold as it is then, None if that was all. Raises `Corrupt`.
+        """Return what the next steps store, and the compaction after them or None at its end.
 
-        There is one step, or as many as it takes to fold `wanted` samples of the blocks.
+        Takes one step, or as many as compact `wanted` samples of the blocks. Raises `Corrupt`.
         """
-        prefix = block_prefix(fold.bucket)
-        stop = fold.blocks[-1][len(prefix) :] + b"\0" if fold.blocks else b""
+        prefix = block_prefix(compaction.bucket)
+        stop = compaction.blocks[-1][len(prefix) :] + b"\0" if compaction.blocks else b""
         blocks = [block async for block in pairs(self._read.scan(prefix, stop=stop))]
         operations: list[Operation] = []
         while True:
-            folded, end = await self._next_streams(fold)
+            stored, end = await self._next_streams(compaction)
             operations += await asyncio.get_running_loop().run_in_executor(
-                self._thread, fold_operations, fold, end, blocks, folded, expire_at_ms
+                self._thread, compaction_operations, compaction, end, blocks, stored, expire_at_ms
             )
-            wanted -= sum(fold.counts[fold.done : end])
-            if fold.is_last(end):
+            wanted -= sum(compaction.counts[compaction.done : end])
+            if compaction.is_last(end):
                 return operations, None
-            fold = dataclasses.replace(fold, done=end)
+            compaction = dataclasses.replace(compaction, done=end)
             if wanted <= 0:
-                return operations, fold
+                return operations, compaction
 
-    async def _next_streams(self, fold: Compaction) -> tuple[list[Rows], int]:
-        """What the next streams hold, and where they end: one at least, if there is one."""
-        prefix = record_prefix(fold.bucket, RecordType.SAMPLES)
-        start = fold.streams[fold.done][len(prefix) :] if fold.streams else b""
+    async def _next_streams(self, compaction: Compaction) -> tuple[list[Rows], int]:
+        """Return the samples of the next streams, at least of one, and the index after them."""
+        prefix = record_prefix(compaction.bucket, RecordType.SAMPLES)
+        start = compaction.streams[compaction.done][len(prefix) :] if compaction.streams else b""
         rows: list[Rows] = []
         waiting: list[KeyValue] = []
         waiting_bytes = sample_count = 0
-        end = fold.done
+        end = compaction.done
         stored = pairs(self._read.scan(prefix, start=start))
         found = await anext(stored, None)
-        while not fold.is_last(end) and sample_count < self._samples_max:
-            key = fold.streams[end]
+        while not compaction.is_last(end) and sample_count < self._samples_max:
+            key = compaction.streams[end]
             while found is not None and found.key < key:
                 found = await anext(stored, None)
             if found is not None and found.key == key:
                 waiting.append(found)
                 waiting_bytes += len(found.value)
-            sample_count += fold.counts[end]
+            sample_count += compaction.counts[end]
             end += 1
             if waiting_bytes >= _DECODED_AT_ONCE:
                 rows.append(await self._decoded(waiting))

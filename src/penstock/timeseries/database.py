@@ -6,7 +6,7 @@
         await handle.wait(Durability.DURABLE)
         result = await db.query("sum(up)")
 
-Writes become visible to readers when they are flushed, all of a write at once.
+Writes become visible to readers when they are flushed; each write atomically.
 """
 
 from __future__ import annotations
@@ -63,9 +63,6 @@ from penstock.timeseries.read import (
 )
 from penstock.timeseries.records import load_families, load_position, merge_records
 from penstock.timeseries.series_index import SeriesIndex
-from penstock.units import parse_duration
-
-__all__ = ["TimeSeries"]
 
 _NAME = "timeseries"
 _ALL_TIME = (0, 2**62)
@@ -165,22 +162,23 @@ class TimeSeries:
         location: str = "",
         timeout: float | None = None,
     ) -> WriteHandle:
-        """Queue series as one write: all of it is stored and seen together, or none.
+        """Queue series as one atomic write.
 
-        `families` says more of metrics by name. `sequence` is stored in the same batch, with the names of
-        the `source` that counts it and of its batch there (`location`). Samples that the retention has passed
-        by are left out. Waits for room, and
-        for hours that have to be read first; raises `WriteTimeout`, with `series` in its `write`, if that
-        takes longer than `timeout`, `InvalidInput` for times out of range, for more than `HOURS_MAX` hours
-        and for metadata or a source that cannot be stored, `FlushError` and `Shutdown` when it is over.
-        Labels are checked when the write is applied: then the handle raises `ApplyError`.
+        `families` holds metadata of metrics by name. `sequence` is stored in the same batch, with the name of
+        its `source` and of its batch there (`location`). Expired samples are left out.
+
+        Waits for room, and for hours that have to be read first. Raises `WriteTimeout`, with `series` in its
+        `write`, if that takes longer than `timeout`; `InvalidInput` for times out of range, for more than
+        `HOURS_MAX` hours, and for metadata or a source that cannot be stored; `FlushError` and `Shutdown`
+        after the database has stopped. Labels are checked when the write is applied: then the handle raises
+        `ApplyError`.
         """
         position = None if sequence is None else Position(sequence, source, location)
         write = self._kept(prepare_write(series, families, position))
         try:
             handle = await self._queued(write, timeout)
         except Backpressure as error:
-            error.write = series  # what this call takes again
+            error.write = series  # reserved again by this call
             raise
         self._samples.inc(sum(len(part.values) for part in write.parts.values()))
         return handle
@@ -198,7 +196,7 @@ class TimeSeries:
             raise
 
     async def flush(self, *, durable: bool = False) -> FlushHandle:
-        """Have everything flushed whose `write` returned before. See `WriteCoordinator.flush`."""
+        """Flush everything whose `write` returned before. See `WriteCoordinator.flush`."""
         return await self._coordinator.flush(durable=durable)
 
     async def sync(self) -> None:
@@ -207,13 +205,13 @@ class TimeSeries:
         await handle.wait(Durability.DURABLE)
 
     async def stored_sequence(self) -> int | None:
-        """The last `sequence` that was written, after making it durable; None if there was none."""
+        """Make the last written `sequence` durable and return it; None if there was none."""
         await self.sync()
         position = self._directory.source.position
         return None if position is None else position.sequence
 
     async def stored_position(self) -> Position | None:
-        """As `stored_sequence`, with the name of its source."""
+        """Return the same as `stored_sequence`, with the name of its source."""
         await self.sync()
         return self._directory.source.position
 
@@ -225,7 +223,7 @@ class TimeSeries:
         return replace(write, parts=kept)
 
     async def _hold(self, write: SeriesWrite, timeout: float | None) -> None:
-        """Have the series of its hours in memory, and kept there. Raises `WriteTimeout`, `Unavailable`."""
+        """Load and reserve the series of the write's hours. Raises `WriteTimeout`, `Unavailable`."""
         if timeout is None:
             await self._loader.hold(write.parts)
             return
@@ -253,11 +251,11 @@ class TimeSeries:
         timeout_s: float | None = None,
         warnings: list[str] | None = None,
     ) -> QueryResult:
-        """A PromQL query at one time, now unless given.
+        """Evaluate a PromQL query at one time, by default now.
 
         With `warnings`, damaged records are left out of the answer, and the list gets a sentence for each,
-        with its hour; without, they raise `Corrupt`. Raises what `Engine.instant` and `Prepared.evaluate`
-        raise, and `Unavailable` if there is no place for it within its time.
+        with its hour; without, they raise `Corrupt`. Raises the errors of `Engine.instant` and
+        `Prepared.evaluate`, and `Unavailable` if no query slot becomes free within the timeout.
         """
         at_ms = self._clock.now_ms() if at_ms is None else at_ms
         prepare = partial(self._engine.instant, query, at_ms, timeout_s=timeout_s)
@@ -273,16 +271,16 @@ class TimeSeries:
         timeout_s: float | None = None,
         warnings: list[str] | None = None,
     ) -> QueryResult:
-        """A PromQL query at every step from start to end, both included. Raises as `query` does."""
+        """Evaluate a PromQL query at every step from start to end, both included. Raises as `query` does."""
         prepare = partial(self._engine.range, query, start_ms, end_ms, step_ms, timeout_s=timeout_s)
         return await self._answer(await _prepared(prepare, query), warnings)
 
     async def newest(self, selectors: Sequence[Sequence[Matcher]], at_ms: int) -> list[ResultSeries]:
-        """The newest sample of each series within the lookback, without those that have ended.
+        """Return the newest sample of each series within the lookback, without series that have ended.
 
         Raises as `query` does.
         """
-        lookback_ms = round(parse_duration(self._config.engine.lookback) * 1000)
+        lookback_ms = self._config.engine.lookback_ms
         found: dict[Labels, ResultSeries] = {}
         async with self._reading(self._engine.budget()) as budget:
             snapshot, buckets = self._within(at_ms - lookback_ms, at_ms)
@@ -302,11 +300,11 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[Labels]:
-        """The series that satisfy any of the selectors in the hours of these times; all without one.
+        """Return the series that satisfy any selector in the hours of these times; all without selectors.
 
-        With a limit, some: reading ends when there are so many or more. `warnings` are as in `query`. Raises
-        `TooManySamples` if the labels are more than a query may hold, `QueryTimeout`, and `Unavailable` if
-        there is no place in time.
+        Reading ends after `limit` series, if given. `warnings` are as in `query`. Raises `TooManySamples` if
+        the labels exceed the limit of a query, `QueryTimeout`, and `Unavailable` if no query slot becomes
+        free in time.
         """
         async with self._reading(self._engine.budget()) as budget:
             snapshot, buckets = self._within(start_ms, end_ms)
@@ -321,7 +319,7 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[str]:
-        """The names of the labels of such series, at least the first `limit` of them. Raises as `series`."""
+        """Return the label names of such series, at least the first `limit`. Raises as `series` does."""
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
             return {name for labels in found for name, _ in labels}
@@ -338,7 +336,10 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[str]:
-        """The values of one label of such series, at least the first `limit` of them. Raises as `series`."""
+        """Return the values of a label of such series, at least the first `limit`.
+
+        Raises as `series` does.
+        """
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
             return {value for labels in found if (value := labels.value(label))}
@@ -346,7 +347,7 @@ class TimeSeries:
             return await label_values(*self._within(start_ms, end_ms), label, budget, limit)
 
     def metadata(self, metric: str | None = None) -> dict[str, list[Metadata]]:
-        """What writers have said of metrics, or of one."""
+        """Return the metadata that writers sent for all metrics, or for one."""
         families = self._directory.families
         if metric is not None:
             return {metric: [families[metric]]} if metric in families else {}
@@ -354,7 +355,7 @@ class TimeSeries:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The hours that hold anything that is flushed and still kept, oldest first."""
+        """The hours with flushed samples that retention still keeps, oldest first."""
         return sorted(bucket for bucket in self._flusher.buckets if self._is_kept(bucket))
 
     async def _answer(self, prepared: Prepared, warnings: list[str] | None) -> QueryResult:
@@ -377,13 +378,13 @@ class TimeSeries:
 
     @asynccontextmanager
     async def _reading(self, budget: Budget) -> AsyncIterator[Budget]:
-        """A place, and the time of the budget to read in."""
+        """Hold a query slot, and enforce the time of the budget."""
         async with self._place(budget), self._time(budget):
             yield budget
 
     @asynccontextmanager
     async def _place(self, budget: Budget) -> AsyncIterator[None]:
-        """One of the places for queries. Raises `Unavailable` if none is free within the time."""
+        """Hold one of the query slots. Raises `Unavailable` if none is free within the time."""
         try:
             async with asyncio.timeout(budget.seconds_left):
                 await self._querying.acquire()
@@ -398,7 +399,7 @@ class TimeSeries:
 
     @asynccontextmanager
     async def _time(self, budget: Budget) -> AsyncIterator[None]:
-        """Raises `QueryTimeout` when the time is over, even while a store does not answer."""
+        """Raise `QueryTimeout` when the time is over, even while the store does not answer."""
         try:
             async with asyncio.timeout(budget.seconds_left):
                 yield
@@ -406,7 +407,7 @@ class TimeSeries:
             raise budget.timed_out() from None
 
     def _within(self, start_ms: int | None, end_ms: int | None) -> tuple[StorageRead, list[Bucket]]:
-        """The snapshot, and the buckets that hold any of these times."""
+        """Return the snapshot, and the buckets that overlap these times."""
         low = _ALL_TIME[0] if start_ms is None else start_ms
         high = _ALL_TIME[1] if end_ms is None else end_ms
         snapshot = self._coordinator.view().snapshot
@@ -418,19 +419,19 @@ class TimeSeries:
     # Life
 
     async def check(self) -> None:
-        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
+        """Check with the storage that this process is still its writer. Raises `Fenced` and `Unavailable`.
 
-        Writes notice it by themselves; who only reads would go on showing what was.
+        Writes notice fencing; a process that only reads would keep returning old data.
         """
         await load_position(self._storage)
 
     async def failure(self) -> FlushError:
-        """Wait until the database stops by itself, and return why: fenced, or a storage that failed."""
+        """Wait until an error stops the database, and return it: fencing, or a failed storage."""
         return await asyncio.shield(self._failed)
 
     @property
     def failed(self) -> FlushError | None:
-        """What stopped the database, if anything did."""
+        """The error that stopped the database, or None."""
         return self._failed.result() if self._failed.done() else None
 
     def _fail(self, error: FlushError) -> None:
@@ -438,10 +439,10 @@ class TimeSeries:
             self._failed.set_result(error)
 
     async def close(self) -> None:
-        """Store everything that was written, durably, and give the storage back. May be called again.
+        """Store all writes durably and release the storage. May be called again.
 
-        Raises the `FlushError` that stopped the database, if one did. If the call is cancelled, what is not
-        stored is given up as by a crash, and the storage is left alone, for it may not answer.
+        Raises the `FlushError` that stopped the database, if one did. If the call is cancelled, unstored
+        writes are lost as in a crash, and the storage is not closed, because it may not answer.
         """
         try:
             await self._coordinator.close()
@@ -457,14 +458,14 @@ class TimeSeries:
 
     @property
     def unstored(self) -> int:
-        """Writes that were taken and are not durable."""
+        """The number of accepted writes that are not durable yet."""
         return self._coordinator.watermark(Durability.APPLIED) - self._coordinator.watermark(
             Durability.DURABLE
         )
 
     @property
     def storage_wait_s(self) -> float:
-        """How long the storage has been at what it stores now, in seconds; 0 if it stores nothing."""
+        """How long the flush or sync in progress has taken so far, in seconds; 0 if there is none."""
         return self._coordinator.storage_wait_s
 
     async def __aenter__(self) -> TimeSeries:
@@ -477,7 +478,7 @@ class TimeSeries:
 
 
 async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
-    """Others are read by a thread: they, and the place of an error, may take tenths of a second."""
+    """Parse short queries on the loop and others in a thread, because they may take tenths of a second."""
     return prepare() if is_read_at_once(query) else await asyncio.to_thread(prepare)
 
 

@@ -37,12 +37,12 @@ _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BI")
 _LEVEL: Final = 1
 _COUNT_MAX: Final = 2**26
-"""More rows than any flush holds: a damaged count must not take memory."""
+"""More rows than any flush holds, so that a damaged count cannot take memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Series id, timestamp and value of each sample, all three of one length."""
+    """Samples as three arrays of one length: series ids, timestamps, values."""
 
     ids: Ids
     timestamps: Times
@@ -54,7 +54,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Iterable[Rows]) -> Rows:
-        """All of them, in the order of writing."""
+        """Concatenate rows, in the order of writing."""
         rows = list(parts)
         if len(rows) < 2:
             return rows[0] if rows else cls.empty()
@@ -66,7 +66,7 @@ class Rows:
 
     @classmethod
     def of_series(cls, ids: Sequence[int], samples: Sequence[Samples]) -> Rows:
-        """Rows of whole series."""
+        """Return rows of whole series."""
         counts = np.fromiter(map(len, samples), np.int64, len(samples))
         joined = Samples.joined(samples)
         repeated: Ids = np.repeat(np.array(ids, np.uint32), counts)
@@ -76,7 +76,7 @@ class Rows:
         return len(self.ids)
 
     def of(self, wanted: Ids) -> Rows:
-        """Only those of the ids in `wanted`, which are sorted."""
+        """Return only rows of the ids in `wanted`, which are sorted."""
         if not len(wanted):
             return Rows.empty()
         place = np.searchsorted(wanted, self.ids)
@@ -84,11 +84,11 @@ class Rows:
         return self._kept(wanted[place] == self.ids)
 
     def between(self, start_ms: int, end_ms: int) -> Rows:
-        """Only those with `start_ms <= timestamp <= end_ms`."""
+        """Return only rows with `start_ms <= timestamp <= end_ms`."""
         return self._kept((self.timestamps >= start_ms) & (self.timestamps <= end_ms))
 
     def in_order(self) -> Rows:
-        """Sorted by id and time, with one row for each: the one written last."""
+        """Return rows sorted by id and time, with one row for each: the one written last."""
         ids, times = self.ids, self.timestamps
         rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (times[1:] > times[:-1]))
         if bool(rising.all()):
@@ -99,7 +99,7 @@ class Rows:
         return Rows(ids[last], times[last], self.values[order][last])
 
     def by_series(self) -> tuple[list[int], list[Samples]]:
-        """The ids and the samples of each, of rows in order."""
+        """Return the ids and the samples of each; rows must be in order."""
         if not len(self):
             return [], []
         begins = np.flatnonzero(np.append(True, self.ids[1:] != self.ids[:-1]))
@@ -116,7 +116,7 @@ class Rows:
 
 
 def encode_block(rows: Rows) -> bytes:
-    """Rows in order, as one record."""
+    """Encode rows in order as one record."""
     ids = np.diff(rows.ids, prepend=np.uint32(0)).astype("<u4", copy=False)
     times = np.diff(rows.timestamps, prepend=np.int64(0)).astype("<i8", copy=False)
     plain = ids.tobytes() + times.tobytes() + rows.values.astype("<f8", copy=False).tobytes()
@@ -124,7 +124,7 @@ def encode_block(rows: Rows) -> bytes:
 
 
 def decode_block(value: bytes) -> Rows:
-    """The rows of a record. Raises `Corrupt` if it breaks the format."""
+    """Decode the rows of a record. Raises `Corrupt` if it breaks the format."""
     try:
         version, count = _HEAD.unpack_from(value)
         if version != _VERSION:
@@ -143,10 +143,10 @@ def decode_block(value: bytes) -> Rows:
 
 
 HOURS_MAX: Final = 1000
-"""Hours that one write may reach: each is read from the storage before, and is a record of its own."""
+"""Hours that one write may reach; each is read from the storage first, and stored as a separate record."""
 _HOUR_MS = 60 * MINUTE_MS
 _SERIES_BYTES = 400
-"""A new series in memory and in the batch, without its texts."""
+"""Size of a new series in memory and in the batch, without its texts."""
 _METADATA_BYTES_MAX = 65_535
 _FAMILY_BYTES_MAX = KEY_BYTES_MAX - len(FAMILY_PREFIX)
 _FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
@@ -154,7 +154,7 @@ _FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeriesPart:
-    """What a write brings to one bucket: each series with its count of samples, and all samples in a row."""
+    """The part of a write in one bucket: each series with its number of samples, and all samples."""
 
     labels: Sequence[Labels]
     metadata: Sequence[Metadata]
@@ -165,22 +165,22 @@ class SeriesPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SeriesWrite:
-    """One write, however many buckets it reaches. `position` is the queue's, if it came from one."""
+    """One write, to one or more buckets. `position` is its position in a queue, if it came from one."""
 
     parts: Mapping[Bucket, SeriesPart]
     families: Mapping[str, Metadata]
     text_bytes: int
-    """About what labels and metadata take, counted once for all hours, which share them."""
+    """Approximate size of labels and metadata, counted once for all hours, which share them."""
     position: Position | None = None
 
 
 def prepare_write(
     series: Sequence[Series], families: Mapping[str, Metadata] | None = None, position: Position | None = None
 ) -> SeriesWrite:
-    """A write of these series. Raises `InvalidInput` for times out of range and metadata that have no record.
+    """Return a write of these series. Raises `InvalidInput` for times out of range and unstorable metadata.
 
-    Raises it, too, if they reach more than `HOURS_MAX` hours; not with a position, because a batch of a queue
-    is one write however many records it has, each of which was checked.
+    Also raises it for more than `HOURS_MAX` hours, except with a position: a batch of a queue is one write of
+    many records, each of which was checked.
     """
     about = dict(families or {})
     for one in series:
@@ -196,7 +196,7 @@ def prepare_write(
 
 
 def write_size(write: SeriesWrite) -> int:
-    """About what a write takes before it is applied, as `SeriesDelta.estimate_size` counts."""
+    """Return the approximate size of a write before it is applied, as `SeriesDelta.estimate_size` counts."""
     return sum(ROW_BYTES * len(part.values) for part in write.parts.values()) + write.text_bytes
 
 
@@ -214,7 +214,10 @@ def _check_name(family: str) -> None:
 
 
 def _check_metadata(about: Metadata, whose: Labels | str) -> None:
-    """Raises `InvalidInput` for metadata that have no record: the flush would fail, and end the database."""
+    """Check that metadata can be stored, because a failing flush stops the database.
+
+    Raises `InvalidInput`.
+    """
     for text in (about.unit, about.description):
         if not isinstance(text, str) or _size(text) > _METADATA_BYTES_MAX:
             told = f"is no text of at most {_METADATA_BYTES_MAX:,} bytes: {text!r:.40}"
@@ -227,14 +230,14 @@ def _check_metadata(about: Metadata, whose: Labels | str) -> None:
 
 
 def check_series(series: Sequence[Series]) -> None:
-    """Raises `InvalidInput` for what `prepare_write`, or the delta later, would refuse."""
+    """Check what `prepare_write`, and later the delta, would refuse. Raises `InvalidInput`."""
     prepare_write(series)
     for one in series:
         check_labels(one.labels)
 
 
 def _family(series: Series) -> str:
-    """The metric that people know: a histogram without the endings of its series."""
+    """Return the name of the metric: of a histogram, without the suffixes of its series."""
     name = series.labels.metric
     if series.metadata.metric_type in (MetricType.HISTOGRAM, MetricType.SUMMARY):
         for suffix in _FAMILY_SUFFIXES:
@@ -243,7 +246,7 @@ def _family(series: Series) -> str:
 
 
 def _size(text: str) -> int:
-    """Bytes of UTF-8. Raises `InvalidInput`."""
+    """Encode as UTF-8. Raises `InvalidInput`."""
     return len(text) if text.isascii() else len(_utf8(text))
 
 
@@ -289,7 +292,7 @@ def _parts(series: list[Series], hours_max: int | None) -> dict[Bucket, SeriesPa
 
 
 def _hour_of(series: list[Series], samples: Samples, place: np.intp) -> Bucket:
-    """The hour of one sample. Raises `InvalidInput` that names its series."""
+    """Return the hour of one sample. Raises `InvalidInput` that names its series."""
     try:
         return Bucket.at(int(samples.timestamps[place]))
     except InvalidInput as error:
@@ -299,14 +302,14 @@ def _hour_of(series: list[Series], samples: Samples, place: np.intp) -> Bucket:
 
 
 def _begins(values: Integers) -> Integers:
-    """Where another value than before begins."""
+    """Return the positions where the value changes."""
     begins: Integers = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     return begins
 
 
 @dataclass(slots=True)
 class BucketDelta:
-    """What was added to one bucket since the last flush. Its samples are stored as block number `block`."""
+    """The additions to one bucket since the last flush. Its samples are stored as block number `block`."""
 
     block: int
     new: list[NewSeries] = field(default_factory=list)
@@ -331,7 +334,7 @@ class SeriesDelta(Delta[SeriesWrite, SeriesIndex]):
         self.directory = image
 
     def apply_one(self, write: SeriesWrite) -> None:
-        """All of the write, or an error and nothing."""
+        """Apply all of the write, or raise and apply nothing."""
         directory = self.directory
         directory.release(write.parts)
         with directory.source.taking(write.position):

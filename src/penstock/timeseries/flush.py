@@ -1,4 +1,4 @@
-"""Stores deltas of series, folds blocks and drops buckets, each time in one batch."""
+"""The flusher: stores a delta, compacts blocks and drops expired buckets, in one batch per flush."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Blocks:
-    """How much of a bucket waits to be folded, and since when nothing was added."""
+    """The blocks of a bucket that wait for compaction, and the time of the last addition."""
 
     count: int = 0
     size_bytes: int = 0
@@ -43,17 +43,17 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one flush does of a fold."""
+    """The part of a compaction that one flush does."""
 
     operations: Sequence[Operation] = ()
     begun: Compaction | None = None
-    """The fold that begins with it."""
+    """The compaction that starts with this step."""
     left: Compaction | None = None
-    """What is left of the fold then."""
+    """The rest of the compaction after this step."""
 
 
 async def find_buckets(read: StorageRead) -> list[Bucket]:
-    """Every bucket that holds anything, oldest first: one look for each. Raises `Corrupt`."""
+    """Return every bucket that holds anything, oldest first, with one scan for each. Raises `Corrupt`."""
     found: list[Bucket] = []
     start = b""
     while True:
@@ -67,7 +67,10 @@ async def find_buckets(read: StorageRead) -> list[Bucket]:
 
 
 class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
-    """One delta, one batch. What it knows of blocks and buckets changes after the storage has answered."""
+    """Stores one delta in one batch.
+
+    Its knowledge of blocks and buckets changes only after the storage answered.
+    """
 
     def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock, registry: Registry) -> None:
         self._storage = storage
@@ -83,15 +86,15 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             "timeseries.folds_given_up", "Buckets whose blocks stay as they are because records are missing."
         )
 
-        # Not one that queries and decoding share: writers wait for flushes, and readers may be many.
+        # Not shared with queries and decoding: writers wait for flushes, and there may be many readers.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
-        self._folder = Compactor(
+        self._compactor = Compactor(
             storage, self._thread, blocks_bytes=config.fold_bytes, samples_max=config.fold_samples
         )
-        self._fold: Compaction | None = None
+        self._compaction: Compaction | None = None
 
     async def load(self) -> None:
-        """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
+        """Find every bucket and the blocks to compact. Store the retention if it has changed."""
         self.buckets = set(await find_buckets(self._storage))
         now_ms = self._now_ms()
         await self._take_retention(now_ms)
@@ -101,18 +104,18 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             try:
                 blocks = await self._counted(bucket)
             except Corrupt as damage:
-                self.damage.tell(bucket, [f"its blocks, which are not folded: {damage}"])
+                self.damage.tell(bucket, [f"its blocks, which are not compacted: {damage}"])
                 self._damaged.add(bucket)
                 continue
             if blocks.count:
                 self.blocks[bucket] = blocks
 
     def is_kept(self, bucket: Bucket) -> bool:
-        """Whether the retention keeps this hour. No step of the wall clock ends it early."""
+        """Return whether the retention keeps this hour. A step of the wall clock never drops it early."""
         return not self.retention.is_over(bucket, self._now_ms())
 
     def _now_ms(self) -> int:
-        """The time by which the retention judges hours."""
+        """Return the time that retention compares hours with."""
         return self._clock.cautious_ms(self.retention.longest_ms)
 
     async def _counted(self, bucket: Bucket) -> Blocks:
@@ -123,7 +126,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return blocks
 
     async def _take_retention(self, now_ms: int) -> None:
-        """Before anything is written that expires by it."""
+        """Store the retention before anything is written that expires by it."""
         stored = await load_retention(self._storage) or Retention()
         before = stored.encode()
         self.retention = stored.changed_to(self._config.retention_ms, self.buckets, now_ms)
@@ -136,13 +139,13 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
     async def flush(self, delta: SeriesDelta) -> StorageRead:
         now_ms = self._now_ms()
-        operations = await self._aside(delta_operations, delta, self.retention)
+        operations = await self._in_thread(delta_operations, delta, self.retention)
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
         due = self._due(now_ms)
-        step = await self._folds(due, self._wanted(delta, now_ms)) if due is not None else _Step()
+        step = await self._compact(due, self._wanted(delta, now_ms)) if due is not None else _Step()
         if expired is not None:
-            # With the first of its records that goes: what is left of it must never count again.
+            # In the same batch as the first deletion: the rest of the bucket must never be read again.
             operations.insert(0, self.retention.put())
         await self._storage.apply([*drops, *step.operations, *operations])
         snapshot = await self._storage.snapshot()
@@ -150,17 +153,17 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             self.buckets.discard(expired)
             self.blocks.pop(expired, None)
         if step.begun is not None:
-            self._take_out(step.begun)
-        self._fold = step.left
+            self._dequeue_blocks(step.begun)
+        self._compaction = step.left
         self._note(delta, now_ms)
         return snapshot
 
-    async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         call = functools.partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def close(self) -> None:
-        """Let the thread end; nothing is flushed any more."""
+        """Stop the thread. Call it after the last flush."""
         self._thread.shutdown(wait=False)
 
     async def sync(self) -> None:
@@ -174,23 +177,28 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             blocks.size_bytes += 8 * sum(map(len, changed.chunks))  # about what a sample takes in a block
             blocks.added_ms = now_ms
 
-    def _take_out(self, fold: Compaction) -> None:
-        """Let the blocks of a fold wait no more. What is left waits behind other buckets."""
-        blocks = self.blocks.pop(fold.bucket)
-        if not fold.is_whole:
-            left = max(1, blocks.count - len(fold.blocks))
+    def _dequeue_blocks(self, compaction: Compaction) -> None:
+        """Take the blocks of a compaction off the queue.
+
+        Remaining blocks queue again, after other buckets.
+        """
+        blocks = self.blocks.pop(compaction.bucket)
+        if not compaction.is_whole:
+            left = max(1, blocks.count - len(compaction.blocks))
             size_bytes = blocks.size_bytes * left // blocks.count
-            self.blocks[fold.bucket] = Blocks(count=left, size_bytes=size_bytes, added_ms=blocks.added_ms)
+            self.blocks[compaction.bucket] = Blocks(
+                count=left, size_bytes=size_bytes, added_ms=blocks.added_ms
+            )
 
     def _expired(self, now_ms: int) -> Bucket | None:
-        """The oldest bucket, if its time is over, of those that can be read."""
+        """Return the oldest readable bucket if it has expired."""
         oldest = min(self.buckets - self._undropped, default=None)
         return oldest if oldest is not None and self.retention.is_over(oldest, now_ms) else None
 
     def _due(self, now_ms: int) -> Bucket | None:
-        """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
-        if self._fold is not None and not self.retention.is_over(self._fold.bucket, now_ms):
-            return self._fold.bucket
+        """Return a bucket to compact now, if any. Never an expired one: compaction would restore it."""
+        if self._compaction is not None and not self.retention.is_over(self._compaction.bucket, now_ms):
+            return self._compaction.bucket
         return next((bucket for bucket in self.blocks if self._is_due(bucket, now_ms)), None)
 
     def _is_due(self, bucket: Bucket, now_ms: int) -> bool:
@@ -201,19 +209,22 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks
 
     def _wanted(self, delta: SeriesDelta, now_ms: int) -> int:
-        """How many samples of blocks to fold beyond the usual share: twice what comes in if, besides the fold
-        under way, so much is due that another one is full. Blocks of a long load would pile up otherwise.
+        """Return how many samples to compact at least in this flush.
+
+        Twice the incoming samples if a full compaction is due besides the one in progress: blocks would pile
+        up under a long load otherwise. Else 0, which leaves it at the usual step.
         """
         due = sum(one.size_bytes for bucket, one in self.blocks.items() if self._is_due(bucket, now_ms))
-        is_new = self._fold is None
+        is_new = self._compaction is None
         return 2 * delta.samples if due >= self._config.fold_bytes * (2 if is_new else 1) else 0
 
-    def _fold_of(self, bucket: Bucket) -> Compaction | None:
-        """The fold under way, if it is one of this bucket."""
-        return self._fold if self._fold is not None and self._fold.bucket == bucket else None
+    def _compaction_of(self, bucket: Bucket) -> Compaction | None:
+        """Return the compaction in progress if it is one of this bucket."""
+        compaction = self._compaction
+        return compaction if compaction is not None and compaction.bucket == bucket else None
 
     async def _drops(self, bucket: Bucket) -> list[Operation]:
-        """Nothing of a bucket that cannot be read: it is over all the same, and writes are stored."""
+        """Return the deletions for an expired bucket, or none if it cannot be read."""
         drops: list[Operation] = []
         try:
             async for page in self._storage.scan(bucket_prefix(bucket)):
@@ -221,25 +232,27 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
                 if len(drops) >= _DROPS_MAX:
                     return drops[:_DROPS_MAX]
         except Corrupt as damage:
-            self.damage.tell(bucket, [f"it is over, and is not deleted: {damage}"])
+            self.damage.tell(bucket, [f"it has expired, and is not deleted: {damage}"])
             self._undropped.add(bucket)
             return []
         return drops
 
-    async def _folds(self, bucket: Bucket, wanted: int) -> _Step:
-        """The next part of a fold, with `wanted` samples of blocks or the usual share.
+    async def _compact(self, bucket: Bucket, wanted: int) -> _Step:
+        """Return the next step of a compaction, with `wanted` samples of blocks or the usual number.
 
-        Nothing for a bucket that is damaged: it is left as it is, and what was written is stored.
+        Empty for a damaged bucket: it stays as it is, and the writes of the flush are stored.
         """
-        under_way = self._fold_of(bucket)
+        under_way = self._compaction_of(bucket)
         try:
-            fold = under_way or await self._folder.plan(bucket)
-            operations, left = await self._folder.go_on(fold, wanted, self.retention.expiry_ms(bucket))
-            return _Step(operations, None if under_way else fold, left)
+            compaction = under_way or await self._compactor.plan(bucket)
+            operations, left = await self._compactor.advance(
+                compaction, wanted, self.retention.expiry_ms(bucket)
+            )
+            return _Step(operations, None if under_way else compaction, left)
         except Corrupt as error:
             if self.retention.is_over(bucket, self._now_ms()):
-                return _Step()  # its time came while it was read, which is no damage
-            _LOG.warning("%s is not folded: %s", place_of(bucket), error)
+                return _Step()  # it expired while it was read, which is no damage
+            _LOG.warning("%s is not compacted: %s", place_of(bucket), error)
             self._damaged.add(bucket)
             self._given_up.inc(1)
             return _Step()

@@ -27,7 +27,7 @@ from penstock.timeseries.model import Floats, Integers, Mask, Samples, Times, Wo
 
 
 def leading_zeros(words: Words) -> Times:
-    """How many zero bits each word starts with; 64 for zero."""
+    """Return the number of leading zero bits of each word; 64 for zero."""
     smeared = words.copy()
     for distance in (1, 2, 4, 8, 16, 32):
         smeared |= smeared >> np.uint64(distance)
@@ -35,7 +35,7 @@ def leading_zeros(words: Words) -> Times:
 
 
 def trailing_zeros(words: Words) -> Times:
-    """How many zero bits each word ends with; 64 for zero."""
+    """Return the number of trailing zero bits of each word; 64 for zero."""
     lowest = words & (~words + np.uint64(1))
     return np.bitwise_count(lowest - np.uint64(1)).astype(np.int64)
 
@@ -62,7 +62,7 @@ def pack_fields(fields: Words, widths: Times, offsets: Times, word_count: int) -
 
 
 def words_of(streams: list[bytes]) -> tuple[Words, Integers, Integers]:
-    """The streams as big-endian words, each on a word boundary with two spare zero words behind it.
+    """Return the streams as big-endian words, each on a word boundary and followed by two zero words.
 
     Returns the words, the bit offset at which each stream starts, and the one at which it ends.
     """
@@ -84,14 +84,14 @@ _MASKS: Final = np.array([(1 << width) - 1 for width in range(65)], np.uint64)
 _CHANGE_PREFIX: Final = np.array([1, 2, 3, 4, 4], np.int64)
 _CHANGE_BITS: Final = np.array([0, 7, 9, 12, 32], np.int64)
 _LEADING_ONES: Final = np.array([0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4], np.int64)
-"""How many ones four bits start with."""
+"""Number of leading ones of four bits."""
 _INT64_MAX: Final = 2**63 - 1
 _BEYOND: Final = "a stream of samples holds a timestamp beyond 64 bits"
 _TWO_WORDS: Final = struct.Struct(">QQ")
 
 
 def decode(stream: bytes) -> Samples:
-    """The samples of one stream, in order. Raises `Corrupt` if it is cut or breaks the format."""
+    """Decode one stream, in order. Raises `Corrupt` if it is cut or breaks the format."""
     if not stream:
         return Samples.empty()
     if len(stream) * 8 < _HEADER_BITS:
@@ -120,7 +120,7 @@ class _Single:
         self._lead, self._length = -1, 0
 
     def header(self) -> tuple[int, int]:
-        """The first timestamp, and the bits of the first value."""
+        """Read the first timestamp, and the bits of the first value."""
         start = self._take(64)
         if self._take(1):
             raise Corrupt("a stream of samples starts with an unknown layout")
@@ -128,7 +128,7 @@ class _Single:
         return timestamp, self._take(64)
 
     def change(self) -> int | None:
-        """How the distance to the next timestamp changes; None at the end."""
+        """Read the change of the distance to the next timestamp; None at the end."""
         take = self._take
         if not take(1):
             return 0
@@ -141,7 +141,7 @@ class _Single:
         return raw if raw <= 1 << (width - 1) else raw - (1 << width)
 
     def xor(self) -> int:
-        """The bits in which the next value differs from the one before."""
+        """Read the bits in which the next value differs from the one before."""
         take = self._take
         if not take(1):
             return 0
@@ -164,7 +164,7 @@ class _Single:
 
 
 def decode_many(streams: Sequence[bytes]) -> list[Samples]:
-    """The samples of each stream. Raises `Corrupt` if one is damaged."""
+    """Decode each stream. Raises `Corrupt` if one is damaged."""
     filled = [stream for stream in streams if stream]
     if len(filled) < _ABREAST_MIN:
         return [decode(stream) for stream in streams]
@@ -197,7 +197,7 @@ class _Abreast:
         self._stream_count = len(streams)
 
     def read(self) -> list[Samples]:
-        """Raises `Corrupt` if any of them breaks the format."""
+        """Decode streams in parallel. Raises `Corrupt` if any of them breaks the format."""
         steps = [self._header()]
         count = self._stream_count
         self._distance = np.zeros(count, np.int64)
@@ -210,7 +210,7 @@ class _Abreast:
         return self._by_stream(steps)
 
     def _take(self, widths: Times | int) -> Words:
-        """The next `widths` bits of each stream, most of them 64 wide at the utmost."""
+        """Read the next `widths` bits of each stream, at most 64."""
         index, shift = self._at >> 6, (self._at & 63).astype(np.uint64)
         words = self._words
         size = len(words) - 1
@@ -237,7 +237,7 @@ class _Abreast:
         return self._rows, timestamps, self._take(64)
 
     def _step(self, before: tuple[Integers, Times, Words]) -> tuple[Integers, Times, Words]:
-        """The next sample of every stream that has one."""
+        """Read the next sample of every stream that has one."""
         change, ended = self._change()
         rows, timestamps, bits = before
         if bool(ended.any()):
@@ -257,7 +257,7 @@ class _Abreast:
         self._lead, self._length = self._lead[going], self._length[going]
 
     def _change(self) -> tuple[Times, Mask]:
-        """The change of each distance, and which streams end here."""
+        """Read the change of each distance, and the streams that end here."""
         ones: Times = _LEADING_ONES[self._peek(4)]
         self._at = self._at + _CHANGE_PREFIX[ones]
         widths = _CHANGE_BITS[ones]
@@ -269,7 +269,7 @@ class _Abreast:
         return np.where(raw <= limit >> 1, raw, raw - limit), ended
 
     def _peek(self, width: int) -> Times:
-        """The next bits without moving on; beyond the end they read as zeros."""
+        """Return the next bits without advancing; beyond the end they are zeros."""
         index, shift = self._at >> 6, (self._at & 63).astype(np.uint64)
         high = self._words[index] << shift
         low = self._words[index + 1] >> np.uint64(1) >> (np.uint64(63) - shift)
@@ -319,10 +319,10 @@ def encode(samples: Samples) -> bytes:
 
 
 def encode_many(batch: Sequence[Samples]) -> list[bytes]:
-    """A stream for each. Samples may come in any order; of one timestamp the last one counts.
+    """Encode a stream for each. Samples may be in any order; of equal timestamps the last one counts.
 
     Raises `InvalidInput`, with nothing encoded, if the distance between two neighbours changes by more
-    than 32 bits of milliseconds hold.
+    milliseconds than 32 bits hold.
     """
     ordered = [samples.in_order() for samples in batch]
     filled = [samples for samples in ordered if len(samples)]
@@ -342,7 +342,7 @@ def merge_streams(streams: Sequence[bytes]) -> bytes:
 
 
 def _pieces(batch: list[Samples]) -> Iterator[list[Samples]]:
-    """Streams to encode at once: few enough that the fields of all stay in the cache."""
+    """Streams encoded together: few enough that all fields stay in the cache."""
     piece: list[Samples] = []
     count = 0
     for samples in batch:
@@ -356,7 +356,7 @@ def _pieces(batch: list[Samples]) -> Iterator[list[Samples]]:
 
 
 def _encoded(batch: list[Samples]) -> list[bytes]:
-    """Streams of samples that are in order, none of them empty: every field at once."""
+    """Encode non-empty samples that are in order, field by field for all streams."""
     counts = np.fromiter(map(len, batch), np.int64, len(batch))
     first = np.cumsum(counts) - counts
     joined = Samples.joined(batch)
@@ -437,7 +437,7 @@ def _windows(leading: Times, trailing: Times, stream: Times) -> tuple[Mask, Time
 
 
 def _packed(joined: Samples, counts: Times, first: Times, fields: Words, widths: Times) -> list[bytes]:
-    """The fields behind each stream's header, closed by its end, every stream on a word boundary."""
+    """Return the fields after each stream's header and its end mark, each stream on a word boundary."""
     behind = np.cumsum(widths)  # over samples and fields alike: the order in which they are written
     total = np.add.reduceat(widths.sum(axis=1), first)
     bits = _HEADER_BITS + total + _END_BITS

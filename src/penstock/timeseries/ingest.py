@@ -40,9 +40,9 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Senders pack some thousand samples, about a megabyte; this leaves room for long labels."""
 
 _REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Labels that need not be read again, as they were sent; with what they became about three times as much."""
+"""Cached label messages, as sent; with the decoded labels about three times as much."""
 _REMEMBERED_COST: Final = 200
-"""What an entry takes besides its bytes."""
+"""Memory of an entry besides its bytes."""
 _STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _DOUBLE: Final = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
 _INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
@@ -78,7 +78,7 @@ _METRIC_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWrite:
-    """What a request held. Native histograms are counted but not kept."""
+    """The content of a request. Native histograms are counted but not kept."""
 
     series: list[Series]
     metadata: dict[str, Metadata]
@@ -114,7 +114,7 @@ class _WriteRequest(Protocol):
 
 
 def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> RemoteWrite:
-    """The series of a request's body, in the order in which they stand there.
+    """Decode the series of a request's body, in their order.
 
     Raises `InvalidInput` if it is malformed, and `LimitExceeded` if it unpacks to more than `bytes_max`.
     """
@@ -129,7 +129,7 @@ def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> Remo
 
 
 def unpacked_size(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> int:
-    """How many bytes a body unpacks to: it says so. Raises `InvalidInput`, `LimitExceeded`."""
+    """Return the number of bytes that a body claims to unpack to. Raises `InvalidInput`, `LimitExceeded`."""
     try:
         claimed: int = cramjam.snappy.decompress_raw_len(body)
     except cramjam.DecompressionError as error:
@@ -157,7 +157,7 @@ def _message(data: bytes) -> _WriteRequest:
 
 
 def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[Series]:
-    """All samples in two arrays, of which each series has its slice: most series bring one sample."""
+    """Decode all samples into two arrays with a slice for each series; most series have one sample."""
     labels = [_labels_of_message(tuple(one.labels)) for one in members]
     timestamps = np.array([sample.timestamp for one in members for sample in one.samples], np.int64)
     values = np.array([sample.value for one in members for sample in one.samples], np.float64)
@@ -173,7 +173,7 @@ def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[S
 
 
 class _Remembered:
-    """Labels by their messages: senders send the same series over and over. Any thread may use it."""
+    """Cache of labels by their messages, because senders repeat the same series. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -181,7 +181,7 @@ class _Remembered:
         self._bytes = 0
 
     def __call__(self, raw: tuple[bytes, ...]) -> Labels:
-        """Raises `InvalidInput`."""
+        """Decode a label message. Raises `InvalidInput`."""
         known = self._known.get(raw)
         if known is None:
             known = _read_labels(raw)
@@ -238,7 +238,7 @@ def _message_class(name: str) -> type[Message]:
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    """The messages described here, so that no generated code and no `protoc` is needed."""
+    """Build the messages described here, without generated code and `protoc`."""
     file = descriptor_pb2.FileDescriptorProto(name="penstock/remote_write.proto", package="penstock.remote")
     file.syntax = "proto3"
     for name, fields in _MESSAGES.items():
@@ -268,7 +268,7 @@ _REASONS_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSeries:
-    """The series of a request, how many of its points have none, and why."""
+    """The series of a request, and the number of rejected points with the reasons."""
 
     series: list[Series]
     rejected_points: int = 0
@@ -278,7 +278,7 @@ class OtlpSeries:
 def series_of_metrics(
     request: ExportMetricsServiceRequest, *, resource_labels: Sequence[str] | None = None
 ) -> OtlpSeries:
-    """Every point of a request as a sample, those of one series together.
+    """Convert every point of a request to a sample, grouped by series.
 
     `resource_labels` names the resource attributes to keep; without it all are, so that no two
     resources share a series. Points that cannot be mapped are counted; the others are kept.
@@ -295,7 +295,7 @@ def series_of_metrics(
 
 @dataclass(slots=True)
 class _Collected:
-    """Samples by their labels, while a request is read."""
+    """Collects samples by labels while a request is read."""
 
     samples: dict[Labels, tuple[list[int], list[float]]] = field(default_factory=dict)
     metadata: dict[Labels, Metadata] = field(default_factory=dict)
@@ -331,7 +331,7 @@ _DataPoint: TypeAlias = (
 
 
 class _Mapping:
-    """One metric on its way into series."""
+    """Converts one metric to series."""
 
     def __init__(self, metric: metrics_pb2.Metric, shared: dict[str, str], found: _Collected) -> None:
         self._metric = metric
@@ -340,7 +340,7 @@ class _Mapping:
         self._found = found
 
     def add(self) -> None:
-        """Every point of it; a metric without a name or of an unknown kind is rejected whole."""
+        """Convert every point; a metric without a name or of an unknown kind is rejected as a whole."""
         metric = self._metric
         kind = metric.WhichOneof("data")
         if not metric.name:
@@ -416,7 +416,7 @@ class _Mapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """One point, which may give a sample to several series."""
+    """Convert one point, which may add a sample to several series."""
 
     labels: dict[str, str]
     about: Metadata
@@ -439,7 +439,7 @@ def _metric_name(name: str) -> str:
 
 
 def _labels_of_point(attributes: Iterable[KeyValue]) -> dict[str, str]:
-    """Attributes as labels. Where two names become one their values stand one behind the other."""
+    """Convert attributes to labels. If two names become equal, their values are joined."""
     labels: dict[str, str] = {}
     for attribute in sorted(attributes, key=lambda one: one.key):
         name = _NOT_IN_A_LABEL.sub("_", attribute.key)
@@ -459,7 +459,7 @@ def _resource_labels(resource: Resource, wanted: Sequence[str] | None) -> dict[s
 
 
 def _beside(labels: dict[str, str], others: dict[str, str]) -> dict[str, str]:
-    """`labels` and `others`; where both have a name, that of the others gets `exported_` before it.
+    """Merge `labels` and `others`; a name in both gets the prefix `exported_` in `others`.
 
     An empty value is no label, so it takes no name from another.
     """
@@ -479,7 +479,7 @@ def _scope_labels(scope: InstrumentationScope) -> dict[str, str]:
 
 
 def _text(value: AnyValue) -> str:
-    """A text as it is, a number as it prints, bytes in base64, anything nested as JSON."""
+    """Return a text as it is, a number as printed, bytes in base64, nested values as JSON."""
     kind = value.WhichOneof("value")
     if kind == "string_value":
         return value.string_value

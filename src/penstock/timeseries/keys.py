@@ -1,4 +1,4 @@
-"""Keys of the records in storage: big-endian, so that they sort as what they say.
+"""Keys of the records in storage: big-endian, so that bytes sort as values do.
 
     01 02 | bucket start, minutes u32 | bucket size, hours u8 | type u8 | suffix
 
@@ -7,7 +7,7 @@
     04 inverted     terminated(label name), then the label value as it is
     05 samples      terminated(metric name), series id u32
 
-The bucket stands before the type, so that one prefix names all that a bucket holds. Terminated bytes
+The bucket comes before the type, so that one prefix covers a whole bucket. Terminated bytes
 escape 00, 01 and FF and end with 00, so that no text is a prefix of another and their order is kept.
 """
 
@@ -21,39 +21,20 @@ from typing import Final
 from penstock.errors import Corrupt, InvalidInput
 from penstock.timeseries.model import Bucket, Fingerprint, SeriesId
 
-__all__ = [
-    "FAMILY_PREFIX",
-    "FINGERPRINT_BYTES",
-    "GLOBAL_PREFIX",
-    "SUBSYSTEM_PREFIX",
-    "DictionaryKey",
-    "ForwardKey",
-    "InvertedKey",
-    "RecordType",
-    "SamplesKey",
-    "bucket_prefix",
-    "decode_key",
-    "inverted_prefix",
-    "record_prefix",
-    "terminated",
-    "unterminated",
-]
-
 SUBSYSTEM_PREFIX: Final = b"\x01\x02"
 GLOBAL_PREFIX: Final = SUBSYSTEM_PREFIX + b"\xff\xff\xff\xff\x00"
-"""What belongs to the whole database stands under a bucket start that is no hour."""
+"""The prefix of records of the whole database: a bucket start that is not an hour."""
 FAMILY_PREFIX: Final = GLOBAL_PREFIX + b"\x07"
 FINGERPRINT_BYTES: Final = 16
 _BUCKET: Final = struct.Struct(">IB")
 _ID: Final = struct.Struct(">I")
-_TYPE_AT: Final = len(SUBSYSTEM_PREFIX) + _BUCKET.size
 _ESCAPES: Final = {0x00: b"\x01\x01", 0x01: b"\x01\x02", 0xFF: b"\x01\x03"}
 _UNESCAPES: Final = {0x01: 0x00, 0x02: 0x01, 0x03: 0xFF}
 _SERIES_ID_MAX: Final = 2**32 - 1
 
 
 class RecordType(enum.IntEnum):
-    """What a record is: the byte after the bucket."""
+    """The type of a record: the byte after the bucket."""
 
     DICTIONARY = 2
     FORWARD = 3
@@ -63,7 +44,7 @@ class RecordType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DictionaryKey:
-    """From a fingerprint to its series id."""
+    """Key of a record that maps a fingerprint to its series id."""
 
     bucket: Bucket
     fingerprint: Fingerprint
@@ -76,7 +57,7 @@ class DictionaryKey:
 
 @dataclass(frozen=True, slots=True)
 class ForwardKey:
-    """From a series id to its labels."""
+    """Key of a record that maps a series id to its labels."""
 
     bucket: Bucket
     series_id: SeriesId
@@ -87,7 +68,7 @@ class ForwardKey:
 
 @dataclass(frozen=True, slots=True)
 class InvertedKey:
-    """From one label to the series that carry it."""
+    """Key of a record that maps a label to the series that have it."""
 
     bucket: Bucket
     label: str
@@ -99,7 +80,7 @@ class InvertedKey:
 
 @dataclass(frozen=True, slots=True)
 class SamplesKey:
-    """From a metric and a series id to the samples."""
+    """Key of a record that maps a metric and a series id to the samples."""
 
     bucket: Bucket
     metric: str
@@ -111,40 +92,29 @@ class SamplesKey:
 
 
 def bucket_prefix(bucket: Bucket) -> bytes:
-    """What every key of the bucket starts with."""
+    """Return the prefix of every key of the bucket."""
     return SUBSYSTEM_PREFIX + _BUCKET.pack(bucket.start_minutes, bucket.size_hours)
 
 
 def record_prefix(bucket: Bucket, record_type: RecordType) -> bytes:
-    """What every key of one type in the bucket starts with."""
+    """Return the prefix of every key of one type in the bucket."""
     return bucket_prefix(bucket) + bytes((record_type,))
 
 
 def inverted_prefix(bucket: Bucket, label: str) -> bytes:
-    """What the keys of every value of `label` start with."""
+    """Return the prefix of the keys of every value of `label`."""
     return record_prefix(bucket, RecordType.INVERTED) + terminated(label.encode())
 
 
-def decode_key(key: bytes) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
-    """The key that these bytes are. Raises `Corrupt` if they are none."""
-    if not key.startswith(SUBSYSTEM_PREFIX) or len(key) <= _TYPE_AT:
-        raise Corrupt(f"{key[:32].hex()} is not a key of the time series")
-    try:
-        bucket = Bucket(*_BUCKET.unpack_from(key, len(SUBSYSTEM_PREFIX)))
-        return _decode_suffix(bucket, RecordType(key[_TYPE_AT]), key[_TYPE_AT + 1 :])
-    except (InvalidInput, ValueError, struct.error) as error:
-        raise Corrupt(f"{key[:32].hex()} is not a key of the time series: {error}") from None
-
-
 def terminated(text: bytes) -> bytes:
-    """`text` with 00, 01 and FF escaped, and 00 behind it."""
+    """Return `text` with 00, 01 and FF escaped, followed by 00."""
     if not any(byte in text for byte in _ESCAPES):
         return text + b"\0"
     return b"".join(_ESCAPES.get(byte, bytes((byte,))) for byte in text) + b"\0"
 
 
 def unterminated(data: bytes) -> tuple[bytes, bytes]:
-    """The text at the start of `data`, and what stands behind it. Raises `Corrupt` if it has no end."""
+    """Return the text at the start of `data`, and the rest. Raises `Corrupt` if the text has no end."""
     end = data.find(b"\0")
     if end < 0:
         raise Corrupt("a text in a key has no end")
@@ -161,21 +131,6 @@ def unterminated(data: bytes) -> tuple[bytes, bytes]:
             code = plain
         text.append(code)
     return bytes(text), rest
-
-
-def _decode_suffix(
-    bucket: Bucket, record_type: RecordType, suffix: bytes
-) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
-    if record_type is RecordType.DICTIONARY:
-        if len(suffix) != FINGERPRINT_BYTES:
-            raise ValueError("its fingerprint has the wrong length")
-        return DictionaryKey(bucket, Fingerprint(suffix))
-    if record_type is RecordType.FORWARD:
-        return ForwardKey(bucket, SeriesId(*_ID.unpack(suffix)))
-    text, rest = unterminated(suffix)
-    if record_type is RecordType.INVERTED:
-        return InvertedKey(bucket, text.decode(), rest.decode())
-    return SamplesKey(bucket, text.decode(), SeriesId(*_ID.unpack(rest)))
 
 
 def _series_id(series_id: SeriesId) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -24,7 +24,7 @@ _REFERENCE: Final = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
 _GROUP: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\((?!\?)|\(\?P?<(\w+)>", re.DOTALL)
 _REFERENCE_MAX: Final = 9
 _PIECE_CHARACTERS: Final = LABEL_BYTES_MAX
-"""Characters that are matched between two looks at the time. The worst expressions take 0.4 s for so many."""
+"""Characters matched between two checks of the time; the worst expressions take 0.4 s for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,10 @@ class Pattern:
         self.matches([""])
 
     def matches(self, texts: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
-        """Which of the texts match as a whole. `look` is called sometimes; it may raise to stop the work."""
+        """Return which texts match as a whole.
+
+        `look` is called now and then and may raise to stop the work.
+        """
         matched: list[bool] = []
         for piece in [texts] if look is None else pieces(texts):
             if look is not None:
@@ -74,7 +77,7 @@ class Pattern:
         return expanded
 
     def _captured(self, column: pa.StringArray, group: int) -> list[str]:
-        """What the group holds in each text, never longer than the text itself."""
+        """Return the group's match in each text, never longer than the text itself."""
         found: list[str] = pc.replace_substring_regex(
             column, pattern=self._anchored, replacement=f"\\{group}"
         ).to_pylist()
@@ -85,7 +88,7 @@ class Pattern:
         return f"^(?s:{self.text})$"
 
     def _parts(self, template: str) -> list[str | int]:
-        """The template as texts and numbers of groups, without references to groups that do not exist."""
+        """Split the template into texts and group numbers, without references to groups that do not exist."""
         groups = [found.group(1) or "" for found in _GROUP.finditer(self.text) if found.group()[0] == "("]
 
         def refer(found: re.Match[str]) -> str | int:
@@ -108,7 +111,7 @@ class Pattern:
 
 
 def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """All texts in order, in slices of bounded length; a text that is longer is a slice of its own."""
+    """Yield all texts in order, in slices of bounded length; a longer text is a slice alone."""
     first = size = 0
     for row, text in enumerate(texts):
         size += 16 + len(text)
@@ -120,7 +123,7 @@ def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class MatchOp(enum.Enum):
-    """How a label's value is compared."""
+    """The comparison of a label's value."""
 
     EQUAL = "="
     NOT_EQUAL = "!="
@@ -148,7 +151,10 @@ class Matcher:
         return self.op in (MatchOp.NOT_EQUAL, MatchOp.NOT_REGEX)
 
     def accepts(self, values: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
-        """Which of the values satisfy it. `look` is called now and then, and may raise to end the work."""
+        """Return which values satisfy the matcher.
+
+        `look` is called now and then and may raise to stop the work.
+        """
         if self.op is MatchOp.EQUAL:
             return [value == self.value for value in values]
         if self.op is MatchOp.NOT_EQUAL:
@@ -158,22 +164,17 @@ class Matcher:
 
     @property
     def accepts_missing(self) -> bool:
-        """Whether a series without the label satisfies it: then the inverted index alone cannot answer."""
+        """Whether a series without the label matches; then the inverted index alone cannot decide."""
         return self.accepts([""])[0]
 
     def __str__(self) -> str:
         return f'{self.name}{self.op.value}"{self.value}"'
 
 
-def matches_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
-    """Whether one series satisfies all of the matchers."""
-    return all(matcher.accepts([labels.value(matcher.name)])[0] for matcher in matchers)
-
-
 def select_labels(
     matchers: Sequence[Matcher], candidates: Sequence[Labels], look: Callable[[], None] | None = None
 ) -> list[int]:
-    """The positions of those candidates that satisfy all of the matchers.
+    """Return the positions of the candidates that satisfy all matchers.
 
     Each matcher sees every distinct value once. `look` is as in `Matcher.accepts`.
     """

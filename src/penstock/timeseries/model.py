@@ -1,4 +1,4 @@
-"""Labels, samples and series: what is written and what is asked for.
+"""Labels, samples and series: the values of writes and queries.
 
 A series is its labels. The metric's name is the label `__name__`; a label with an empty value is no
 label at all. Samples are two arrays of one length: milliseconds since the Unix epoch, and floats. Of
@@ -51,7 +51,10 @@ class Bucket:
 
     @classmethod
     def at(cls, timestamp_ms: int) -> Bucket:
-        """The bucket of one hour that holds `timestamp_ms`. Raises `InvalidInput` outside 1970 to 10135."""
+        """Return the bucket of one hour that holds `timestamp_ms`.
+
+        Raises `InvalidInput` outside 1970 to 10135.
+        """
         if not 0 <= timestamp_ms // MINUTE_MS <= _START_MAX:
             raise InvalidInput(f"{timestamp_ms} ms since 1970 is not a time from 1970 to 10135")
         return cls(timestamp_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES)
@@ -75,7 +78,7 @@ _BEYOND: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
 def plain_text(value: float) -> str:
-    """Without an exponent, however long: as a label's value."""
+    """Format without an exponent, as a label's value."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     text = repr(value)
@@ -83,7 +86,7 @@ def plain_text(value: float) -> str:
 
 
 def json_texts(values: Floats) -> list[str]:
-    """With an exponent below 1e-6 and from 1e21 on: as a sample's value in an answer."""
+    """Format with an exponent below 1e-6 and from 1e21 on, as a sample's value in an answer."""
     return [_json_text(text) for text in map(repr, values.tolist())]
 
 
@@ -97,7 +100,7 @@ def _json_text(text: str) -> str:
 
 
 def _without_exponent(text: str) -> str:
-    """`1.5e-07` as `0.00000015`, `1.5e+22` as `15000000000000000000000`."""
+    """Write `1.5e-07` as `0.00000015`, `1.5e+22` as `15000000000000000000000`."""
     mantissa, _, exponent = text.partition("e")
     sign = "-" if mantissa.startswith("-") else ""
     whole, _, fraction = mantissa.lstrip("-").partition(".")
@@ -114,7 +117,7 @@ METRIC_NAME: Final = "__name__"
 LABEL_BYTES_MAX: Final = 16 * 1024
 """Name and value of one label together: a key of the inverted index has to hold them, escaped."""
 SERIES_BYTES_MAX: Final = 64 * 1024
-"""All names and values of one series: it is in memory for as long as its hours are written to."""
+"""Bytes of all names and values of one series, which stays in memory while its hours are written to."""
 STALE_BITS: Final = 0x7FF0000000000002
 """The NaN that says "this series has ended". Other NaNs are values, so only the bits tell it apart."""
 
@@ -126,7 +129,7 @@ STALE_MARKER: Final = np.array([STALE_BITS], np.uint64).view(np.float64)[0]
 
 
 class MetricType(enum.IntEnum):
-    """What a metric is, as it is stored."""
+    """The kind of a metric, as stored."""
 
     UNKNOWN = 0
     GAUGE = 1
@@ -154,7 +157,10 @@ class Labels(tuple[tuple[str, str], ...]):
 
     @classmethod
     def of(cls, pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> Labels:
-        """Checked labels. Raises `InvalidInput` for an empty name, one given twice, or text not UTF-8."""
+        """Check and sort labels.
+
+        Raises `InvalidInput` for an empty name, one given twice, or text not UTF-8.
+        """
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         kept = sorted((name, value) for name, value in items if value)
         for position, (name, value) in enumerate(kept):
@@ -167,14 +173,14 @@ class Labels(tuple[tuple[str, str], ...]):
         return labels
 
     def encoded(self) -> list[tuple[bytes, bytes]]:
-        """The pairs as UTF-8. Raises `InvalidInput` if one has no such form (a lone surrogate)."""
+        """Return the pairs as UTF-8. Raises `InvalidInput` if one has no such form (a lone surrogate)."""
         try:
             return [(name.encode(), value.encode()) for name, value in self]
         except UnicodeEncodeError as error:
             raise InvalidInput(f"a label is not text that UTF-8 can hold: {error}") from None
 
     def value(self, name: str) -> str:
-        """The value of `name`, or the empty text."""
+        """Return the value of `name`, or the empty text."""
         for own, value in self:
             if own == name:
                 return value
@@ -186,31 +192,31 @@ class Labels(tuple[tuple[str, str], ...]):
         return self.value(METRIC_NAME)
 
     def keep(self, names: Iterable[str]) -> Labels:
-        """Only the labels in `names`."""
+        """Return only the labels in `names`."""
         wanted = frozenset(names)
         return Labels(pair for pair in self if pair[0] in wanted)
 
     def drop(self, names: Iterable[str]) -> Labels:
-        """All labels but those in `names`."""
+        """Return all labels except those in `names`."""
         unwanted = frozenset(names)
         return Labels(pair for pair in self if pair[0] not in unwanted)
 
     def replace(self, name: str, value: str) -> Labels:
-        """With `name` set to `value`, or without it if `value` is empty."""
+        """Return the labels with `name` set to `value`, or without it if `value` is empty."""
         others = [pair for pair in self if pair[0] != name]
         return Labels(sorted([*others, (name, value)])) if value else Labels(others)
 
     @property
     def memory_bytes(self) -> int:
-        """What the values take in memory, each counted in full even if series share one."""
+        """Memory of the values, each counted in full even if series share it."""
         return sum(sys.getsizeof(value) for _, value in self)
 
     def without_name(self) -> Labels:
-        """Without the metric's name."""
+        """Return the labels without the metric's name."""
         return self.drop((METRIC_NAME,))
 
     def fingerprint(self) -> Fingerprint:
-        """BLAKE2b-128 over the pairs, each text behind its length: no two lists feed the same bytes."""
+        """Return BLAKE2b-128 over the pairs, each text after its length, so that lists never collide."""
         digest = hashlib.blake2b(digest_size=16)
         for name, value in self.encoded():
             digest.update(struct.pack("<II", len(name), len(value)) + name + value)
@@ -226,7 +232,7 @@ NO_LABELS: Final = Labels()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What is known of a metric beyond its labels."""
+    """Metadata of a metric beyond its labels."""
 
     metric_type: MetricType = MetricType.UNKNOWN
     temporality: Temporality = Temporality.UNSPECIFIED
@@ -250,7 +256,7 @@ class Samples:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, float]]) -> Samples:
-        """Samples from pairs of (milliseconds, value)."""
+        """Make samples from pairs of (milliseconds, value)."""
         rows = list(pairs)
         return cls(
             np.fromiter((row[0] for row in rows), np.int64, len(rows)),
@@ -263,7 +269,7 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Iterable[Samples]) -> Samples:
-        """All of them, one after the other, in the order of writing; copied, also if there is only one."""
+        """Concatenate samples in the order of writing; always copies."""
         rows = list(parts)
         if not rows:
             return cls.empty()
@@ -275,7 +281,7 @@ class Samples:
         return len(self.timestamps)
 
     def in_order(self) -> Samples:
-        """Sorted by time with one sample per timestamp: the one written last."""
+        """Return samples sorted by time with one per timestamp: the one written last."""
         times = self.timestamps
         if len(times) < 2 or bool(np.all(times[1:] > times[:-1])):
             return self
@@ -285,14 +291,14 @@ class Samples:
         return Samples(times[last], self.values[order][last])
 
     def between(self, start_ms: int, end_ms: int) -> Samples:
-        """Those with `start_ms <= timestamp <= end_ms`, of samples in order."""
+        """Return those with `start_ms <= timestamp <= end_ms`; samples must be in order."""
         low, high = np.searchsorted(self.timestamps, [start_ms, end_ms + 1])
         return Samples(self.timestamps[low:high], self.values[low:high])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """One series of a write: its labels, its samples, and what is known of its metric."""
+    """One series of a write: its labels, its samples, and metadata of its metric."""
 
     labels: Labels
     samples: Samples
@@ -300,7 +306,7 @@ class Series:
 
 
 def is_stale(values: Floats) -> Mask:
-    """Where `values` holds the stale marker, compared by its bits."""
+    """Return a mask of the stale markers in `values`, compared by bits."""
     bits = np.ascontiguousarray(values).view(np.uint64)
     stale: Mask = bits == np.uint64(STALE_BITS)
     return stale

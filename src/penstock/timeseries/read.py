@@ -1,4 +1,4 @@
-"""Series of buckets from the storage into memory, each read once however many writers need it."""
+"""Reads of buckets: the series that writers need, and the samples and labels that queries select."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ from penstock.timeseries.records import (
 from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
 _AT_ONCE: Final = 16
-"""Buckets that are read side by side: each takes some round trips to the store."""
+"""Buckets read in parallel; each takes some round trips to the store."""
 
 
 class BucketLoader:
-    """Fills a directory. A load goes on when the writer that asked for it gives up: others may need it."""
+    """Loads buckets into a series index, each once.
+
+    A load continues if its writer is cancelled: others may need it.
+    """
 
     def __init__(
         self,
@@ -72,10 +75,10 @@ class BucketLoader:
         return True
 
     async def hold(self, buckets: Collection[Bucket]) -> None:
-        """Reserve these buckets, read first if need be. A call that raises, or is cancelled, reserves none.
+        """Reserve these buckets, and read them first if needed. A failed or cancelled call reserves none.
 
-        What it has read, or will have, is kept for a while, so that the writer that comes back goes on where
-        it stood. Raises what reading raises.
+        Buckets it has read, or is reading, stay for a while, so that a writer that retries continues there.
+        Raises the errors of reading.
         """
         held: list[Bucket] = []
         for bucket in buckets:
@@ -83,7 +86,7 @@ class BucketLoader:
                 self._loading(bucket)
         try:
             for bucket in buckets:
-                # It may have been forgotten again while the others were read.
+                # It may have been dropped again while the others were read.
                 while bucket not in self._directory:
                     await asyncio.shield(self._loading(bucket))
                 self._directory.reserve((bucket,))
@@ -103,7 +106,7 @@ class BucketLoader:
     def _ended(self, bucket: Bucket, task: asyncio.Task[None]) -> None:
         del self._loads[bucket]
         if not task.cancelled():
-            task.exception()  # whoever waits gets it; nobody may be left
+            task.exception()  # waiters raise it; there may be none left
 
     async def _load(self, bucket: Bucket) -> None:
         async with self._places:
@@ -114,46 +117,46 @@ class BucketLoader:
                     raise Corrupt(f"{place_of(bucket)} cannot be read: {error}") from error
                 series = BucketSeries()
             if series.damaged and self._is_over(bucket):
-                series = BucketSeries()  # its time came while it was read: nobody will see what is written
+                series = BucketSeries()  # it expired while it was read, so its content does not matter
             self._damage.tell(bucket, series.damaged)
             self._directory.load(bucket, series)
 
 
 _GETS_MAX = 64
-"""Up to this many streams are asked for one by one; more are found by a scan of their metric."""
+"""Up to this many streams are read by key; more by a scan of their metric."""
 _GET_COST = 4
-"""A record that is asked for by its key takes as long as so many that a scan passes."""
+"""A read by key takes as long as scanning this many records."""
 _GETS_AT_ONCE = 256
 _STREAM_BYTES_MAX = 1024 * 1024
-"""Streams that are decoded together, half a million samples as they are, four million at the very most."""
+"""Bytes of streams decoded together: usually half a million samples, at most four million."""
 _LABELS_COST = 10
-"""The labels of a series take as much memory as so many samples, or more if their values are long."""
+"""The labels of a series take as much memory as this many samples, or more if their values are long."""
 _LIMITED_AT_ONCE = 1000
 _CACHED_BYTES_MAX = 512 * 1024 * 1024
-"""Labels that are remembered between queries, about half a million series."""
+"""Labels cached between queries, for about half a million series."""
 _CACHED_COST, _CACHED_PAIR_COST = 200, 150
-"""What a series and each of its labels take besides their texts."""
+"""Memory of a series and of each label besides their texts."""
 
 
 @dataclass(slots=True)
 class LabelCache:
-    """Labels by bucket and id. They never change once they are stored, so they are read once."""
+    """Labels by bucket and id. Stored labels never change, so they are read once."""
 
     buckets: dict[Bucket, dict[int, Labels]] = field(default_factory=dict)
     size_bytes: int = 0
     live: Callable[[Bucket], Mapping[int, Labels]] = lambda bucket: {}
-    """Labels that somebody else holds anyway, by id; more than the snapshot has, maybe."""
+    """Returns labels by id that are in memory anyway, perhaps more than the snapshot has."""
     expires: bool = False
-    """Whether records expire, which may come between two reads of a query: then a series without labels is
-    one that is gone, and no damage."""
+    """Whether records expire, possibly between two reads of a query: then a series without labels has expired
+    and is not damaged."""
     tell: Callable[[Bucket, Sequence[str]], None] = lambda bucket, records: None
-    """Is told of damaged records, each a name and a reason."""
+    """Called with damaged records, each a name and a reason."""
 
     def of(self, bucket: Bucket) -> dict[int, Labels]:
         return self.buckets.setdefault(bucket, {})
 
     def note(self, added: Iterable[Labels]) -> None:
-        """Forget everything when it is too much: what is asked for again is read again."""
+        """Count added labels, and clear the cache when it is too large."""
         for labels in added:
             texts = sum(len(name) + len(value) for name, value in labels)
             self.size_bytes += _CACHED_COST + _CACHED_PAIR_COST * len(labels) + texts
@@ -163,7 +166,7 @@ class LabelCache:
 
 
 class BucketReader:
-    """One bucket of one snapshot. All of it raises `TooManySamples` and `QueryTimeout` as the budget does."""
+    """Reads one bucket of one snapshot. Every method may raise `TooManySamples` and `QueryTimeout`."""
 
     def __init__(
         self,
@@ -181,7 +184,7 @@ class BucketReader:
         self._warnings = warnings
 
     async def series(self, matchers: Sequence[Matcher], limit: int | None = None) -> dict[int, Labels]:
-        """Every series that satisfies all matchers, by id; with a limit, that many of them or some more."""
+        """Return every series that satisfies all matchers, by id; with a limit, that many or some more."""
         found: dict[int, Labels] = {}
         async for labels in self._candidate_labels(matchers, limit):
             found |= _matching(labels, matchers, self._budget)
@@ -190,10 +193,7 @@ class BucketReader:
         return found
 
     async def rows(self, series: dict[int, Labels], start_ms: int, end_ms: int) -> Rows:
-        """The samples of these series within the times, in order.
-
-        They are charged piece by piece as they are read.
-        """
+        """Return the samples of these series within the times, in order. Charges them piece by piece."""
         wanted: Ids = np.array(sorted(series), np.uint32)
         within = partial(_within, start_ms=start_ms, end_ms=end_ms, budget=self._budget)
         parts: list[Rows] = []
@@ -201,7 +201,7 @@ class BucketReader:
             parts += await asyncio.to_thread(within, self._of_streams(ids, streams))
         async for page in self._pages(block_prefix(self._bucket)):
             parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))
-        # What was written later stands later: blocks win over what was folded, later blocks over earlier.
+        # In the order of writing: blocks win over compacted samples, later blocks over earlier ones.
         return await asyncio.to_thread(_in_order, parts)
 
     async def add_values(self, found: set[str], label: str, limit: int | None) -> None:
@@ -218,7 +218,7 @@ class BucketReader:
                     break
 
     async def names(self, limit: int | None) -> list[str]:
-        """The names of labels in their order, the first `limit` of them if there is one: a look for each."""
+        """Return the names of labels in order, at most `limit` if given, with one read for each."""
         prefix = record_prefix(self._bucket, RecordType.INVERTED)
         found: list[str] = []
         start = b""
@@ -229,13 +229,13 @@ class BucketReader:
                 break
             name, _ = unterminated(page[0].key[len(prefix) :])
             found.append(_text(name))
-            start = terminated(name)[:-1] + b"\x01"  # behind every value of it, before any longer name
+            start = terminated(name)[:-1] + b"\x01"  # after every value of it, before any longer name
         return found
 
     async def _candidate_labels(
         self, matchers: Sequence[Matcher], limit: int | None
     ) -> AsyncIterator[dict[int, Labels]]:
-        """The labels of what may match: in pages if they are scanned or limited, otherwise at once."""
+        """Yield the labels of candidates: in pages if they are scanned or limited, otherwise together."""
         candidates = await self._candidates(matchers)
         if candidates is None:
             async for labels in self._label_pages():
@@ -246,7 +246,7 @@ class BucketReader:
             yield await self._labels(candidates[at : at + size])
 
     async def _candidates(self, matchers: Sequence[Matcher]) -> BitMap | None:
-        """Ids that may match by the inverted index; None if it cannot tell."""
+        """Return the ids that may match by the inverted index, or None if any may."""
         indexed = [one for one in matchers if not one.negative and not one.accepts_missing]
         if not indexed:
             return None
@@ -256,14 +256,14 @@ class BucketReader:
                 ids = await self._carriers(matcher)
             except Corrupt as error:
                 self._cache.tell(self._bucket, [str(error)])
-                continue  # the labels will tell, which takes longer
+                continue  # the labels decide, which takes longer
             found = ids if found is None else found & ids
             if not found:
                 break
         return found
 
     async def _carriers(self, matcher: Matcher) -> BitMap:
-        """The ids of series that carry what the matcher accepts. Raises `Corrupt`."""
+        """Return the ids of series with a value that the matcher accepts. Raises `Corrupt`."""
         if matcher.op is MatchOp.EQUAL:
             value = await self._read.get(InvertedKey(self._bucket, matcher.name, matcher.value).encode())
             return BitMap() if value is None else _decode_ids(matcher.name, matcher.value, value)
@@ -308,7 +308,7 @@ class BucketReader:
         return None
 
     def _decoded(self, series_id: int, value: bytes) -> Labels | None:
-        """The labels in a record, None if it is damaged and left out."""
+        """Return the labels in a record, or None if it is damaged and left out."""
         try:
             return decode_labels(series_id, value)
         except Corrupt as error:
@@ -316,7 +316,10 @@ class BucketReader:
             return None
 
     def _leave_out(self, damage: Corrupt) -> None:
-        """Tell of a record that the answer is without. Raises the damage if nobody listens."""
+        """Report a record that is missing in the answer.
+
+        Raises the damage if there is no list of warnings.
+        """
         self._cache.tell(self._bucket, [str(damage)])
         if self._warnings is None:
             raise damage
@@ -335,14 +338,14 @@ class BucketReader:
     async def _label_pages(
         self, start: bytes = b"", stop: bytes | None = None, among: set[int] | None = None
     ) -> AsyncIterator[dict[int, Labels | None]]:
-        """The labels of all series, or of those in `among`, a page at a time; None for damaged ones."""
+        """Yield the labels of all series, or of those in `among`, page by page; None for damaged ones."""
         prefix = record_prefix(self._bucket, RecordType.FORWARD)
         async for page in self._pages(prefix, start=start, stop=stop):
             ids = ((int.from_bytes(key[len(prefix) :]), value) for key, value in page)
             yield {one: self._decoded(one, value) for one, value in ids if among is None or one in among}
 
     async def _streams(self, series: dict[int, Labels]) -> AsyncIterator[tuple[list[int], list[bytes]]]:
-        """Ids and streams of those that were folded, in pieces of bounded size."""
+        """Yield ids and compacted streams, in pieces of bounded size."""
         metrics: dict[str, list[int]] = {}
         for series_id, labels in series.items():
             metrics.setdefault(labels.metric, []).append(series_id)
@@ -400,7 +403,7 @@ class BucketReader:
     async def _pages(
         self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
     ) -> AsyncIterator[list[KeyValue]]:
-        """The pages of a scan, with a look at the time for each."""
+        """Yield the pages of a scan, checking the time for each."""
         async for page in self._read.scan(prefix, start=start, stop=stop):
             self._budget.check()
             yield page
@@ -417,7 +420,7 @@ def _present(labels: dict[int, Labels | None]) -> dict[int, Labels]:
 
 
 def _within(parts: Iterator[Rows], *, start_ms: int, end_ms: int, budget: Budget) -> list[Rows]:
-    """What of each part lies within the times, charged before the next one is decoded."""
+    """Return the rows of each part within the times, each charged before the next one is decoded."""
     kept: list[Rows] = []
     for part in parts:
         kept.append(part.between(start_ms, end_ms))
@@ -445,7 +448,7 @@ def _text(data: bytes) -> str:
 
 @contextmanager
 def _naming(bucket: Bucket) -> Iterator[None]:
-    """Say of damage in which hour it is."""
+    """Add the hour to the message of `Corrupt`."""
     try:
         yield
     except Corrupt as error:
@@ -460,10 +463,10 @@ async def select(
     budget: Budget,
     warnings: list[str] | None = None,
 ) -> list[SelectedSeries]:
-    """What a selector finds in a snapshot: each label set once, its samples in order.
+    """Return the series that a selector finds in a snapshot: each label set once, its samples in order.
 
-    Labels and samples are charged as they are read, so that no more are held than the budget has. Raises
-    `TooManySamples`, `QueryTimeout` and, for damage that `warnings` do not take, `Corrupt`.
+    Labels and samples are charged as they are read, so that memory stays within the budget. Raises
+    `TooManySamples`, `QueryTimeout` and, for damage without a list of `warnings`, `Corrupt`.
     """
     parts: dict[Labels, list[Samples]] = {}
     for bucket in buckets:
@@ -484,10 +487,9 @@ async def select(
 
 
 def _one_id_each(rows: Rows, series: dict[int, Labels]) -> Rows:
-    """Rows in order, with one id for each label set: the last.
+    """Return rows in order with one id for each label set: its last.
 
-    A series has another one if it got a new id because its labels could not be read, and now they can, or
-    were remembered.
+    A series has several ids if it got a new one while its labels could not be read.
     """
     if len(set(series.values())) == len(series):
         return rows
@@ -507,9 +509,9 @@ async def matching_series(
     limit: int | None = None,
     warnings: list[str] | None = None,
 ) -> set[Labels]:
-    """The series of these buckets that satisfy any of the selectors, or all series if there is none.
+    """Return the series of these buckets that satisfy any of the selectors, or all series without selectors.
 
-    Nothing further is read once there are `limit`. Raises as `select` does.
+    Reading ends after `limit` series. Raises as `select` does.
     """
     found: set[Labels] = set()
     for bucket in buckets:
@@ -527,7 +529,7 @@ async def matching_series(
 async def label_names(
     read: StorageRead, buckets: Iterable[Bucket], budget: Budget, limit: int | None = None
 ) -> set[str]:
-    """The names of labels: all, or at least the first `limit` in their order."""
+    """Return the names of labels: all, or at least the first `limit` in order."""
     found: set[str] = set()
     for bucket in buckets:
         with _naming(bucket):
@@ -538,7 +540,7 @@ async def label_names(
 async def label_values(
     read: StorageRead, buckets: Iterable[Bucket], label: str, budget: Budget, limit: int | None = None
 ) -> set[str]:
-    """The values of one label: all, or at least the first `limit` in their order."""
+    """Return the values of one label: all, or at least the first `limit` in order."""
     found: set[str] = set()
     for bucket in buckets:
         with _naming(bucket):

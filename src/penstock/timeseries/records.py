@@ -1,17 +1,17 @@
-"""From a delta to the operations that store it, and back to what the directory needs.
+"""Encoding of records: from a delta to the operations that store it, and back to the series index.
 
 Besides the records of `keys` there are, in every bucket,
 
-    06 block       number u32: the samples that one flush brought, see `rows`
+    06 block       number u32: the samples of one flush, see `rows`
 
 and under the bucket start FFFFFFFF, which is no hour, for the whole database
 
-    07 family      metric name: a forward record without labels, and the description behind it
-    08 position    the last sequence of the queue that the database is fed from, and its name
+    07 family      metric name: a forward record without labels, then the description
+    08 position    the last sequence of the feeding queue, and its name
     09 retention   see `retention`
 
-A flush puts one block for each bucket. `folding` takes the blocks of a bucket into the streams of its series
-and deletes them; so a series is one record without operands, and a flush is few records.
+A flush puts one block for each bucket. `compaction` moves the blocks of a bucket into the streams of its
+series and deletes them; so a series is one record without operands, and a flush is few records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pyroaring import BitMap
@@ -62,7 +62,7 @@ _MONOTONIC_BIT: Final = 0b100
 
 
 def encode_series_id(series_id: SeriesId) -> bytes:
-    """Raises `InvalidInput` if it does not fit four bytes."""
+    """Encode a series id. Raises `InvalidInput` if it does not fit four bytes."""
     try:
         return _ID.pack(series_id)
     except struct.error:
@@ -70,14 +70,14 @@ def encode_series_id(series_id: SeriesId) -> bytes:
 
 
 def decode_series_id(value: bytes) -> SeriesId:
-    """Raises `Corrupt` if it is not four bytes."""
+    """Decode a series id. Raises `Corrupt` if it is not four bytes."""
     if len(value) != _ID.size:
         raise Corrupt(f"a series id is {_ID.size} bytes, not {len(value)}")
     return SeriesId(*_ID.unpack(value))
 
 
 def encode_forward(labels: Labels, metadata: Metadata) -> bytes:
-    """Labels and metadata of one series; the description is not kept with the series.
+    """Encode labels and metadata of one series; the description is not stored with the series.
 
     Raises `InvalidInput` if a text is longer than 65,535 bytes.
     """
@@ -91,7 +91,10 @@ def encode_forward(labels: Labels, metadata: Metadata) -> bytes:
 
 
 def decode_forward(value: bytes) -> tuple[Labels, Metadata]:
-    """Raises `Corrupt` if the bytes break the format or the labels are not sorted."""
+    """Decode a forward record.
+
+    Raises `Corrupt` if the bytes break the format or the labels are not sorted.
+    """
     try:
         unit, at = _read_text(value, 0)
         metric_type, flags = MetricType(value[at]), value[at + 1]
@@ -111,13 +114,8 @@ def decode_forward(value: bytes) -> tuple[Labels, Metadata]:
     return Labels(pairs), metadata
 
 
-def encode_series_ids(ids: Iterable[SeriesId]) -> bytes:
-    """A set of ids."""
-    return BitMap(ids).serialize()
-
-
 def decode_series_ids(value: bytes) -> BitMap:
-    """Raises `Corrupt` if the bytes are no bitmap."""
+    """Decode a set of ids. Raises `Corrupt` if the bytes are not a bitmap."""
     try:
         return BitMap.deserialize(value)
     except (IndexError, ValueError) as error:
@@ -125,7 +123,7 @@ def decode_series_ids(value: bytes) -> BitMap:
 
 
 def merge_series_ids(operands: Sequence[bytes]) -> bytes:
-    """The union, whatever the order. Raises `Corrupt` if an operand is no bitmap."""
+    """Return the union, in any order. Raises `Corrupt` if an operand is not a bitmap."""
     if len(operands) == 1:
         return operands[0]
     return BitMap.union(BitMap(), *map(decode_series_ids, operands)).serialize()
@@ -160,28 +158,28 @@ def _read_pairs(value: bytes, at: int, count: int) -> tuple[list[tuple[str, str]
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_MAX: Final = 5
-"""Records that one line of the log names; of the others it says how many they are."""
+"""Records named by one log line; others are only counted in it."""
 _LINES_MAX: Final = 20
-"""Lines of the log for one hour; what comes later is counted only."""
+"""Log lines for one hour; later damage is only counted."""
 _REMEMBERED_MAX: Final = 100_000
 _WARNINGS_MAX: Final = 20
 _MORE: Final = "more records are damaged; the log and the metrics of the server tell of them"
 
 
 def place_of(bucket: Bucket | None) -> str:
-    """Where a record stands, in a sentence; None is the whole database."""
+    """Return the place of a record for use in a sentence; None stands for the whole database."""
     return "the database" if bucket is None else f"the hour {bucket.start_text}"
 
 
 def add_warning(warnings: list[str], bucket: Bucket, record: str) -> None:
-    """Say that an answer is without a record: each once, and not more than a person reads."""
+    """Add the warning that an answer lacks a record: each once, and up to a readable number."""
     told = f"{place_of(bucket)} has damage, which is left out: {record}"
     if told not in warnings and len(warnings) <= _WARNINGS_MAX:
         warnings.append(told if len(warnings) < _WARNINGS_MAX else _MORE)
 
 
 class DamageLog:
-    """What was found damaged since the database was opened. May be told from any thread."""
+    """Damage found since the database was opened. Thread-safe."""
 
     def __init__(self, registry: Registry) -> None:
         self._told: set[tuple[Bucket | None, str]] = set()
@@ -191,7 +189,7 @@ class DamageLog:
         )
 
     def tell(self, bucket: Bucket | None, records: Sequence[str]) -> None:
-        """Log and count those of the records, each a name and a reason, that were not told before."""
+        """Log and count those records, each a name and a reason, that were not reported before."""
         new = [one for one in dict.fromkeys(records) if (bucket, one) not in self._told]
         if not new:
             return
@@ -215,7 +213,7 @@ _TYPE_AT: Final = len(SUBSYSTEM_PREFIX) + _BUCKET.size
 
 
 def block_prefix(bucket: Bucket) -> bytes:
-    """What the keys of a bucket's blocks start with."""
+    """Return the prefix of the keys of a bucket's blocks."""
     return bucket_prefix(bucket) + _BLOCK
 
 
@@ -223,12 +221,8 @@ def block_key(bucket: Bucket, number: int) -> bytes:
     return block_prefix(bucket) + _NUMBER.pack(number)
 
 
-def family_prefix() -> bytes:
-    return FAMILY_PREFIX
-
-
 def bucket_of(key: bytes) -> Bucket | None:
-    """The bucket that a key belongs to; None for what belongs to the whole database. Raises `Corrupt`."""
+    """Return the bucket of a key, or None for a record of the whole database. Raises `Corrupt`."""
     if key.startswith(GLOBAL_PREFIX):
         return None
     try:
@@ -238,7 +232,7 @@ def bucket_of(key: bytes) -> Bucket | None:
 
 
 def decode_labels(series_id: int, value: bytes) -> Labels:
-    """The labels of a forward record. Raises `Corrupt` that names the series."""
+    """Return the labels of a forward record. Raises `Corrupt` that names the series."""
     try:
         return decode_forward(value)[0]
     except Corrupt as error:
@@ -246,7 +240,7 @@ def decode_labels(series_id: int, value: bytes) -> Labels:
 
 
 def decode_rows(block: KeyValue) -> Rows:
-    """The samples of a block. Raises `Corrupt` that names it."""
+    """Return the samples of a block. Raises `Corrupt` that names it."""
     try:
         return decode_block(block.value)
     except Corrupt as error:
@@ -258,9 +252,9 @@ def _block_number(block: KeyValue) -> int:
 
 
 def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """The merge operator: a union of ids, samples by time with the newest operand first, else the newest.
+    """Merge operands: the union of ids, samples by time with newer operands first, else the newest operand.
 
-    Operands that are damaged are kept as they are, in a form that whoever reads them notices.
+    Damaged operands are kept as they are, in a form that reads as `Corrupt`.
     """
     try:
         if key[_TYPE_AT] == RecordType.INVERTED:
@@ -273,7 +267,7 @@ def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
 
 
 def delta_operations(delta: SeriesDelta, retention: Retention) -> list[Operation]:
-    """Everything that a delta added, as one batch."""
+    """Return the operations of one batch that stores a delta."""
     operations: list[Operation] = []
     for bucket, changed in delta.buckets.items():
         operations += _bucket_operations(bucket, changed, retention.expiry_ms(bucket))
@@ -300,12 +294,12 @@ def _bucket_operations(bucket: Bucket, changed: BucketDelta, expire_at_ms: int |
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
-    """The series of a bucket as stored. Raises `Corrupt` if the storage cannot read them.
+    """Return the series of a bucket as stored. Raises `Corrupt` if the storage cannot read them.
 
     Records that do not decode, or are missing, are left out and named in `damaged`: a series without labels
-    is new when it is written to again. The next id is behind the largest that anything there names, damaged
-    or not, so that no samples get another owner even if the records that name it are lost. Blocks that do not
-    decode name none, but no sample of theirs can be read either, and their series were stored in the same
+    is new when it is written to again. The next id is above the largest id in any record, damaged or not, so
+    that no samples are attributed to another series even if its records are lost. Blocks that do not decode
+    contribute no ids, but none of their samples can be read either, and their series were stored in the same
     batch or before.
     """
     series = BucketSeries()
@@ -327,7 +321,7 @@ async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
 async def _load_labels(
     read: StorageRead, bucket: Bucket, series: BucketSeries, damaged: list[str]
 ) -> set[int]:
-    """Take the labels of each series; the ids of those whose record does not decode."""
+    """Load the labels of each series, and return the ids of records that do not decode."""
     unread: set[int] = set()
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
         (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
@@ -345,10 +339,10 @@ async def _load_labels(
 async def _load_fingerprints(
     read: StorageRead, bucket: Bucket, series: BucketSeries, damaged: list[str]
 ) -> set[int]:
-    """Take the fingerprint of each series that has labels; the ids of those that have none.
+    """Load the fingerprints of series with labels, and return the ids of fingerprints without labels.
 
-    Theirs are left out, because a series whose fingerprint is there could not be new. One that is damaged or
-    missing is made anew.
+    Those are left out, because a series with a known fingerprint could not be new. A damaged or missing
+    fingerprint is computed again.
     """
     unlabelled: set[int] = set()
     unread: set[Fingerprint] = set()
@@ -369,13 +363,13 @@ async def _load_fingerprints(
             fingerprint = labels.fingerprint()
             series.fingerprints[fingerprint] = series_id
             unread.discard(fingerprint)
-            damaged.append(f"dictionary record of series {series_id}: made anew from its labels")
+            damaged.append(f"dictionary record of series {series_id}: computed again from its labels")
     damaged += [f"dictionary record of fingerprint {one.hex()}: it is no series id" for one in sorted(unread)]
     return unlabelled
 
 
 async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
-    """The largest id of a stream, -1 without one."""
+    """Return the largest id of a stream, or -1."""
     largest = -1
     async for page in read.scan(record_prefix(bucket, RecordType.SAMPLES)):
         largest = max(largest, *(_NUMBER.unpack(key[-_NUMBER.size :])[0] for key, _ in page))
@@ -383,7 +377,7 @@ async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
 
 
 def _largest_in(blocks: Sequence[KeyValue], damaged: list[str]) -> int:
-    """The largest id in blocks, -1 without one: their rows are sorted by id."""
+    """Return the largest id in blocks, whose rows are sorted by id, or -1."""
     largest = -1
     for block in blocks:
         try:
@@ -396,7 +390,7 @@ def _largest_in(blocks: Sequence[KeyValue], damaged: list[str]) -> int:
 
 
 async def load_families(read: StorageRead) -> tuple[dict[str, Metadata], list[str]]:
-    """What is known of each metric, and which records of it are damaged, each a name and a reason."""
+    """Return the metadata of each metric, and the damaged records, each a name and a reason."""
     families: dict[str, Metadata] = {}
     damaged: list[str] = []
     async for key, value in pairs(read.scan(FAMILY_PREFIX)):
@@ -409,13 +403,13 @@ async def load_families(read: StorageRead) -> tuple[dict[str, Metadata], list[st
 
 
 async def load_position(read: StorageRead) -> Position | None:
-    """How far the queue was taken that feeds the database, or None. Raises `Corrupt`."""
+    """Return the position in the feeding queue, or None. Raises `Corrupt`."""
     value = await read.get(_POSITION)
     return None if value is None else Position.decode(value)
 
 
 def _encode_family(metadata: Metadata) -> bytes:
-    # A forward record without labels, and the description as its only text behind it.
+    # A forward record without labels, followed by the description as its only text.
     return encode_forward(NO_LABELS, metadata) + metadata.description.encode()
 
 

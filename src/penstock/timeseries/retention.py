@@ -1,9 +1,8 @@
-"""Which hours are kept. An hour whose time was over stays gone, whatever the retention is changed to.
+"""Retention of hours. An expired hour stays expired, even if the retention becomes longer.
 
-Records expire one by one when the storage gets to them, so an hour that is over may be half there. Two things
-are stored to tell: a floor, before which nothing is kept any more, and spans, each the retention under which
-hours up to one of them were written. What such an hour holds expires by that retention; a longer one counts
-for later hours only.
+The storage expires records one by one, so an expired hour may be partly there. Two values are therefore
+stored: a floor, before which no hour is kept, and spans. A span is the retention under which hours up to a
+certain one were written. Those hours expire by it; a longer retention applies to later hours only.
 
     09 retention    floor, minutes u32 | for each span: last hour, minutes u32 | retention, milliseconds u64
 
@@ -22,8 +21,6 @@ from penstock.errors import Corrupt
 from penstock.timeseries.keys import GLOBAL_PREFIX
 from penstock.timeseries.model import MINUTE_MS, Bucket
 
-__all__ = ["RETENTION_KEY", "Retention", "Span", "load_retention"]
-
 RETENTION_KEY: Final = GLOBAL_PREFIX + b"\x09"
 _HOUR_MINUTES: Final = 60
 _OPEN: Final = 2**32 - 1
@@ -39,12 +36,12 @@ class Span:
     retention_ms: int
 
     def floor_minutes(self, now_ms: int) -> int:
-        """The first hour that this leaves."""
+        """Return the first hour that this span keeps."""
         return min(_hour(now_ms - self.retention_ms), self.last_minutes) + _HOUR_MINUTES
 
 
 class Retention:
-    """The floor and the spans. The floor only rises, also when the clock goes back, but see `changed_to`."""
+    """The floor and the spans. The floor only rises, even if the clock goes back; but see `changed_to`."""
 
     def __init__(self, floor_minutes: int = 0, spans: Iterable[Span] = ()) -> None:
         self._floor_minutes = floor_minutes
@@ -52,14 +49,14 @@ class Retention:
 
     @property
     def longest_ms(self) -> int:
-        """After so long every hour is over that anything expires of."""
+        """The longest retention of any span, after which every hour with a span has expired."""
         return max((span.retention_ms for span in self._spans), default=0)
 
     def changed_to(self, retention_ms: int | None, buckets: Collection[Bucket], now_ms: int) -> Retention:
-        """The same from now on with another retention, or none. `buckets` are those that hold anything.
+        """Return the retention state with another retention, or none, from now on.
 
-        Hours that were written to keep the shorter one. A floor that is ahead of the time, because a clock
-        once was, comes down to the next hour, but not to one that holds anything.
+        `buckets` are the non-empty ones; hours with data keep the shorter retention. A floor in the future,
+        from a clock that was ahead, goes down to the next hour, but not to one with data.
         """
         last = max((bucket.start_minutes for bucket in buckets), default=-1)
         spans = {self._closed(span, last, retention_ms) for span in self._spans}
@@ -76,32 +73,32 @@ class Retention:
         return span if still else Span(last_minutes, span.retention_ms)
 
     def floor_minutes(self, now_ms: int) -> int:
-        """The start of the first hour that is kept."""
+        """Return the start of the first hour that is kept."""
         reached = (span.floor_minutes(now_ms) for span in self._spans)
         self._floor_minutes = max(self._floor_minutes, *reached, 0)
         return self._floor_minutes
 
     def is_over(self, bucket: Bucket, now_ms: int) -> bool:
-        """Whether an hour is gone for good."""
+        """Return whether an hour has expired permanently."""
         return bucket.start_minutes < self.floor_minutes(now_ms)
 
     def expiry_ms(self, bucket: Bucket) -> int | None:
-        """When an hour is over: all of its records at the same instant."""
+        """Return the time when all records of an hour expire, or None."""
         lasting = [s.retention_ms for s in self._spans if s.last_minutes >= bucket.start_minutes]
         return bucket.start_ms + min(lasting) if lasting else None
 
     @property
     def expires(self) -> bool:
-        """Whether anything does."""
+        """Whether any hour expires."""
         return bool(self._spans)
 
     @property
     def earlier(self) -> Span | None:
-        """Hours that keep a retention of an earlier time, if there are any: the last of them."""
+        """The last span with an earlier retention, if any."""
         return next((span for span in reversed(self._spans) if span.last_minutes != _OPEN), None)
 
     def put(self) -> Put:
-        """The operation that stores it."""
+        """Return the operation that stores the retention."""
         return Put(RETENTION_KEY, self.encode())
 
     def encode(self) -> bytes:
@@ -110,25 +107,25 @@ class Retention:
 
     @classmethod
     def decode(cls, value: bytes) -> Retention:
-        """Raises `Corrupt`."""
+        """Decode a stored retention. Raises `Corrupt`."""
         if len(value) < _FLOOR.size or (len(value) - _FLOOR.size) % _SPAN.size:
             raise Corrupt(f"a record of the retention has {len(value)} bytes")
         return cls(_FLOOR.unpack_from(value)[0], (Span(*one) for one in _SPAN.iter_unpack(value[4:])))
 
 
 async def load_retention(read: StorageRead) -> Retention | None:
-    """What is stored, or None. Raises `Corrupt`."""
+    """Return the stored retention, or None. Raises `Corrupt`."""
     value = await read.get(RETENTION_KEY)
     return None if value is None else Retention.decode(value)
 
 
 def _hour(at_ms: int) -> int:
-    """The start of an hour, in minutes."""
+    """Return the start of the hour, in minutes."""
     return at_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES
 
 
 def _is_within(span: Span, others: Iterable[Span]) -> bool:
-    """Whether another one reaches as far and ends as early."""
+    """Return whether another span reaches as far and expires as early."""
     return any(
         one.last_minutes >= span.last_minutes and one.retention_ms <= span.retention_ms
         for one in others

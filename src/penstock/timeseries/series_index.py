@@ -1,8 +1,8 @@
-"""Which series have which ids, bucket by bucket: the image that deltas hand on.
+"""The ids of series, bucket by bucket: the image that one delta passes to the next.
 
-It only grows, so it is handed on as it is and never copied; a delta keeps what it added for its flush. Only
-the loop of the coordinator adds to it. If a flush fails, the coordinator stops and all of this is given up,
-so ids that were never stored are never seen.
+It only grows, so it is passed on without a copy; a delta keeps what it added for its flush. Only the loop of
+the coordinator adds to it. If a flush fails, the coordinator stops and the index is discarded, so that ids
+that were never stored are never used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from penstock.timeseries.model import LABEL_BYTES_MAX, SERIES_BYTES_MAX, Bucket,
 _IDS_MAX: Final = 2**32 - 1
 _SHOWN_MAX: Final = 200
 _KEPT_BUCKETS: Final = 2
-"""Buckets whose series stay in memory however long nobody writes to them."""
+"""Buckets whose series stay in memory without writes."""
 _EXPECTED_S: Final = 60.0
-"""How long buckets wait for a writer that was told to come back: senders wait half a minute at most."""
+"""How long buckets wait for a writer to retry; senders wait half a minute at most."""
 _EXPECTED_MAX: Final = 1000
-"""Buckets that wait so, for all writers together: as many as one write may reach."""
+"""Buckets that wait for retries of all writers: as many as one write may reach."""
 
 
 class NewSeries(NamedTuple):
-    """A series that its bucket has not had before."""
+    """A series that is new in its bucket."""
 
     series_id: int
     labels: Labels
@@ -37,7 +37,7 @@ class NewSeries(NamedTuple):
 
 @dataclass(slots=True)
 class BucketSeries:
-    """The series of one bucket. `reserved` counts writes that were given it and are not applied yet."""
+    """The series of one bucket. `reserved` counts writes that need it and are not applied yet."""
 
     ids: dict[Labels, int] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class BucketSeries:
     next_block: int = 0
     reserved: int = 0
     touched: int = 0
-    """The count of freezes when a write last reached it."""
+    """The number of freezes at the last write to it."""
     damaged: Sequence[str] = ()
     """Records that were left out when it was read, each a name and a reason."""
 
     def lookup(
         self, labels: Sequence[Labels], metadata: Sequence[Metadata]
     ) -> tuple[list[int], list[NewSeries]]:
-        """The id of each, and which of them are new; nothing is changed.
+        """Return the id of each series and the new ones, without a change.
 
         Raises `InvalidInput` for labels that cannot be stored, and for two series with one fingerprint.
         """
@@ -85,7 +85,7 @@ class BucketSeries:
         return ids, new
 
     def add(self, new: Iterable[NewSeries]) -> None:
-        """Take what `lookup` found to be new."""
+        """Add the new series that `lookup` returned."""
         for one in new:
             self.ids[one.labels] = one.series_id
             self.labels[one.series_id] = one.labels
@@ -93,13 +93,13 @@ class BucketSeries:
             self.next_id = one.series_id + 1
 
     def take_block(self) -> int:
-        """The number of the next block."""
+        """Return the number of the next block and advance it."""
         number, self.next_block = self.next_block, self.next_block + 1
         return number
 
 
 class SeriesIndex:
-    """The buckets that writes may be applied to, what is known of metrics, and the queue that feeds it."""
+    """The buckets in memory for writes, the metadata of metrics, and the position of the feeding queue."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SeriesIndex:
         return self._buckets[bucket]
 
     def labels_of(self, bucket: Bucket) -> Mapping[int, Labels]:
-        """Labels by id, of a bucket that is in memory; those of writes that are not flushed yet, too."""
+        """Return labels by id of a bucket in memory, including those of writes that are not flushed yet."""
         known = self._buckets.get(bucket)
         return known.labels if known is not None else {}
 
@@ -130,7 +130,7 @@ class SeriesIndex:
         return iter(self._buckets)
 
     def load(self, bucket: Bucket, series: BucketSeries) -> None:
-        """Have a bucket that was read from the storage. Called once for each, by whoever read it."""
+        """Add a bucket that was read from the storage. Call it once for each."""
         assert bucket not in self._buckets, f"{bucket} was loaded twice"
         series.touched = self.freezes
         self._buckets[bucket] = series
@@ -145,10 +145,10 @@ class SeriesIndex:
             self._buckets[bucket].reserved -= 1
 
     def expect(self, buckets: Iterable[Bucket]) -> None:
-        """Keep these for a minute, when they are read: the writer that needed them was told to come back.
+        """Keep these buckets in memory for a minute, for a writer that was asked to retry.
 
-        Were they forgotten as others are, a write that takes longer to prepare than its sender waits would
-        begin anew each time. When too many are expected, later ones are not, so that the first go on.
+        Otherwise a write that takes longer to prepare than its sender waits would start over each time. If
+        too many are expected, later ones are not kept, so that the first writers succeed.
         """
         now_s = self._clock.monotonic()
         self._expected = {bucket: until_s for bucket, until_s in self._expected.items() if until_s > now_s}
@@ -157,16 +157,16 @@ class SeriesIndex:
                 self._expected[bucket] = now_s + _EXPECTED_S
 
     def touch(self, bucket: Bucket) -> None:
-        """A write has reached it."""
+        """Record a write to the bucket."""
         self._buckets[bucket].touched = self.freezes
         self._expected.pop(bucket, None)
 
     def forget(self, unflushed_max: int) -> list[Bucket]:
-        """Drop what nobody has written to for a while.
+        """Drop buckets without recent writes, and return them.
 
         A bucket stays while a write holds it, and while any of the `unflushed_max` deltas that may wait for
-        their flush could hold something of it; read from the storage again it would be without that. It stays
-        while its writer is expected, too.
+        their flush could contain some of it: the storage does not have that part yet. It also stays while its
+        writer is expected.
         """
         now_s = self._clock.monotonic()
         idle = sorted(self._buckets, key=lambda bucket: self._buckets[bucket].touched)[:-_KEPT_BUCKETS]
@@ -183,7 +183,7 @@ class SeriesIndex:
 
 
 def check_labels(labels: Labels) -> None:
-    """Raises `InvalidInput` for labels that cannot be stored."""
+    """Check that labels can be stored. Raises `InvalidInput`."""
     _check_sizes(labels)
     if Labels.of(labels) != labels:
         raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")

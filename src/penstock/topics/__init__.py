@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.topics.checkpoints.layout import is_in_use
     from penstock.topics.client.client import DEFAULT_URL, Client
     from penstock.topics.client.connection import Call, Connection, Repeat
     from penstock.topics.client.errors import UnexpectedAnswer, failure_of_answer
@@ -92,19 +93,17 @@ if TYPE_CHECKING:
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.schedule.pressure import RETRY_AFTER_MS, Scheduler
     from penstock.topics.schedule.ready_set import ReadySet, band_of
-    from penstock.topics.segments.layout import is_in_use
     from penstock.topics.segments.store import SegmentRoot, open_cold_store
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
     from penstock.topics.tools import (
         BackupManifest,
-        Finding,
-        Severity,
+        FileFinding,
         VerifyReport,
         backup,
         restore,
         verify,
     )
-    from penstock.topics.tools.verify import counted
+    from penstock.topics.tools.verify import pluralise
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -141,7 +140,7 @@ __all__ = [
     "EngineStats",
     "ExtendResult",
     "Feed",
-    "Finding",
+    "FileFinding",
     "FreeText",
     "Health",
     "IncompatibleTopic",
@@ -169,7 +168,6 @@ __all__ = [
     "RouterSummary",
     "Scheduler",
     "SegmentRoot",
-    "Severity",
     "ShuttingDown",
     "SubscriptionFilter",
     "Throttled",
@@ -194,7 +192,6 @@ __all__ = [
     "canonical",
     "check_router_name",
     "check_topic_name",
-    "counted",
     "diff_body",
     "failure_of_answer",
     "is_in_use",
@@ -202,6 +199,7 @@ __all__ = [
     "names_in",
     "open_cold_store",
     "parse_match",
+    "pluralise",
     "read_metrics",
     "read_page",
     "read_summaries",
@@ -249,10 +247,10 @@ if not TYPE_CHECKING:
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "schedule.pressure": "RETRY_AFTER_MS Scheduler",
             "schedule.ready_set": "ReadySet band_of",
-            "segments.layout": "is_in_use",
+            "checkpoints.layout": "is_in_use",
             "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
-            "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
-            "tools.verify": "counted",
+            "tools": "BackupManifest FileFinding VerifyReport backup restore verify",
+            "tools.verify": "pluralise",
         },
     )

@@ -1,4 +1,4 @@
-"""How one topic keeps its records, and where an engine keeps its topics."""
+"""The configuration of a topic and of the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.topics.limits import SEQ_MAX
 from penstock.topics.names import TopicName, is_topic_name
 
 WAL_SHARDS_MAX: Final = 64
-"""Each shard has a thread and two preallocated files."""
+"""Limit, because each shard has a thread and two preallocated files."""
 
 _LEASE_MS: Final = (100, 86_400_000)
 _JITTER_MS_MAX: Final = 5000
@@ -52,20 +52,20 @@ _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 class Durability(StrEnum):
-    """What an acknowledgement means; the classes are ordered from weak to strong."""
+    """The guarantee of an acknowledgement, from weak to strong."""
 
     EPHEMERAL = "ephemeral"
     """In memory only: lost with the process."""
     MEMORY = "memory"
-    """Written to the log, no promise."""
+    """Written to the log, without a guarantee."""
     DISK = "disk"
-    """Written to the log; synced within a moment. Survives a killed process, not always a power cut."""
+    """Written to the log, and synced soon after. Survives a killed process, not always a power failure."""
     FSYNC = "fsync"
     """Synced before the acknowledgement."""
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The config object of the contract. Build it, then use `resolved()`: that is what is stored and echoed.
+    """The config object of the contract. `resolved()` returns what is stored and sent back to the client.
 
     `durability` is authoritative; without it `durable` chooses between `fsync` and `disk`.
     """
@@ -89,9 +89,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     leases_durable: bool = False
 
     def resolved(self, topic: str) -> TopicConfig:
-        """The same with every alias decided and every value in its range.
+        """Return the config with every alias resolved and every value in its range.
 
-        Raises `InvalidRequest` when the dead-letter topic cannot be one.
+        Raises `InvalidRequest` if the dead-letter topic is not valid.
         """
         for field in _U64_FIELDS:
             if getattr(self, field) > SEQ_MAX:
@@ -116,9 +116,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Where an engine keeps its topics and when it tidies up. The defaults are those of the contract.
+    """Where an engine stores topics, and when it seals and moves segments. The defaults are the contract's.
 
-    Raises `ConfigError` for a value that cannot be meant.
+    Raises `ConfigError` for a value out of its range.
     """
 
     data_dir: str
@@ -127,26 +127,26 @@ class EngineConfig:
     wal_shards: int = min(os.cpu_count() or 1, 8)
     wal_file_bytes: int = 64 * 1024**2
     wal_queue_max: int = 4096
-    """Writes that may wait for one shard's commit; beyond that they are throttled."""
+    """Writes that may wait for the commit of a shard; more are throttled."""
     sync_interval_ms: int = 100
-    """How long the `disk` class may stay unsynced."""
+    """How long writes of the `disk` class may stay unsynced."""
     segment_max_events: int = 10_000
     segment_max_bytes: int = 64 * 1024**2
     segment_max_age_ms: int = 3_600_000
-    """0 never seals by age."""
+    """0 disables sealing by age."""
     hot_retain_segments: int = 4
     hot_retain_bytes: int = 0
-    """0 sets no bound by size."""
+    """0 means no limit by size."""
     checkpoint_bytes: int = 256 * 1024**2
     """Log bytes after which records move from the log into segments."""
     checkpoint_interval_ms: int = 60_000
     segment_process: bool = False
-    """Build segments in a process of their own, so that it takes no time away from requests."""
+    """Build segments in another process, so that requests are not delayed."""
     max_topics: int = 100_000
     max_routers: int = 10_000
-    """0 sets no bound."""
+    """0 means no limit."""
     max_total_bytes: int = 0
-    """Accounted bytes over all topics; 0 sets no bound."""
+    """Limit of the bytes of all topics; 0 means no limit."""
 
     def __post_init__(self) -> None:
         if not self.data_dir:
@@ -159,11 +159,13 @@ class EngineConfig:
 
 def _check_cold_dir(cold: str, data: str) -> None:
     if not cold:
-        raise ConfigError("cold_dir: expected a directory or a store url, or None to keep all in data_dir")
-    # Relocation ends with the removal of the hot copy, which must not be the only one.
+        raise ConfigError(
+            "cold_dir: expected a directory or a store URL, or None to keep all segments in data_dir"
+        )
+    # Tiering removes the hot copy at the end, which must not be the only copy.
     local = cold.removeprefix("file://")
     if "://" not in local and os.path.realpath(os.path.expanduser(local)) == os.path.realpath(data):
-        raise ConfigError("cold_dir: expected another place than data_dir, found the same directory")
+        raise ConfigError("cold_dir: expected a directory other than data_dir, found the same directory")
 
 
 def _check_number(name: str, value: object, least: int, most: int | None) -> None:

@@ -6,7 +6,7 @@
         page = await engine.diff("clicks", from_seq=0, wait_ms=1000)
 
 One event loop owns an engine. What a call changes is durable, as far as the topic's class promises, before
-the call returns, and visible to nobody before that.
+the call returns, and not visible before that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
+from typing import cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
+from penstock.topics.checkpoints.cold_tier import ColdTierLock, check_apart
+from penstock.topics.checkpoints.layout import LOCK_FILE, check_complete
+from penstock.topics.checkpoints.maintenance import Maintenance
+from penstock.topics.checkpoints.recovery import Recovered, recover
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.engine_calls import QueueCalls, RouterCalls
 from penstock.topics.errors import (
     InvalidRequest,
     NotReady,
@@ -29,11 +34,9 @@ from penstock.topics.errors import (
     TopicNotFound,
 )
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.log.append import Writer
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat
-from penstock.topics.log.recovery import Recovered, recover
 from penstock.topics.log.wal import (
     MakeCommitter,
     Wal,
@@ -41,10 +44,13 @@ from penstock.topics.log.wal import (
     group_committer,
     shard_folders,
 )
-from penstock.topics.maintenance import Maintenance
 from penstock.topics.model import (
+    AckResult,
     BareRecord,
+    ClaimResult,
     DeleteResult,
+    ExtendResult,
+    NackResult,
     Page,
     Predicate,
     PutResult,
@@ -52,27 +58,27 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
-from penstock.topics.queues.api import Queues
-from penstock.topics.queues.lease_log import commit
+from penstock.topics.queues.api import Queues, WorkStream, check_node
 from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.read.subscription import Feed
+from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import ReplicaMemoryLimit, Routing
 from penstock.topics.schedule.pressure import Scheduler
-from penstock.topics.segments.cold_tier import ColdTierLock, check_apart
 from penstock.topics.segments.growth import await_earlier
-from penstock.topics.segments.layout import LOCK_FILE, check_complete
 from penstock.topics.segments.store import LocalSegmentRoot, open_cold_store
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
+from penstock.topics.write.append import WriteOutcome, Writer
+from penstock.topics.write.pending import Done
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class Engine(QueueCalls, RouterCalls):
+class Engine:
     """All topics of one data directory, which no other process may have open.
 
     `start` recovers; until then every call raises `NotReady`. `open` does both.
@@ -213,7 +219,7 @@ class Engine(QueueCalls, RouterCalls):
 
     def _claim_cold(self, found: Recovered) -> None:
         """Raises `ConfigError` if the cold place is not the one that old records are in, or not ours."""
-        has_cold = any(entry.cold for topic in found.topics for entry in topic.segments)
+        has_cold = any(entry.cold for topic in found.topics for entry in topic.log.segments)
         if self._owner is not None:
             self._owner.claim(has_cold=has_cold)
         elif has_cold:
@@ -262,7 +268,7 @@ class Engine(QueueCalls, RouterCalls):
         assert self._maintenance is not None
         self._queues.close()
         for topic in self._catalog.all():
-            topic.waiters.wake()
+            topic.subscribers.notify()
         await self.scheduler.close()
         try:
             await self._routing.close()
@@ -352,15 +358,49 @@ class Engine(QueueCalls, RouterCalls):
     ) -> WriteResult:
         """Append records, all or none, and return where they are once the topic's class allows it.
 
-        `create` says whether a missing topic may be made, with `config`; left out, `config.auto_create` does.
-        `parsed` promises that all JSON came out of a decoder. `insist` writes also when the engine is pressed
-        so hard that others are told to come back. Raises the errors of `penstock.topics.errors`;
-        after `CommitFailed` nothing was published.
+        `create` says whether a missing topic may be created, with `config`; by default `config.auto_create`
+        decides. `parsed` promises that all JSON came out of a decoder. `insist` writes even while the engine
+        is overloaded and rejects other writes. Raises the errors of `penstock.topics.errors`; after
+        `CommitFailed` nothing was published.
         """
-        self._check_ready()
-        return await self._writer.write(
+        outcome = WriteOutcome()
+        self.append(
             name,
             records,
+            outcome.settle,
+            node=node,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            parsed=parsed,
+            insist=insist,
+        )
+        return await outcome.wait()
+
+    def append(
+        self,
+        name: str,
+        records: Sequence[BareRecord],
+        done: Callable[[WriteResult | Exception], None],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        parsed: bool = False,
+        insist: bool = False,
+    ) -> bool:
+        """Write without a coroutine: `done` is called once with what `write` returns or raises.
+
+        That may happen before this returns. Errors that are known immediately are raised instead. Returns
+        whether the records have their place in the topic already: False while the topic is being created or
+        deleted, or while an earlier write with the same key is undecided.
+        """
+        self._check_ready()
+        return self._writer.append(
+            name,
+            records,
+            done,
             node=node,
             key=idempotency_key,
             create=create,
@@ -379,13 +419,12 @@ class Engine(QueueCalls, RouterCalls):
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """As `write` into a topic that exists, without a coroutine: `done` is called with the outcome.
-
-        It is called once, perhaps before this returns. False if there is no such topic, or it is on its way
-        out; then nothing was done. Raises what `write` raises for records that are refused.
-        """
+        """Append to a topic that exists; return False and do nothing if it does not, or is being deleted."""
         self._check_ready()
-        return self._writer.begin(name, records, done, node=node, parsed=parsed, insist=insist)
+        if self._catalog.find(name) is None:
+            return False
+        # Only a write that waits for its topic can end with another kind of error.
+        return self.append(name, records, cast("Done", done), node=node, parsed=parsed, insist=insist)
 
     async def diff(
         self,
@@ -426,7 +465,7 @@ class Engine(QueueCalls, RouterCalls):
         self._check_ready()
         assert self._wal is not None
         topic = self._catalog.get(name)
-        return Feed(topic, self._reader, lambda: self.refresh(name), self._wal.shards)
+        return Feed(topic, self._reader, partial(self._routing.refresh, name), self._wal.shards)
 
     def on_topic(self, tell: Callable[[str], None]) -> None:
         """Call this with the name of every topic that is there from now on; it must not raise."""
@@ -447,10 +486,10 @@ class Engine(QueueCalls, RouterCalls):
         if topic is None:
             raise TopicNotFound(name)
         self._catalog.retain(topic)
-        deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.index.head_seq + 1)
+        deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.log.index.head_seq + 1)
         tables = {}
         if match is not None:
-            segments = topic.open_segments()
+            segments = topic.log.open_segments()
             tables = await self._workers.fetch(
                 lambda: {(segment.first_seq, segment.entry.count): segment.tags() for segment in segments}
             )
@@ -458,13 +497,125 @@ class Engine(QueueCalls, RouterCalls):
                 raise TopicNotFound(name)
 
         def apply() -> DeleteResult:
-            result = topic.delete(deletion, tables)
+            result = topic.log.delete(deletion, tables)
             self._catalog.tally(topic)
             return result
 
-        if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
+        if topic.is_ephemeral and topic.log.index.earliest_seq > topic.log.kept_through:
             return apply()
         return await self._catalog.change(topic, FrameType.DELETE, deletion.encode(), apply)
+
+    # ---- queues ------------------------------------------------------------------------------------------
+
+    async def claim(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
+        """Take up to `max` jobs of a queue for a while; no other worker gets them until the lease ends.
+
+        Jobs that came back go first, the others in order. One that was delivered as often as the queue allows
+        goes to its dead letters instead. Raises `TopicNotFound`, `NotAQueue` and `InvalidRequest`.
+        """
+        self._check_ready()
+        topic = await self._queues.find(name)
+        if self._routing.is_fed(name):
+            await self._routing.drain(name)
+        return await self._queues.claim(topic, node, max, lease_ms)
+
+    async def ack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = ()
+    ) -> AckResult:
+        """Delete jobs that are done, those that `node` holds; durable as the topic's class says.
+
+        With `lease_ids` only those that are held under that very lease; an empty text fences nothing.
+        """
+        self._check_ready()
+        return await self._queues.ack(name, node, seqs, lease_ids)
+
+    async def nack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, delay_ms: int = 0
+    ) -> NackResult:
+        """Return jobs, to be claimed again immediately or after `delay_ms`; fenced as by `ack`."""
+        self._check_ready()
+        return await self._queues.nack(name, node, seqs, lease_ids, delay_ms)
+
+    async def extend(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, lease_ms: int
+    ) -> ExtendResult:
+        """Let leases end `lease_ms` from now; fenced as by `ack`."""
+        self._check_ready()
+        return await self._queues.extend(name, node, seqs, lease_ids, lease_ms)
+
+    async def work(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> WorkStream:
+        """Jobs as they come, never more than `max` at a time; close it to give them back."""
+        self._check_ready()
+        check_node(node)
+        topic = await self._queues.find(name)
+        return WorkStream(
+            self._queues,
+            topic,
+            partial(self._routing.refresh, name),
+            self._clock,
+            node=node,
+            max=max,
+            lease_ms=lease_ms,
+        )
+
+    # ---- routers -----------------------------------------------------------------------------------------
+
+    async def put_router(self, name: str, config: RouterConfig) -> RouterPut:
+        """Copy what is appended to one topic from now on into another one, or change how.
+
+        Missing topics are created. Raises `InvalidRequest`, `TopicNotFound` for a destination that may not be
+        created, `IncompatibleTopic` for one with another source or a router with other topics, `RouterCycle`,
+        and `Throttled` when there are too many.
+        """
+        self._check_ready()
+        return await self._routers.put(name, config)
+
+    async def remove_router(self, name: str) -> RouterRemoved:
+        """Copy nothing more; what was copied stays. A router that is not there counts as deleted."""
+        self._check_ready()
+        return await self._routers.remove(name)
+
+    async def router(self, name: str, *, drain: bool = True) -> RouterState:
+        """One router, after it has copied what there is. Raises `RouterNotFound`."""
+        self._check_ready()
+        return await self._routers.state(name) if drain else self._routers.peek(name)
+
+    def routers(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        limit: int = PAGE_SIZE_DEFAULT,
+        source: str | None = None,
+        dest: str | None = None,
+        allowed: Callable[[RouterState], bool] | None = None,
+    ) -> tuple[Sequence[RouterState], str | None]:
+        """Routers by name, at most `limit`, and the `after` of the next page, None at the end."""
+        self._check_ready()
+        return self._routers.page(
+            prefix=prefix, after=after, limit=limit, source=source, dest=dest, allowed=allowed
+        )
+
+    @property
+    def router_count(self) -> int:
+        """How many routers there are."""
+        return len(self._routing)
+
+    def refresh(self, name: str) -> None:
+        """Begin to copy what routers feed into the topic; its watchers are notified when it arrives.
+
+        Costs nothing where none does.
+        """
+        self._routing.refresh(name)
+
+    def is_fed(self, name: str) -> bool:
+        """Whether a router brings records into the topic."""
+        return self._routing.is_fed(name)
+
+    async def drain(self, name: str) -> None:
+        """Return when the topic has what its routers have to bring; `state` then counts it."""
+        self._check_ready()
+        await self._routing.drain(name)
 
     # ---- the rest ------------------------------------------------------------------------------------
 
@@ -497,16 +648,16 @@ class Engine(QueueCalls, RouterCalls):
     async def _try(self, shard: WalShard) -> None:
         topic = next((one for one in self._catalog.all() if one.shard is shard and not one.deleted), None)
         if topic is None:
-            shard.fault = None  # nobody writes there
+            shard.fault = None  # no topic writes there
             return
-        floors = topic.floors
+        floors = topic.log.floors
         marks = Watermarks(
-            cap=floors.cap, earliest_seq=topic.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
+            cap=floors.cap, earliest_seq=topic.log.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
         )
         try:
             shard.check_room()
-            await commit(
-                topic, [encode_control(FrameType.EVICT_WATERMARK, topic.id, marks.encode())], sync=True
+            await topic.commit(
+                [encode_control(FrameType.EVICT_WATERMARK, topic.id, marks.encode())], sync=True
             )
         except PenstockError as error:
             raise NotReady(f"no write succeeds: {error}") from error

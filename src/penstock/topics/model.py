@@ -222,7 +222,7 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveResult:
-    """What became of a topic that was to be deleted; `routers_removed` is sorted."""
+    """The result of deleting a topic; `routers_removed` is sorted."""
 
     topic: str
     deleted: bool
@@ -230,7 +230,7 @@ class RemoveResult:
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where the records of one write stand: `first_seq` to `last_seq`, without a gap."""
+    """The result of a write: its records are `first_seq` to `last_seq`, without a gap."""
 
     topic: str
     first_seq: int
@@ -267,7 +267,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteResult:
-    """What a delete of records did; `deleted` counts those that were live before."""
+    """The result of deleting records; `deleted` counts those that were live before."""
 
     topic: str
     deleted: int

@@ -67,7 +67,7 @@ def _finders(kind: type[msgspec.Struct]) -> tuple[tuple[str, _Find], ...]:
 
 
 def _finder(shown: msgspec.inspect.Type) -> _Find | None:
-    """What finds the names in a value of this type; None if there cannot be one."""
+    """Return the function that finds names in a value of this type; None if it has none."""
     if isinstance(shown, msgspec.inspect.Metadata):
         return _itself if shown.extra == {"text": "topic name"} else _finder(shown.type)
     if isinstance(shown, msgspec.inspect.StructType):

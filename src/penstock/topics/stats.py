@@ -65,7 +65,7 @@ class WalStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Everything at one moment."""
+    """The statistics of an engine at one moment."""
 
     ready: bool
     topics: int
@@ -86,18 +86,18 @@ def collect_stats(
     per_topic: list[TopicStats] = []
     queues = leased = 0
     for topic in topics:
-        if topic.leases is not None:
+        if topic.queue is not None:
             queues += 1
-            leased += topic.leases.in_flight
+            leased += topic.queue.leases.in_flight
         if topic.config.durability is not None:
             by_class[topic.config.durability] += 1
         per_topic.append(
             TopicStats(
                 topic=topic.name,
-                head_seq=topic.index.head_seq,
-                earliest_seq=topic.index.earliest_seq,
-                records_live=topic.index.live,
-                bytes_live=topic.index.live_bytes,
+                head_seq=topic.log.index.head_seq,
+                earliest_seq=topic.log.index.earliest_seq,
+                records_live=topic.log.index.live,
+                bytes_live=topic.log.index.live_bytes,
             )
         )
     return EngineStats(

@@ -1,7 +1,7 @@
 """Threads for blocking work: one that tidies up, a few that read from the cold tier.
 
 They are kept apart so that a slow cold store never holds up a checkpoint, and neither holds up the loop. Nor
-does a cold store that hangs delay the end: nobody waits for the threads that talk to it.
+does a cold store that hangs delay the end: no call waits for the threads that talk to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Job(Generic[T]):
             return
         try:
             result = self._work()
-        except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the waiter gets it
             self.fail(error)
         else:
             self._tell(lambda: self.done.set_result(result))
@@ -63,12 +63,12 @@ class _Job(Generic[T]):
             if not self.done.done():
                 settle()
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter any more
             self._loop.call_soon_threadsafe(unless_done)
 
 
 class LooseThreads:
-    """Threads, started when first needed, that nobody waits for at the end, not even the process."""
+    """Threads, started when first needed, that are not waited for at the end, not even by the process."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -78,7 +78,7 @@ class LooseThreads:
         self._closed = False
 
     async def __call__(self, work: Callable[[], T], /) -> T:
-        """What the call returns or raises. One thread makes the calls in order."""
+        """Run a blocking call; one thread runs them in order."""
         job = _Job(work)
         self._start()
         self._jobs.put(job)  # type: ignore[arg-type]

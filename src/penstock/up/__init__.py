@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.up.child import PART_COMMAND, CommandOutcome, run_command
     from penstock.up.fleet import OWN_NAME, Fleet
     from penstock.up.health import Front
-    from penstock.up.log import NoiseFilter
+    from penstock.up.log import SparkTraceFilter
     from penstock.up.parts import (
         DATA_DIR_VARIABLE,
         PartPlan,
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
         write_collector_file,
         write_if_missing,
     )
+    from penstock.up.runner import PART_COMMAND, CommandOutcome, run_command
     from penstock.up.settings import UpSettings, faults_of, read_settings
     from penstock.up.status import (
+        CollectorPlace,
         DatabasePlace,
         FleetEvent,
         FleetMap,
@@ -56,6 +57,7 @@ __all__ = [
     "DATA_DIR_VARIABLE",
     "OWN_NAME",
     "PART_COMMAND",
+    "CollectorPlace",
     "CommandOutcome",
     "DatabasePlace",
     "Fleet",
@@ -65,7 +67,6 @@ __all__ = [
     "Front",
     "Level",
     "LogLine",
-    "NoiseFilter",
     "PartKind",
     "PartPlan",
     "PartState",
@@ -77,6 +78,7 @@ __all__ = [
     "QueuePlace",
     "QuiverPlace",
     "RelayPlace",
+    "SparkTraceFilter",
     "TopicsPlace",
     "UpFile",
     "UpSettings",
@@ -104,10 +106,9 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "child": "PART_COMMAND CommandOutcome run_command",
             "fleet": "OWN_NAME Fleet",
             "health": "Front",
-            "log": "NoiseFilter",
+            "log": "SparkTraceFilter",
             "parts": (
                 "DATA_DIR_VARIABLE PartPlan Plan Probe address_of missing_extra pipeline_environment "
                 "reachable"
@@ -117,9 +118,10 @@ if not TYPE_CHECKING:
                 "Prepared UpFile check_ports data_directory hold layered prepare scratch_of_spark "
                 "write_collector_file write_if_missing"
             ),
+            "runner": "PART_COMMAND CommandOutcome run_command",
             "settings": "UpSettings faults_of read_settings",
             "status": (
-                "DatabasePlace FleetEvent FleetMap FleetView Level LogLine PartKind PartState "
+                "CollectorPlace DatabasePlace FleetEvent FleetMap FleetView Level LogLine PartKind PartState "
                 "PartStatus PipelinePlace QueuePlace QuiverPlace RelayPlace TopicsPlace"
             ),
         },

@@ -1,4 +1,4 @@
-"""All parts of a machine: started together, each on its own feet, stopped in the direction of the flow."""
+"""Runs all parts of a machine: starts and restarts them, and stops them in data-flow order."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from penstock.up.status import (
 )
 
 OWN_NAME: Final = "up"
-"""What the fleet is called in its own log."""
+"""The fleet's name in its own log."""
 _TICK_S: Final = 1.0
 
 
 class Fleet:
     """The parts of a plan, as processes. Implements `FleetView`.
 
-    `command` is what runs a part's arguments; `disabled` says of parts that are not run why, with what would
-    change that. What runs in this process itself is told by `own`.
+    `command` runs a part's arguments. `disabled` has the reason for each part that does not run, and what
+    would change that. `own` reports a part that runs in this process.
     """
 
     def __init__(
@@ -79,29 +79,29 @@ class Fleet:
         return self.log_buffer.subscribe(listener)
 
     def own(self, status: PartStatus) -> None:
-        """Tell of a part that runs in this process."""
+        """Report the status of a part that runs in this process."""
         self._own[status.name] = status
         self.log_buffer.changed(status)
 
     def not_ready(self) -> list[PartStatus]:
-        """The parts that ought to do their work and do not."""
+        """Return the parts that should be ready and are not."""
         fine = (PartState.READY, PartState.DISABLED)
         return [part for part in self.parts() if part.state not in fine]
 
     def say(self, text: str, level: Level = Level.INFO) -> None:
-        """A line of the fleet itself."""
+        """Log a line of the fleet itself."""
         self.log_buffer.say(OWN_NAME, level, text)
 
     def try_again(self) -> None:
-        """Start every part now that waits for it, or was left alone."""
-        self.say("every part that has failed is started again")
+        """Start all parts that have failed or wait to be restarted."""
+        self.say("restarting every part that has failed")
         for runner in self._runners:
             runner.try_again()
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Run every part until `stop`, then stop them stage by stage; `hurry` ends what is left at once.
+        """Run every part until `stop`, then stop them stage by stage; `hurry` stops the rest immediately.
 
-        Nothing of it is left running, also when this is cancelled.
+        No process is left running, even if this is cancelled.
         """
         for status in self.parts():
             self.log_buffer.changed(status)
@@ -110,17 +110,17 @@ class Fleet:
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._until(stopping, living)
-            self.say("stopping: nothing more is taken, and what was taken goes on its way as far as it can")
+            self.say("stopping: no new data is accepted; accepted data is delivered as far as possible")
             await self._drain(hurry)
             await asyncio.gather(*living)
         finally:
             for task in [*living, ticking, stopping]:
                 task.cancel()
             await asyncio.gather(*living, ticking, stopping, return_exceptions=True)
-            self.log_buffer.tell_left_out()
+            self.log_buffer.report_omitted()
 
     async def _until(self, stopping: asyncio.Task[bool], living: Sequence[asyncio.Task[None]]) -> None:
-        """Until it is to stop. Raises what a runner raises, which is a fault of this program."""
+        """Wait for the stop. Raises the error of a runner, which is a bug in this program."""
         waiting = {stopping, *living}
         while stopping not in (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]:
             for task in [task for task in living if task in waiting and task.done()]:
@@ -140,13 +140,13 @@ class Fleet:
 
     async def _stop_all(self, hurry: asyncio.Event) -> None:
         await hurry.wait()
-        self.say("stopping at once: what is under way is done again after the next start", Level.WARNING)
+        self.say("stopping immediately: unfinished work is repeated after the next start", Level.WARNING)
         await asyncio.gather(*(runner.stop(hurry) for runner in self._runners))
 
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep(_TICK_S)
-            self.log_buffer.tell_left_out()
+            self.log_buffer.report_omitted()
 
     def _topics_address(self) -> str | None:
         topics = [runner for runner in self._runners if runner.plan.kind is PartKind.TOPICS]

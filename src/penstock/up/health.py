@@ -1,4 +1,4 @@
-"""How the whole is, over HTTP: `/health`, `/ready` and `/metrics`, in front of whatever else is served."""
+"""Health of the fleet over HTTP: `/health`, `/ready` and `/metrics`, in front of another application."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Front(App[Call]):
-    """An `Application`: answers for the fleet itself, and gives the rest to `behind`.
+    """An `Application` that serves the probes of the fleet and passes other requests to `inner`.
 
-    Nobody is asked for a key, so the answers hold no more than names and states. `check` raises
-    `PenstockError` for a request that is to be told nothing.
+    Probes need no key, so responses contain only names and states. `check` raises `PenstockError` for a
+    request that must be refused.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        behind: Application | None = None,
+        inner: Application | None = None,
         *,
         check: Callable[[Request], None] = lambda request: None,
     ) -> None:
@@ -71,7 +71,7 @@ class Front(App[Call]):
             authenticate=self._authenticate,
             missed=self._missed,
             hides_paths=False,
-            fallback=behind,
+            fallback=inner,
             headers=_HEADERS,
         )
         super().__init__(routes, policy, _refusal)
@@ -85,9 +85,9 @@ class Front(App[Call]):
 
     def _missed(self, request: Request, allowed: bytes | None) -> Exception:
         if allowed is None:
-            return UnknownPath("there is nothing here; /health, /ready and /metrics are")
+            return UnknownPath("nothing is at this path; there are /health, /ready and /metrics")
         self._authenticate(request)
-        return MethodNotAllowed("only GET is answered here")
+        return MethodNotAllowed("only GET is allowed here")
 
     async def _health(self, call: Call) -> Response:
         return Response(200, msgspec.json.encode({"status": "ok"}))
@@ -101,9 +101,9 @@ class Front(App[Call]):
 
 
 def readiness_of(parts: Sequence[PartStatus]) -> dict[str, object]:
-    """Whether every part that is to run does its work, and which do not.
+    """Return whether every enabled part is ready, and which parts are not.
 
-    Not why: an error may name what only whoever runs the fleet should know.
+    Reasons are left out: an error may contain details that only the operator should see.
     """
     fine = (PartState.READY, PartState.DISABLED)
     waiting = [{"name": part.name, "state": part.state.value} for part in parts if part.state not in fine]
@@ -111,14 +111,12 @@ def readiness_of(parts: Sequence[PartStatus]) -> dict[str, object]:
 
 
 def metrics_of(parts: Sequence[PartStatus]) -> str:
-    """The parts as Prometheus text."""
+    """Return the states of the parts as Prometheus text."""
     registry = Registry()
     state = registry.gauge(
         "fleet.part_state", "1 for the state that a part is in, 0 for every other.", ("part", "kind", "state")
     )
-    restarts = registry.counter(
-        "fleet.part_restarts", "How often a part was started again.", ("part", "kind")
-    )
+    restarts = registry.counter("fleet.part_restarts", "How often a part was restarted.", ("part", "kind"))
     for part in parts:
         restarts.inc(part.restarts, part=part.name, kind=part.kind.value)
         for one in PartState:
@@ -133,7 +131,7 @@ def _refusal(error: Exception, request: Request | None) -> Response:
         status = _STATUS[error.code]
     else:
         _LOG.error("a request failed", exc_info=error)
-        return _error(500, "the fleet failed to answer; its log says why")
+        return _error(500, "the request failed; see the log of `penstock up`")
     return _error(status, str(error))
 
 

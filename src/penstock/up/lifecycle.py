@@ -1,9 +1,9 @@
-"""The lifecycle of one part: what happens to it, the state it is in, and when it is started again. Pure.
+"""The lifecycle of one part: its state, how events change it, and when it is restarted. Pure.
 
-A part that ends by itself is started again after a wait that grows with every failure in a row, up to a
-minute, drawn with full jitter. One that has been ready for a while begins a new count. An exit code that
-says that starting again changes nothing makes it `failed`: after a wrong setting it is tried again at a slow
-pace, as the setting may be corrected; after it was fenced, or has found damage, it is left alone.
+A part that ends unexpectedly is restarted with exponential backoff and full jitter, at most a minute. The
+count of failures starts over once it has been ready for a while. An exit code for which a restart does not
+help makes the part `failed`: after a wrong setting it is retried slowly, as the setting may be corrected;
+after it was fenced, or has found damage, it is not restarted.
 """
 
 from __future__ import annotations
@@ -13,51 +13,52 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.child_process import Exit
 from penstock.retry import RetryPolicy
 from penstock.units import format_duration
 from penstock.up.status import PartState
 
 BACKOFF: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
 HEALTHY_S: Final = 60.0
-"""Ready for so long, it is not failing in a row."""
+"""After this time in the state ready, the count of failures starts over."""
 WRONG_AGAIN_S: Final = 60.0
-"""How soon a part is tried again whose settings were wrong."""
+"""How soon a part with wrong settings is retried."""
 SILENT_MAX_S: Final = 60.0
-"""A part that was ready and answers nothing for so long hangs, and is killed."""
+"""A part that was ready and does not respond for this long is killed."""
 MUTE_MAX_S: Final = 300.0
-"""A part without a probe that has told that it lives, and then does not for so long, hangs.
+"""A part without a probe whose heartbeat stops for this long is killed.
 
-Longer than for a probe: Spark's driver may stand still for a while to collect garbage.
+Longer than for a probe: Spark's driver may pause for garbage collection.
 """
 STARTING_MAX_S: Final = 1800.0
-"""A part that is not ready after so long, and has not said that it is at it, hangs. Spark may have packages
-to fetch before it starts, and a database much to read."""
+"""A part that is not ready after this time, and reports no progress, is killed. Spark may have to fetch
+packages before it starts, and a database may have much to read."""
 NOT_READY_AFTER: Final = 2
-"""Probes in a row that must fail: one may be lost to a busy moment."""
+"""How many probes in a row must fail; a single one may fail on a busy machine."""
 
 _REJECTED: Final = 2
 _FENCED: Final = 4
 _CORRUPT: Final = 5
 _FAILED: Final = {
     _REJECTED: "its settings or its request are wrong",
-    _FENCED: "another process has taken its place",
+    _FENCED: "another process has taken over",
     _CORRUPT: "stored bytes are damaged",
 }
 _RUNNING: Final = frozenset({PartState.STARTING, PartState.READY, PartState.NOT_READY})
 
 
 class ProbeResult(enum.Enum):
-    """What a probe found."""
+    """The result of a probe."""
 
     READY = "ready"
     NOT_READY = "not_ready"
-    """It answers that it is not."""
+    """The part responds that it is not ready."""
     SILENT = "silent"
-    """Nothing answers."""
+    """The part does not respond."""
 
 
 class Action(enum.Enum):
-    """What is to be done about a part."""
+    """What the runner has to do for a part."""
 
     NOTHING = "nothing"
     START = "start"
@@ -65,43 +66,27 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a process ended. `signal` is the number that killed it."""
-
-    code: int | None = None
-    signal: int | None = None
-
-    @classmethod
-    def of(cls, returncode: int) -> Exit:
-        """From the number that Python gives, which is negative for a signal."""
-        return cls(signal=-returncode) if returncode < 0 else cls(code=returncode)
-
-    def __str__(self) -> str:
-        return f"killed by signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """State of the process of one part. Times are of a monotonic clock, in seconds."""
+    """The state of a part's process. Times are seconds of a monotonic clock."""
 
     state: PartState
     since_s: float
     started_s: float | None = None
     ready_s: float | None = None
-    """Since when it is ready without a break."""
+    """Since when it has been ready without interruption."""
     silent_s: float | None = None
-    """Since when it has answered nothing, after it was ready."""
+    """Since when it has not responded, after it was ready."""
     begun_s: float | None = None
-    """When it last said that it is not ready yet, or else was started; None once it is ready."""
+    """When it was started or last reported that it is not ready yet; None once it is ready."""
     heard_s: float | None = None
-    """When it last told by itself that it lives, if it does that."""
+    """The time of its last heartbeat, if it sends any."""
     misses: int = 0
     """Probes that failed in a row."""
     failures: int = 0
-    """How often in a row it has ended by itself."""
+    """How often in a row it has ended unexpectedly."""
     restarts: int = 0
     next_start_s: float | None = None
-    """When it is to be started, if it is to be."""
+    """When to start it, if it is due to be started."""
 
     @property
     def is_running(self) -> bool:
@@ -109,19 +94,19 @@ class ProcessState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs and nothing is going to."""
+        """Whether it does not run and will not be started."""
         return self.state in (PartState.STOPPED, PartState.DISABLED)
 
 
 def initial_state(now_s: float, *, enabled: bool = True) -> ProcessState:
-    """A part that is to be started now, or never."""
+    """Return the state of a part that is started now, or never if it is not `enabled`."""
     if not enabled:
         return ProcessState(state=PartState.DISABLED, since_s=now_s)
     return ProcessState(state=PartState.STARTING, since_s=now_s, next_start_s=now_s)
 
 
 def on_start(process: ProcessState, now_s: float) -> ProcessState:
-    """Its process was started."""
+    """Return the state after its process was started."""
     return replace(
         _moved_to(process, PartState.STARTING, now_s),
         started_s=now_s,
@@ -136,19 +121,19 @@ def on_start(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def on_ready(process: ProcessState, now_s: float) -> ProcessState:
-    """It reported that it is ready."""
+    """Return the state after it reported that it is ready."""
     return on_probe(process, ProbeResult.READY, now_s)
 
 
 def on_heartbeat(process: ProcessState, now_s: float) -> ProcessState:
-    """It reported that it is alive, which does not mean ready."""
+    """Return the state after a heartbeat, which does not mean that it is ready."""
     if not process.is_running:
         return process
     return replace(process, heard_s=now_s, begun_s=None if process.begun_s is None else now_s)
 
 
 def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
-    """It reported trouble, and that it starts again."""
+    """Return the state after it reported trouble and that it restarts."""
     if not process.is_running:
         return process
     process = replace(process, begun_s=now_s, heard_s=None)
@@ -158,12 +143,12 @@ def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def excuse_silence(process: ProcessState, now_s: float) -> ProcessState:
-    """Do not count the time up to now as silence: nothing was due, or nobody listened."""
+    """Do not count the time up to now as silence: this process itself was suspended."""
     return replace(process, heard_s=None if process.heard_s is None else now_s)
 
 
 def on_probe(process: ProcessState, answer: ProbeResult, now_s: float) -> ProcessState:
-    """A probe was answered, or was not."""
+    """Return the state after a probe."""
     if not process.is_running:
         return process
     if answer is ProbeResult.READY:
@@ -182,7 +167,7 @@ def on_probe(process: ProcessState, answer: ProbeResult, now_s: float) -> Proces
 
 
 def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) -> ProcessState:
-    """Its process has ended."""
+    """Return the state after its process has ended."""
     if process.state in (PartState.STOPPING, PartState.STOPPED):
         return replace(_moved_to(process, PartState.STOPPED, now_s), ready_s=None, next_start_s=None)
     healthy = process.ready_s is not None and now_s - process.ready_s >= HEALTHY_S
@@ -196,7 +181,7 @@ def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) 
 
 
 def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
-    """It is to stop, and is not started again."""
+    """Return the state after it was asked to stop; it is not restarted."""
     if process.state is PartState.DISABLED or process.state is PartState.STOPPED:
         return process
     running = process.is_running and process.next_start_s is None
@@ -205,35 +190,35 @@ def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def try_again(process: ProcessState, now_s: float) -> ProcessState:
-    """Start it now if it waits for that, or was left alone."""
+    """Make it start now if it waits for a restart or has failed."""
     if process.state in (PartState.RESTARTING, PartState.FAILED):
         return replace(process, next_start_s=now_s, failures=0)
     return process
 
 
 def next_action(process: ProcessState, now_s: float) -> Action:
-    """Return what to do now."""
+    """Return what the runner has to do now."""
     if process.next_start_s is not None and now_s >= process.next_start_s:
         return Action.START
     return Action.KILL if hang_reason(process, now_s) else Action.NOTHING
 
 
 def hang_reason(process: ProcessState, now_s: float) -> str:
-    """Why a part that hangs is killed; empty for one that does not hang."""
+    """Return why the part is considered hung and must be killed; empty if it is not."""
     if not process.is_running:
         return ""
     if process.silent_s is not None and now_s - process.silent_s >= SILENT_MAX_S:
-        return "answers nothing any more, and is killed"
+        return "no longer responds and is killed"
     if process.begun_s is not None:
         is_late = now_s - process.begun_s >= STARTING_MAX_S
-        return f"is not ready after {format_duration(STARTING_MAX_S)}, and is killed" if is_late else ""
+        return f"is not ready after {format_duration(STARTING_MAX_S)} and is killed" if is_late else ""
     if process.heard_s is not None and now_s - process.heard_s >= MUTE_MAX_S:
-        return f"has told nothing for {format_duration(MUTE_MAX_S)}, and is killed"
+        return f"has been silent for {format_duration(MUTE_MAX_S)} and is killed"
     return ""
 
 
 def failure_reason(how: Exit) -> str:
-    """Why starting again does not help after this exit; empty if it may."""
+    """Return why a restart does not help after this exit; empty if it may."""
     return _FAILED.get(how.code, "") if how.code is not None else ""
 
 

@@ -1,13 +1,12 @@
-"""The one log of a fleet: what parts print becomes lines with a level, and the last lines are kept.
+"""The log of a fleet: the output of its parts, with levels, limits and a buffer of the last lines.
 
-Output is cut into lines (`Splitter`), given a level (`Levels`, `LogFilter`), limited (`Throttle`), kept and
-published (`LogBuffer`).
+Lines get a level (`Levels`, `LogFilter`), are rate-limited (`Throttle`), stored and published (`LogBuffer`).
 
-`NoiseFilter` recognises traces that Spark prints although nothing is wrong. Spark closes the connection to a
-Python worker that plans a read or a write as soon as it has the answer. The worker then flushes what is left
-for nobody, and its daemon prints the `BrokenPipeError` with the two frames that lead there. An error of the
-work itself has other frames, and what it does to a query is reported by Spark. Several workers may print at
-the same time, so the lines of their blocks mix with each other and with those of Java's log.
+`SparkTraceFilter` recognises tracebacks that Spark prints although nothing is wrong. Spark closes the
+connection to a Python worker that plans a read or a write as soon as it has the result. The worker then
+flushes its buffer to the closed connection, and its daemon prints the `BrokenPipeError` with two frames. A
+real error has other frames, and Spark reports its effect on the query. Several workers may print at the same
+time, so their lines are mixed with each other and with Java's log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +25,6 @@ from penstock.up.status import FleetEvent, Level, LogLine, PartStatus
 
 _LOG = logging.getLogger(__name__)
 
-LINE_MAX: Final = 4096
-"""Bytes of a line that are kept."""
 _SECRET_MIN: Final = 8
 _PYTHON_LOGGED: Final = re.compile(
     r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d+\s+(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(.*)$", re.DOTALL
@@ -45,9 +42,9 @@ _CONTROL: Final = dict.fromkeys(
     ],
     "\N{REPLACEMENT CHARACTER}",
 )
-"""Commands of terminals, ends of lines, turns of the direction of writing, and halves of characters."""
+"""Terminal control characters, line ends, text direction marks, and surrogates."""
 HELD_MAX_S: Final = 5.0
-"""How long the beginning of a block waits for its end: a busy machine may stop a worker between two lines."""
+"""How long to hold an incomplete traceback: on a busy machine, a worker may pause between two lines."""
 
 _OPENING: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^  File ".*[/\\]pyspark[/\\]daemon\.py", line \d+, in (manager|worker)$')
@@ -56,100 +53,68 @@ _END: Final = re.compile(r"^(BrokenPipeError: \[Errno 32\]|ConnectionResetError:
 _JAVA_LOGGED: Final = re.compile(
     r"^(\d{4}-\d\d-\d\d |\d\d/)?[\d:/]{8}[,. \d]* (TRACE|DEBUG|INFO|WARN|ERROR|FATAL)\b"
 )
-"""A line of Java's log, with its time first: never a part of a trace of Python."""
+"""A line of Java's log, which begins with a time; never part of a Python traceback."""
 _KEPT: Final = 2000
 
 
 def shown(text: str) -> str:
-    """Text as one line, without what a terminal would take for a command, and that any encoding takes."""
+    """Return text as one line, without control characters and in a form that any encoding accepts."""
     return text.translate(_CONTROL)
 
 
-class Veil:
-    """Takes secrets out of texts. Those that are shorter than eight characters would take words with them."""
+class SecretMask:
+    """Removes secrets from texts. Secrets of less than eight characters would match ordinary words."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = sorted((one for one in secrets if len(one) >= _SECRET_MIN), key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, found))) if found else None
 
-    def over(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         return text if self._found is None else self._found.sub("***", text)
 
 
-class Splitter:
-    """Bytes as they come, as lines. What is longer than a line may be is left out and said so."""
-
-    def __init__(self, line_max: int = LINE_MAX) -> None:
-        self._line_max = line_max
-        self._kept = bytearray()
-        self._cut = 0
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` completes."""
-        *whole, rest = data.split(b"\n")
-        for piece in whole:
-            self._keep(piece)
-            yield self._line()
-        self._keep(rest)
-
-    def rest(self) -> str | None:
-        """What came after the last end of a line."""
-        return self._line() if self._kept or self._cut else None
-
-    def _keep(self, piece: bytes) -> None:
-        room = self._line_max - len(self._kept)
-        self._kept += piece[:room]
-        self._cut += max(0, len(piece) - room)
-
-    def _line(self) -> str:
-        text = self._kept.decode("utf-8", "replace").rstrip("\r")
-        cut, self._cut = self._cut, 0
-        self._kept.clear()
-        return f"{text} … ({cut} more bytes)" if cut else text
-
-
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A line and how much it matters."""
+class OutputLine:
+    """A line of output and its level."""
 
     level: Level
     text: str
     is_verdict: bool = False
-    """Whether the part says with it what is wrong, as opposed to a trace that it prints."""
+    """Whether it states what is wrong, as opposed to a line of a traceback."""
 
 
 class Levels:
-    """Gives each line of a part's standard error a level; one that goes on has that of the line before."""
+    """Gives each line of standard error a level; a continuation has the level of the line before."""
 
     def __init__(self) -> None:
         self._last = Level.INFO
         self._in_trace = False
 
-    def of(self, line: str) -> Said:
+    def of(self, line: str) -> OutputLine:
         logged = _PYTHON_LOGGED.match(line)
         if logged is not None:
             self._in_trace = False
             self._last = _NAMES[logged[1]]
-            return Said(self._last, logged[2])
+            return OutputLine(self._last, logged[2])
         for prefix, level in _PREFIXES.items():
             if line.lower().startswith(prefix):
                 self._last = level
                 text = line[len(prefix) :] if level is not Level.INFO else line
-                return Said(level, text, is_verdict=level is Level.ERROR)
-        return Said(self._going_on(line), line)
+                return OutputLine(level, text, is_verdict=level is Level.ERROR)
+        return OutputLine(self._continuation_level(line), line)
 
-    def _going_on(self, line: str) -> Level:
+    def _continuation_level(self, line: str) -> Level:
         if line.startswith("Traceback (most recent call last)"):
             self._in_trace, self._last = True, Level.ERROR
         elif not line[:1].isspace():
-            # The line after a trace is the error; the next line is something new.
+            # The line after a traceback is the error; the next line is something new.
             self._last = Level.ERROR if self._in_trace else Level.INFO
             self._in_trace = False
         return self._last
 
 
 def event_of(line: str) -> Mapping[str, object] | None:
-    """The event in a line of a part's standard output, or None if there is none in it."""
+    """Return the event in a line of standard output, or None if it holds no event."""
     if not line.startswith("{"):
         return None
     try:
@@ -160,49 +125,49 @@ def event_of(line: str) -> Mapping[str, object] | None:
 
 
 class Throttle:
-    """Lets `burst` lines through at once and `per_s` a second from then on, and counts the others."""
+    """Admits a burst of `burst` lines, then `per_s` lines a second, and counts the rest."""
 
     def __init__(self, *, per_s: float = 100.0, burst: int = 500) -> None:
         self._per_s = per_s
         self._burst = burst
         self._room = float(burst)
         self._at_s: float | None = None
-        self._left_out = 0
+        self._omitted = 0
 
     def admits(self, now_s: float) -> bool:
-        """Whether one more line may pass now."""
+        """Return whether one more line is admitted now."""
         if self._at_s is not None:
             self._room = min(self._burst, self._room + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._room < 1:
-            self._left_out += 1
+            self._omitted += 1
             return False
         self._room -= 1
         return True
 
-    def take_left_out(self) -> int:
-        """How many lines were left out since this was last asked."""
-        count, self._left_out = self._left_out, 0
+    def take_omitted(self) -> int:
+        """Return how many lines were rejected since the last call."""
+        count, self._omitted = self._omitted, 0
         return count
 
 
-class NoiseFilter:
-    """Tells each line of standard error, and whether it is a part of such a block.
+class SparkTraceFilter:
+    """Marks the lines of harmless Spark tracebacks in standard error.
 
-    The lines of what may become a block are held until it has ended, or has become something else.
+    Lines that may belong to such a traceback are held until it is complete, or turns out to be another one.
     """
 
     def __init__(self) -> None:
         self._held: list[str] = []
         self._open = 0
-        """Held blocks that have begun and not ended."""
+        """Held tracebacks that are incomplete."""
         self._flushes = 0
-        """How many of them are known to come from the flush of a worker."""
+        """How many of them are known to be the flush of a worker."""
         self._in_other = False
-        """Whether a trace of another kind has begun and not ended."""
+        """Whether a traceback of another kind is incomplete."""
 
     def hear(self, line: str) -> list[tuple[str, bool]]:
-        """What can be said now that this line has come."""
+        """Add a line; return the lines that are decided now, each with whether it is harmless."""
         if line == _OPENING:
             self._open += 1
         elif not self._open or _JAVA_LOGGED.match(line):
@@ -226,11 +191,11 @@ class NoiseFilter:
         return [(text, True) for text in held]
 
     def _interrupted(self, line: str) -> list[tuple[str, bool]]:
-        """A line that is no noise, although a block is open: of another trace, or this block is none."""
+        """Handle a line that does not fit the held tracebacks: one of them is real, or another one runs."""
         if self._in_other:
             return self._other(line)
         if self._open > 1 and self._open > self._flushes:
-            # One of the traces that have begun is another one; the rest may still be noise.
+            # One of the held tracebacks is a real one; the others may still be harmless.
             self._open -= 1
             del self._held[len(self._held) - 1 - self._held[::-1].index(_OPENING)]
             return [*self._other(_OPENING), *self._other(line)]
@@ -242,46 +207,49 @@ class NoiseFilter:
         return [(line, False)]
 
     def release(self) -> list[tuple[str, bool]]:
-        """What was held, as it is: nothing more came."""
+        """Return the held lines unmarked: no more lines follow."""
         held, self._held = self._held, []
         self._open = self._flushes = 0
-        return [told for line in held for told in self._other(line)]
+        return [marked for line in held for marked in self._other(line)]
 
 
 class LogFilter:
-    """Gives each line of standard error a level; a block of that noise is debug, everything else as it is."""
+    """Gives each line of standard error a level; harmless Spark tracebacks get the level debug."""
 
     def __init__(self) -> None:
         self._levels = Levels()
-        self._filter = NoiseFilter()
+        self._filter = SparkTraceFilter()
         self._heard_s = 0.0
 
-    def hear(self, line: str, now_s: float) -> list[Said]:
-        """What can be said now that this line has come."""
+    def hear(self, line: str, now_s: float) -> list[OutputLine]:
+        """Add a line; return the lines that are decided now."""
         self._heard_s = now_s
-        return self._said(self._filter.hear(line))
+        return self._with_levels(self._filter.hear(line))
 
-    def overdue(self, now_s: float) -> list[Said]:
-        """What was held for too long: nothing more came."""
+    def overdue(self, now_s: float) -> list[OutputLine]:
+        """Return the lines that have been held for too long."""
         return self.release() if now_s - self._heard_s >= HELD_MAX_S else []
 
-    def release(self) -> list[Said]:
-        """What was held, as it is."""
-        return self._said(self._filter.release())
+    def release(self) -> list[OutputLine]:
+        """Return the held lines."""
+        return self._with_levels(self._filter.release())
 
-    def _said(self, lines: list[tuple[str, bool]]) -> list[Said]:
-        return [Said(Level.DEBUG, line) if is_noise else self._levels.of(line) for line, is_noise in lines]
+    def _with_levels(self, lines: list[tuple[str, bool]]) -> list[OutputLine]:
+        return [
+            OutputLine(Level.DEBUG, line) if is_harmless else self._levels.of(line)
+            for line, is_harmless in lines
+        ]
 
 
 class LogBuffer:
-    """Numbers lines, keeps the last ones, and publishes lines and changes of parts to its listeners.
+    """Numbers lines, keeps the last ones, and publishes lines and status changes to its listeners.
 
-    None of `secrets` appears in any of them.
+    No line contains any of `secrets`.
     """
 
     def __init__(self, *, clock: Clock, kept: int = _KEPT, secrets: Iterable[str] = ()) -> None:
         self._clock = clock
-        self._veil = Veil(secrets)
+        self._mask = SecretMask(secrets)
         self._lines: deque[LogLine] = deque(maxlen=kept)
         self._number = 0
         self._listeners: dict[int, Callable[[FleetEvent], None]] = {}
@@ -305,29 +273,29 @@ class LogBuffer:
         return found[-limit:] if limit > 0 else []
 
     def say(self, part: str, level: Level, text: str) -> None:
-        """Log a line of the fleet itself about a part. It is never left out."""
+        """Log a line of the fleet about a part. It is never rate-limited."""
         self._write(part, level, text)
 
-    def hear(self, part: str, said: Said) -> bool:
-        """Log a line that a part printed; return false if there were too many and it was only counted."""
+    def hear(self, part: str, line: OutputLine) -> bool:
+        """Log a line that a part printed; return false if it exceeds the limit and was only counted."""
         throttle = self._throttles.setdefault(part, Throttle())
         admitted = throttle.admits(self._clock.monotonic())
         if admitted:
-            self._write(part, said.level, said.text)
+            self._write(part, line.level, line.text)
         return admitted
 
-    def tell_left_out(self) -> None:
-        """Log for every part how many of its lines were left out since the last time."""
+    def report_omitted(self) -> None:
+        """Log for every part how many of its lines were omitted since the last call."""
         for part, throttle in self._throttles.items():
-            if count := throttle.take_left_out():
-                self.say(part, Level.WARNING, f"{count} lines were left out: it prints too many of them")
+            if count := throttle.take_omitted():
+                self.say(part, Level.WARNING, f"{count} lines were omitted: it prints too many")
 
     def shown(self, text: str) -> str:
-        """Return a text without secrets and control characters."""
-        return self._veil.over(shown(text))
+        """Return text without secrets and control characters."""
+        return self._mask.apply(shown(text))
 
     def changed(self, status: PartStatus) -> None:
-        """Publish that a part has another state or other figures."""
+        """Publish a change in the status of a part."""
         self._publish(status)
 
     def _write(self, part: str, level: Level, text: str) -> None:
@@ -344,4 +312,4 @@ class LogBuffer:
                 listener(event)
             except Exception:  # noqa: BLE001 - a listener must not end the log
                 self._listeners.pop(number, None)
-                _LOG.exception("a listener of the log has failed, and hears nothing any more")
+                _LOG.exception("a listener of the log has failed and is removed")

@@ -1,4 +1,4 @@
-"""What a part of a fleet is before it runs: its command, its probe, its place on this machine."""
+"""The plan of a part: its command, its probe, its files and ports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.up.settings import UpSettings
 from penstock.up.status import FleetMap, PartKind
 
 DATA_DIR_VARIABLE: Final = "PENSTOCK_DATA_DIR"
-"""In the environment of a pipeline: the fleet's data directory, which the pipeline's file may name."""
+"""The environment variable with the fleet's data directory, which a pipeline's file may use."""
 TOPICS_URL: Final = "{topics}"
-"""In a part's arguments: where the topics server listens, which is known when it does."""
+"""Placeholder in a part's arguments for the address of the topics server, once it is known."""
 _STAGES: Final = {
     PartKind.COLLECTOR: 0,
     PartKind.TOPICS: 0,
@@ -42,13 +42,13 @@ _NEEDS: Final = {
 
 
 def stage_of(kind: PartKind) -> int:
-    """When a part stops: those of stage 0 first, so that each finds what it empties into still there."""
+    """Return when a part stops; stage 0 is first. A part stops before the one that it delivers to."""
     return _STAGES[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A path that answers 200 when the part does its work. `key` is sent along if there is one."""
+    """A path that returns 200 when the part is ready. `key` is sent if there is one."""
 
     path: str
     key: Secret | None = None
@@ -56,91 +56,91 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """One child process. Without a probe it is ready when it says so itself."""
+    """The plan of one child process. Without a probe, it reports itself when it is ready."""
 
     name: str
     kind: PartKind
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     port_file: str | None = None
-    """Where it writes the address it listens on."""
+    """The file to which it writes its address."""
     address: str | None = None
-    """Where it listens, if it writes no file."""
+    """Its address, if it writes no file."""
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Host and port of each address it needs, by the key that sets it."""
+    """The host and port of each address that it listens on, by the setting."""
     probe: Probe | None = None
     needs_topics: bool = False
-    """Its arguments name the topics server, so it waits until that listens."""
+    """Whether it uses the topics server and waits until that listens."""
     file: str | None = None
-    """A file of the user's that it runs."""
+    """The user's file that it runs."""
     grace_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where things are on this machine. Paths are absolute."""
+    """The directories of a fleet. Paths are absolute."""
 
     base: str
-    """The directory of the file, which its paths are relative to."""
+    """The directory of the file, to which its paths are relative."""
     data_dir: str
 
     def path(self, text: str) -> str:
-        """A path of the file."""
+        """Return the absolute form of a path in the file."""
         return os.path.normpath(os.path.join(self.base, os.path.expanduser(text)))
 
     def inner(self, *names: str) -> str:
         return os.path.join(self.data_dir, *names)
 
     def store(self, text: str, default: str) -> str:
-        """The address of a store: one of the file, or a folder of the data directory."""
+        """Return the address of a store: the one in the file, or a folder of the data directory."""
         if not text:
             return self.inner(default)
         return text if "://" in text else self.path(text)
 
     def run_file(self, name: str) -> str:
-        """Return the path of a file that is only used while the fleet runs, or rewritten at every start."""
+        """Return the path of a file that is used only while the fleet runs, or rewritten at every start."""
         return self.inner("run", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Every part, in the order of the flow, and where everything is."""
+    """All parts in data-flow order, and the map of the fleet."""
 
     settings: UpSettings
     layout: Layout
     parts: tuple[PartPlan, ...]
     map: FleetMap
     collector_file: str | None = None
-    """The collector's file; `collector_text` is to be written there, if there is one."""
+    """The collector's file, to which `collector_text` is written if there is one."""
     collector_text: Mapping[str, Setting] | None = field(default=None, repr=False)
     faults: tuple[str, ...] = ()
-    """What does not fit together: a plan that has any is not run."""
+    """Contradictions in the plan, which keep it from running."""
 
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
-    """What lets somebody in, in plain text: nothing of it may be told."""
+    """Keys in plain text, which must not appear in any output."""
 
     def part(self, name: str) -> PartPlan:
         return next(part for part in self.parts if part.name == name)
 
 
 def pipeline_environment(data_dir: str) -> dict[str, str]:
-    """Return the environment that the file of a pipeline sees in a fleet with this data directory."""
+    """Return the environment of a pipeline's file in a fleet with this data directory."""
     return {**os.environ, DATA_DIR_VARIABLE: data_dir}
 
 
 def address_of(host: str, port: int) -> str:
-    """`host:port`, with an address of IPv6 in brackets."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reachable(address: str) -> str:
-    """`host:port` as this machine reaches it: a server that listens everywhere is here, too."""
+    """Return `host:port` as reached from this machine, for a server that listens on all addresses too."""
     host, _, port = address.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there, without importing it."""
+    """Return whether a package is installed, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -148,7 +148,7 @@ def is_installed(package: str) -> bool:
 
 
 def missing_extra(kind: PartKind, installed: Callable[[str], bool] = is_installed) -> str | None:
-    """Why a part of this kind cannot run here, with what would change that; None if it can."""
+    """Return why a part of this kind cannot run here, and what to install; None if it can."""
     extra, packages = _NEEDS[kind]
     missing = [package for package in packages if not installed(package)]
     if not missing:

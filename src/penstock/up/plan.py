@@ -1,4 +1,4 @@
-"""From the file of `penstock up` to the parts that run, and where everything is. Pure."""
+"""Plans the parts that run, and the map of the fleet, from the file of `penstock up`. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Final
 from penstock.buffer import ConsumerConfig
 from penstock.config import Secret, Setting
 from penstock.errors import ConfigError
+from penstock.units import duration_text
 from penstock.up.parts import DATA_DIR_VARIABLE, TOPICS_URL, Layout, PartPlan, Plan, Probe, address_of
-from penstock.up.settings import CollectorSettings, PipelineSettings, QueueSettings, RelaySettings, UpSettings
+from penstock.up.settings import CollectorPart, PipelinePart, QueueSettings, RelayPart, UpSettings
 from penstock.up.status import (
     DatabasePlace,
     FleetMap,
@@ -28,14 +29,13 @@ _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LOOPBACK: Final = "127.0.0.1"
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - these are looked for
 _MARGIN_S: Final = 10.0
-"""A pipeline leaves a micro-batch that does not end by itself so long before it would be killed."""
+"""How long before its kill a stopping pipeline gives up its running micro-batch."""
 
 
 def plan_of(settings: UpSettings, *, base: str, key: Secret) -> Plan:
-    """The plan of a file in the directory `base`. Parts that do not fit together are its `faults`.
+    """Return the plan for a file in the directory `base`. Contradictions between parts are its `faults`.
 
-    `key` is one that nobody else knows: servers that ask for keys are told that it opens them, and the parts
-    that call them are given it.
+    `key` is a new secret: servers with keys accept it too, and the parts that call them use it.
     """
     layout = Layout(base=base, data_dir=_under(base, settings.data_dir))
     return _Planner(settings, layout, key).plan()
@@ -85,7 +85,7 @@ class _Planner:
         )
 
     def _queue(self, name: str, *, producer: str | None = None, consumer: str | None = None) -> QueuePlace:
-        """A queue by its name, with one more part beside it."""
+        """Return a queue by name, with one more part as producer or consumer."""
         known = self._queues.get(name)
         if known is None:
             own = self._settings.queues.get(name) or self._own_queue(name)
@@ -115,7 +115,7 @@ class _Planner:
             self._faults.append(f"queue {place.name!r}: {error}")
 
     def _own_queue(self, name: str) -> QueueSettings:
-        """Where a queue is that the file does not describe."""
+        """Return the default place of a queue that the file does not describe."""
         collector = self._settings.collector
         is_signal = name in _SIGNALS and collector is not None and collector.enabled and collector.is_default
         return QueueSettings(store=collector.store if collector is not None and is_signal else "")
@@ -123,7 +123,7 @@ class _Planner:
     def _name(self, text: str) -> str:
         name = _PLAIN.sub("-", text)
         if name in self._names:
-            self._faults.append(f"two parts are called {name}: give one of them a name of its own (name)")
+            self._faults.append(f"two parts are called {name}: give one of them another name (name)")
         self._names.add(name)
         return name
 
@@ -135,7 +135,7 @@ class _Planner:
             return self._layout.path(collector.file), None
         if collector.is_default:
             self._faults += [
-                f"queues.{name}: the collector puts it where collector.store says; set that instead"
+                f"queues.{name}: collector.store sets the place of this queue; set that instead"
                 for name in _SIGNALS
                 if name in self._settings.queues
             ]
@@ -199,13 +199,13 @@ class _Planner:
         return part, TopicsPlace(part=name, data_dir=data_dir, key=key)
 
     def _keys(self, variable: str, keys: Secret | None) -> dict[str, str]:
-        """The keys of a server, and this machine's own."""
+        """Return the keys of a server, including the key of this machine's own parts."""
         return {variable: f"{keys.reveal()},{self._key.reveal()}"} if keys else {}
 
     def _relays(self, *, has_topics: bool) -> tuple[list[PartPlan], list[RelayPlace]]:
         relays = self._settings.relays
         if relays and not has_topics:
-            self._faults.append("relays: they read from the topics server, and topics is not in the file")
+            self._faults.append("relays: they read from the topics server, but topics is not in the file")
         parts, places = [], []
         for relay in relays:
             part, place = self._relay(relay)
@@ -213,13 +213,13 @@ class _Planner:
             places.append(place)
         return parts, places
 
-    def _relay(self, relay: RelaySettings) -> tuple[PartPlan, RelayPlace]:
+    def _relay(self, relay: RelayPart) -> tuple[PartPlan, RelayPlace]:
         name = self._name(f"relay-{relay.name or relay.topic}")
         queue = self._queue(relay.queue, producer=name)
         arguments = ["topics", "relay", relay.topic, queue.store]
         arguments += ["--manifest", queue.manifest_path, "--prefix", queue.data_path_prefix]
         arguments += ["--url", TOPICS_URL, "--value", relay.value, "--on-gap", relay.on_gap]
-        arguments += ["--after", relay.after, "--flush-interval", str(relay.flush_interval)]
+        arguments += ["--after", relay.after, "--flush-interval", duration_text(relay.flush_interval)]
         arguments += ["--retry-for", "60s", "--events", *(["--create"] if relay.create else [])]
         arguments += ["--app", relay.app] if relay.app else []
         topics = self._settings.topics
@@ -234,7 +234,7 @@ class _Planner:
         app = relay.app or f"relay:{relay.topic}"
         return part, RelayPlace(part=name, topic=relay.topic, queue=relay.queue, app=app)
 
-    def _pipeline(self, pipeline: PipelineSettings) -> tuple[PartPlan, PipelinePlace]:
+    def _pipeline(self, pipeline: PipelinePart) -> tuple[PartPlan, PipelinePlace]:
         file = self._layout.path(pipeline.file)
         stem = os.path.splitext(os.path.basename(file))[0]
         name = self._name(f"pipeline-{pipeline.name or stem}")
@@ -258,7 +258,7 @@ class _Planner:
         own = self._settings.timeseries
         if own is None or not own.enabled:
             return None
-        more = ["--retention", str(own.retention)] if own.retention is not None else []
+        more = ["--retention", duration_text(own.retention)] if own.retention is not None else []
         return self._database(
             PartKind.TIMESERIES,
             host=own.host,
@@ -328,10 +328,8 @@ class _Planner:
         return part, DatabasePlace(name=name, part=name, kind=kind, store=where, queue=queue, key=key)
 
 
-def collector_mapping(
-    collector: CollectorSettings, settings: UpSettings, layout: Layout
-) -> dict[str, Setting]:
-    """Return the file of a collector that keeps what it takes and has a queue for each signal."""
+def collector_mapping(collector: CollectorPart, settings: UpSettings, layout: Layout) -> dict[str, Setting]:
+    """Return the file of a collector that buffers on disk and exports each signal to its own queue."""
     host = collector.host or settings.host
     store = layout.store(collector.store, "queues")
     return {
@@ -376,7 +374,7 @@ def collector_mapping(
 
 
 def _secrets_of(settings: UpSettings) -> list[str]:
-    """The keys and tokens of the file, each by itself."""
+    """Return each key and token in the file."""
     servers = (settings.topics, settings.timeseries, settings.vector, settings.console)
     keys = [server.keys.reveal() for server in servers if server is not None and server.keys]
     tokens = [token.reveal() for token in settings.collector.tokens] if settings.collector else []
@@ -385,13 +383,13 @@ def _secrets_of(settings: UpSettings) -> list[str]:
 
 
 def wanted_ports(settings: UpSettings, running: Iterable[PartPlan]) -> dict[str, tuple[str, int]]:
-    """Host and port of everything that listens, by the key that sets it."""
+    """Return the host and port of every listener, by the setting."""
     console = {"console.port": (settings.console.host or settings.host, settings.console.port)}
     return console | {key: place for part in running for key, place in part.ports.items()}
 
 
 def port_faults(settings: UpSettings, running: Iterable[PartPlan]) -> list[str]:
-    """Ports that two parts want. A part that listens on every address wants its port on each of them."""
+    """Report ports that two parts use. A part on all addresses uses its port on each of them."""
     wanted = list(wanted_ports(settings, running).items())
     return [
         f"{first} and {second} are both {place[1]}: change one of them"

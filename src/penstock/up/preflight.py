@@ -1,7 +1,7 @@
-"""What is checked and prepared before the first part of a fleet starts.
+"""Checks and preparations before the first part of a fleet starts.
 
-The file as a whole (`prepare`), the data directory for this fleet alone (`hold`), the collector's file, and
-free ports (`check_ports`).
+`prepare` checks the whole file, `hold` locks the data directory, `write_collector_file` writes the
+collector's file, and `check_ports` checks that ports are free.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.up.topology import (
 
 LOCK_NAME: Final = "up.lock"
 LEAVING_S: Final = 5.0
-"""How long the parts of a fleet that was killed may take to notice, and to leave their ports."""
+"""How long the parts of a killed fleet may take to end and free their ports."""
 _LOOK_S: Final = 0.1
 _PARTS: Final = ("collector", "topics", "timeseries", "vector", "console")
 _KEYS: Final = {
@@ -49,7 +49,7 @@ _KEYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFile:
-    """What is to run, before it is checked. `path` is None when there is no file."""
+    """The file of a fleet, before it is checked. `path` is None for the defaults."""
 
     path: Path | None
     base: Path
@@ -62,13 +62,13 @@ class UpFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What runs: the plan, and why some of its parts do not."""
+    """A checked plan, and why some of its parts do not run."""
 
     file: UpFile
     plan: Plan
     disabled: Mapping[str, str]
     faults: Mapping[str, str]
-    """What is wrong with the files of parts, which then fail by themselves."""
+    """Errors in the files of parts, which fail when they start."""
 
     @property
     def running(self) -> Sequence[PartPlan]:
@@ -78,12 +78,12 @@ class Prepared:
 def layered(
     path: Path | None, base: Path, layers: Sequence[Mapping[str, Setting]], environ: Mapping[str, str]
 ) -> UpFile:
-    """What is to run by the layers of a file, of which later ones win, and the servers' keys in `environ`."""
+    """Merge the layers of a file, of which later ones win, and the servers' keys in `environ`."""
     return UpFile(path=path, base=base, mapping=_with_keys(merge(*_nothing_is_empty(layers)), environ))
 
 
 def _nothing_is_empty(layers: Sequence[Mapping[str, Setting]]) -> list[Mapping[str, Setting]]:
-    """Replace an empty `topics:` by the part's defaults, even under a layer that sets one of its keys."""
+    """Replace an empty key such as `topics:` by an empty mapping, whose keys other layers can set."""
     return [
         {key: {} if value is None and key in _PARTS else value for key, value in layer.items()}
         for layer in layers
@@ -91,7 +91,7 @@ def _nothing_is_empty(layers: Sequence[Mapping[str, Setting]]) -> list[Mapping[s
 
 
 def _with_keys(mapping: dict[str, Setting], environ: Mapping[str, str]) -> dict[str, Setting]:
-    """With the keys that servers would find in the environment: their callers need to know of them, too."""
+    """Add the keys that servers find in the environment, as the parts that call them need them too."""
     for part, variable in _KEYS.items():
         own = mapping.get(part, {} if part == "console" else None)
         if environ.get(variable, "").strip() and isinstance(own, Mapping) and own.get("keys") is None:
@@ -102,7 +102,7 @@ def _with_keys(mapping: dict[str, Setting], environ: Mapping[str, str]) -> dict[
 def prepare(
     file: UpFile, *, only: Sequence[str] = (), without: Sequence[str] = ()
 ) -> tuple[Prepared | None, list[str]]:
-    """What runs, and every fault of the file. With faults there may be nothing that runs."""
+    """Return the checked plan and every fault of the file. With faults, there may be no plan."""
     found = [str(fault) for fault in faults_of(file.mapping, where=file.where)]
     if found:
         return None, found
@@ -126,7 +126,7 @@ def prepare(
 
 
 def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
-    """Every part that runs and that other machines could reach without a key."""
+    """Report the parts that other machines could reach without a key."""
     found = []
     for name in ("topics", "timeseries", "vector", "collector", "console"):
         part = getattr(settings, name)
@@ -134,13 +134,13 @@ def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
             continue
         keys = "tokens" if name == "collector" else "keys"
         if name == "collector" and not part.is_default:
-            continue  # its own file says where it listens
+            continue  # its own file sets the addresses
         try:
             check_reach(
                 part.host or settings.host,
                 has_keys=bool(getattr(part, keys)),
                 allowed=settings.allow_no_keys and name != "console",
-                way_out=f"set {name}.{keys}, or {name}.host to 127.0.0.1",
+                remedy=f"set {name}.{keys}, or {name}.host to 127.0.0.1",
             )
         except ConfigError as error:
             found.append(f"{name}: {error}")
@@ -148,7 +148,7 @@ def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
 
 
 def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
-    """Keys that no server would take."""
+    """Report keys that no server accepts."""
     if missing_extra(PartKind.CONSOLE):
         return []  # no server runs
     from penstock.http import Keyring
@@ -161,18 +161,20 @@ def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
         try:
             keyring = Keyring.parse(part.keys.reveal(), f"{name}.keys")
             if name == "console" and keyring.has_prefixes:
-                raise ConfigError("console.keys: they take no prefixes, because it shows the whole machine")
+                raise ConfigError(
+                    "console.keys: prefixes are not supported, because the console shows the whole machine"
+                )
         except ConfigError as error:
             found.append(str(error))
     return found
 
 
 def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[str, str]:
-    """Parts that are not run, and why. Raises `ConfigError` for a name that is no part."""
+    """Return the parts that do not run, and why. Raises `ConfigError` for an unknown name."""
     names = [part.name for part in plan.parts]
     kinds = [part.kind.value for part in plan.parts]
     if "console" in only:
-        raise ConfigError("--only console: it runs anyway, beside the parts that are named by --only")
+        raise ConfigError("--only console: the console always runs, in addition to the parts named by --only")
     for name in [*only, *without]:
         if name not in names and name not in kinds:
             raise ConfigError(f"{name!r} is not a part: there are {', '.join(names)}")
@@ -187,18 +189,18 @@ def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[s
     off = [part for part in plan.parts if part.kind is PartKind.TOPICS and part.name in disabled]
     for part in plan.parts:
         if off and part.needs_topics and part.name not in disabled:
-            disabled[part.name] = f"needs {off[0].name}, which is not run"
+            disabled[part.name] = f"needs {off[0].name}, which does not run"
     return disabled
 
 
 def data_directory(file: UpFile) -> str:
-    """Where the data of a file is, also of one that cannot run."""
+    """Return the data directory of a file, even of an invalid one."""
     return os.path.normpath(file.base / str(file.mapping.get("data_dir", "penstock-data")))
 
 
 @contextmanager
 def hold(plan: Plan) -> Iterator[None]:
-    """Lock the data directory for this fleet. Raises `LockHeld`, which names the process that holds it."""
+    """Lock the data directory for this fleet. Raises `LockHeld`, which names the holder."""
     with ExitStack() as stack:
         stack.enter_context(DirectoryLock(OsFileSystem(), plan.layout.data_dir, name=LOCK_NAME))
         OsFileSystem().make_dirs(plan.layout.inner("run"))
@@ -206,20 +208,20 @@ def hold(plan: Plan) -> Iterator[None]:
 
 
 def scratch_of_spark(plan: Plan) -> str:
-    """Where Spark puts what it needs for a moment; what a Spark that was killed has left there is removed."""
+    """Return Spark's scratch directory, without the files of a Spark that was killed."""
     path = plan.layout.run_file("spark")
     shutil.rmtree(path, ignore_errors=True)
     return path
 
 
 def write_if_missing(path: Path, text: str) -> None:
-    """Write a file of the user's, unless it is there: it may have been changed."""
+    """Write a file for the user, unless it exists: it may have been edited."""
     if not path.exists():
         _write(path, text, mode=data_modes().file)
 
 
 def write_collector_file(plan: Plan) -> None:
-    """Write the collector's file unless the user has one. Only this user may read it: it may hold tokens."""
+    """Write the collector's file unless the user has one, readable only by this user: it may hold tokens."""
     import yaml
 
     if plan.collector_text is None or plan.collector_file is None:
@@ -246,7 +248,7 @@ def _write(path: Path, text: str, *, mode: int) -> None:
 
 
 def check_ports(prepared: Prepared, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Raises `Unavailable`, which names every port that is taken and the key that sets it."""
+    """Raise `Unavailable`, which names every port in use and its setting."""
     deadline = time.monotonic() + LEAVING_S
     wanted = wanted_ports(prepared.plan.settings, prepared.running)
     while taken := taken_ports({key: place for key, place in wanted.items() if place[1]}):
@@ -256,7 +258,7 @@ def check_ports(prepared: Prepared, *, sleep: Callable[[float], None] = time.sle
 
 
 def taken_ports(wanted: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Those that somebody listens on. What else is wrong with an address its part will say."""
+    """Return the ports that are in use. Other errors of an address are reported by its part."""
     return {key: place for key, place in wanted.items() if not _is_free(*place)}
 
 
@@ -279,7 +281,7 @@ def _can_bind(family: int, address: Sequence[object]) -> bool:
 
 
 def _taken_text(taken: Mapping[str, tuple[str, int]], file: UpFile) -> str:
-    said = [f"port {port} of {host} is taken ({key})" for key, (host, port) in taken.items()]
+    taken_ports = [f"port {port} of {host} is in use ({key})" for key, (host, port) in taken.items()]
     key, (_, port) = next(iter(taken.items()))
     change = f"change {key} in {file.path}" if file.path is not None else f"use --set {key}={port + 1}"
-    return f"{'; '.join(said)}. Stop what listens there, or {change}"
+    return f"{'; '.join(taken_ports)}. Stop the process that listens there, or {change}"

@@ -1,4 +1,4 @@
-"""Keeps one part running: starts its process, watches it, starts it again, stops it."""
+"""Runs parts as child processes: starts, watches, restarts and stops them. Runs commands to their end."""
 
 from __future__ import annotations
 
@@ -7,40 +7,49 @@ import contextlib
 import os
 import random
 import signal
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.child_process import AsyncChild, Exit, Lines, Tail
 from penstock.clock import Clock
 from penstock.units import format_duration
 from penstock.up import lifecycle
-from penstock.up.child import Child, Lines
-from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
-from penstock.up.log import LogBuffer, LogFilter, Said, event_of
+from penstock.up.lifecycle import Action, ProbeResult, ProcessState
+from penstock.up.log import LogBuffer, LogFilter, OutputLine, event_of
 from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
 from penstock.up.status import Level, PartKind, PartState, PartStatus
 
+PART_COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
+"""Runs the arguments after it as `penstock` does, and ends with its parent."""
 PROBE_TIMEOUT_S: Final = 5.0
 _OK: Final = 200
-_ASK_SOON_S: Final = 0.2
-_ASK_S: Final = 2.0
+_PROBE_SOON_S: Final = 0.2
+_PROBE_S: Final = 2.0
 _HURRY_S: Final = 5.0
 _LATE_S: Final = 5.0
-"""If a sleep ends this much late, this process itself stood still."""
+"""If a sleep ends this late, this process itself was suspended."""
 _READY_EVENTS: Final = {
     PartKind.COLLECTOR: "ready",
     PartKind.RELAY: "progress",
     PartKind.PIPELINE: "started",
 }
 _ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
-"""From the loop of a part without a probe, also while it has nothing to do or is at a long batch."""
+"""Heartbeats of a part without a probe, sent even while it is idle or works on a long batch."""
 _QUIET_EVENTS: Final = frozenset({"progress", "batch"})
-"""Too many for the log; the last of them is in the part's status."""
+"""Too frequent for the log; the last one is in the part's status."""
 _GOOD_ENDS: Final = (0, 130, 143)
+_NOT_STARTED: Final = 127
+_OUTPUT_BYTES_MAX: Final = 4 << 20
+_ERROR_LINES: Final = 50
+_ERROR_LINE_MAX: Final = 1 << 20
 
 
 class Runner:
-    """One part. Everything of it happens in the loop's thread."""
+    """Runs one part. All of it happens in the loop's thread."""
 
     def __init__(
         self,
@@ -64,7 +73,7 @@ class Runner:
         self._environ = environ
         self._lifecycle = lifecycle.initial_state(clock.monotonic(), enabled=disabled_why is None)
         self._since_ms = clock.now_ms()
-        self._child: Child | None = None
+        self._child: AsyncChild | None = None
         self._address: str | None = None
         self._error: tuple[str, int] | None = None
         self._errors_heard = 0
@@ -101,7 +110,7 @@ class Runner:
         return self._address
 
     async def live(self) -> None:
-        """Run it until it is stopped."""
+        """Run the part until it is stopped."""
         try:
             while await self._is_due():
                 child = await self._start()
@@ -111,24 +120,24 @@ class Runner:
             self._over.set()
 
     async def _is_due(self) -> bool:
-        """Wait until it is to be started; false when that will not be."""
+        """Wait until the part is due to start; return false if it never will be."""
         while not self._lifecycle.is_over:
             now_s = self._clock.monotonic()
             is_due = lifecycle.next_action(self._lifecycle, now_s) is Action.START
             if is_due and not (self.plan.needs_topics and self._topics_address() is None):
                 return True
             at_s = self._lifecycle.next_start_s
-            wait_s = None if at_s is None else max(_ASK_SOON_S if is_due else 0.0, at_s - now_s)
+            wait_s = None if at_s is None else max(_PROBE_SOON_S if is_due else 0.0, at_s - now_s)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
         return False
 
-    async def _start(self) -> Child | None:
+    async def _start(self) -> AsyncChild | None:
         try:
             self._forget_run()
-            child = await Child.start(
+            child = await AsyncChild.start(
                 [*self._command, *self._arguments()],
                 {**self._environ, **self.plan.environment},
                 output=Lines(self._heard),
@@ -137,7 +146,7 @@ class Runner:
         except OSError as error:
             self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
             return None
-        if self._lifecycle.is_over:  # it was stopped while the process was made
+        if self._lifecycle.is_over:  # it was stopped meanwhile
             child.kill()
             await child.wait()
             return None
@@ -148,7 +157,7 @@ class Runner:
         return child
 
     def _forget_run(self) -> None:
-        """Forget what was true of the previous process."""
+        """Reset the state of the previous process."""
         self._address = self.plan.address
         self._progress = {}
         self._log_filter = LogFilter()
@@ -163,17 +172,17 @@ class Runner:
         url = f"http://{reachable(self._topics_address() or '')}"
         return [url if argument == TOPICS_URL else argument for argument in self.plan.arguments]
 
-    async def _accompany(self, child: Child) -> None:
-        asking = asyncio.create_task(self._keep_asking(child))
+    async def _accompany(self, child: AsyncChild) -> None:
+        probing = asyncio.create_task(self._keep_probing(child))
         try:
             how = await child.wait()
         except asyncio.CancelledError:
             child.kill()
             raise
         finally:
-            asking.cancel()
+            probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await asking
+                await probing
             self._hear_all(self._log_filter.release())
             self._child = None
             self._progress = {}
@@ -181,10 +190,10 @@ class Runner:
                 self._address = None
         self._ended(how)
 
-    async def _keep_asking(self, child: Child) -> None:
-        """Poll its probe, if it has one, until it ends, and kill it when it hangs."""
+    async def _keep_probing(self, child: AsyncChild) -> None:
+        """Probe the process until it ends, and kill it if it hangs."""
         while True:
-            wait_s = _ASK_S if self._lifecycle.state is PartState.READY else _ASK_SOON_S
+            wait_s = _PROBE_S if self._lifecycle.state is PartState.READY else _PROBE_SOON_S
             due_s = self._clock.monotonic() + wait_s
             await self._clock.sleep(wait_s)
             if self._clock.monotonic() - due_s > _LATE_S:
@@ -212,7 +221,7 @@ class Runner:
         event = event_of(line)
         if event is None:
             if line.strip():
-                self._log_buffer.hear(self.plan.name, Said(Level.INFO, line))
+                self._log_buffer.hear(self.plan.name, OutputLine(Level.INFO, line))
             return
         name, now_s = str(event["event"]), self._clock.monotonic()
         if name == "progress":
@@ -231,30 +240,30 @@ class Runner:
         error = event.get("error")
         if isinstance(error, str) or name in ("failed", "restarting"):
             text = error if isinstance(error, str) else event.get("message")
-            self._hear(Said(Level.ERROR, str(text or name), is_verdict=True))
+            self._hear(OutputLine(Level.ERROR, str(text or name), is_verdict=True))
         elif isinstance(message := event.get("message"), str) and name not in _QUIET_EVENTS:
-            self._hear(Said(Level.INFO, message))
+            self._hear(OutputLine(Level.INFO, message))
 
     def _logged(self, line: str) -> None:
         if line.strip():
             self._hear_all(self._log_filter.hear(line, self._clock.monotonic()))
 
-    def _hear_all(self, lines: Sequence[Said]) -> None:
-        for said in lines:
-            self._hear(said)
+    def _hear_all(self, lines: Sequence[OutputLine]) -> None:
+        for line in lines:
+            self._hear(line)
 
-    def _hear(self, said: Said) -> None:
-        if said.level >= Level.ERROR:
+    def _hear(self, line: OutputLine) -> None:
+        if line.level >= Level.ERROR:
             self._errors_heard += 1
-        if said.level >= Level.ERROR and self._is_news(said):
-            self._has_verdict = said.is_verdict
-            self._error = (self._log_buffer.shown(said.text), self._clock.now_ms())
-        if self._log_buffer.hear(self.plan.name, said) and said.level >= Level.ERROR:
+        if line.level >= Level.ERROR and self._is_news(line):
+            self._has_verdict = line.is_verdict
+            self._error = (self._log_buffer.shown(line.text), self._clock.now_ms())
+        if self._log_buffer.hear(self.plan.name, line) and line.level >= Level.ERROR:
             self._publish()
 
-    def _is_news(self, said: Said) -> bool:
-        """Whether it is to be the last error: a trace that follows the reason of a failure is not."""
-        return said.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
+    def _is_news(self, line: OutputLine) -> bool:
+        """Return whether this becomes the last error; a traceback after the reason of a failure does not."""
+        return line.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
 
     def _ended(self, how: Exit) -> None:
         if self._lifecycle.state is PartState.STOPPING:
@@ -263,13 +272,13 @@ class Runner:
             level = Level.INFO if is_good else Level.WARNING
             self._log_buffer.say(self.plan.name, level, f"stopped ({how})")
             return
-        self._failed(f"was {how}" if how.signal is not None else f"ended by itself ({how})", how)
+        self._failed(f"was {how}" if how.signal is not None else f"ended unexpectedly ({how})", how)
 
     def _failed(self, what: str, how: Exit) -> None:
         now_s = self._clock.monotonic()
         self._set(lifecycle.on_exit(self._lifecycle, how, now_s, self._rng))
         at_s = self._lifecycle.next_start_s
-        then = "is not started again" if at_s is None else f"is started again in {_wait(at_s - now_s)}"
+        then = "is not restarted" if at_s is None else f"is restarted in {_wait(at_s - now_s)}"
         why = lifecycle.failure_reason(how)
         text = f"{what}{f': {why}' if why else ''}"
         if not self._errors_heard or (how.signal is not None and not self._hung):
@@ -283,12 +292,12 @@ class Runner:
         self._log_buffer.say(self.plan.name, Level.ERROR, text)
 
     def try_again(self) -> None:
-        """Start it now if it waits for that, or was left alone."""
+        """Start the part now if it waits for a restart or has failed."""
         self._set(lifecycle.try_again(self._lifecycle, self._clock.monotonic()))
         self._wake.set()
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Stop it and wait until it has ended; the second call waits for the first."""
+        """Stop the part and wait until it has ended; a second call waits for the first."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(hurry))
         await asyncio.shield(self._stopping)
@@ -309,7 +318,7 @@ class Runner:
         await self._over.wait()
 
     async def _is_over_within(self, grace_s: float, hurry: asyncio.Event | None) -> bool:
-        """Whether it ends in time; false as soon as there is none."""
+        """Return whether it ends in time; false as soon as `hurry` is set."""
         over = asyncio.create_task(self._over.wait())
         events = [over, *([asyncio.create_task(hurry.wait())] if hurry is not None else [])]
         try:
@@ -328,7 +337,7 @@ class Runner:
             where = f" on {self._address}" if self._address else ""
             self._log_buffer.say(self.plan.name, Level.INFO, f"ready{where}")
         elif process.state is PartState.NOT_READY:
-            self._log_buffer.say(self.plan.name, Level.WARNING, "runs, and says that it is not ready")
+            self._log_buffer.say(self.plan.name, Level.WARNING, "runs but is not ready")
         self._publish()
 
     def _publish(self) -> None:
@@ -340,7 +349,7 @@ def _wait(seconds: float) -> str:
 
 
 async def ask(address: str, probe: Probe) -> ProbeResult:
-    """Return what the probe at an address says; any failure to reach it is silence."""
+    """Return the result of a probe. If the address cannot be reached, the result is `SILENT`."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             status = await _status(reachable(address), probe)
@@ -364,3 +373,47 @@ async def _status(address: str, probe: Probe) -> int:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutcome:
+    """How a command ended."""
+
+    exit_code: int
+    """A negative number is that of the signal that killed it."""
+    output: str
+    """The end of its standard output."""
+    errors: str
+    """The end of its standard error."""
+
+
+async def run_command(
+    arguments: Sequence[str], tell: Callable[[str], None], environment: Mapping[str, str]
+) -> CommandOutcome:
+    """Run `penstock ARGUMENTS…` to its end; `tell` gets the lines of its standard error.
+
+    Cancelling kills the command, and so does the end of this process. Of standard output, the last 4 MiB are
+    kept. A command that cannot be started has exit code 127.
+    """
+    errors: deque[str] = deque(maxlen=_ERROR_LINES)
+
+    def on_line(text: str) -> None:
+        if line := text.rstrip():
+            errors.append(line)
+            tell(line)
+
+    output = Tail(_OUTPUT_BYTES_MAX)
+    lines = Lines(on_line, _ERROR_LINE_MAX)
+    try:
+        child = await AsyncChild.start([*PART_COMMAND, *arguments], environment, output=output, errors=lines)
+    except OSError as error:
+        return CommandOutcome(exit_code=_NOT_STARTED, output="", errors=str(error))
+    try:
+        how = await child.wait()
+    except asyncio.CancelledError:
+        child.kill()
+        await child.wait()
+        raise
+    code = -how.signal if how.signal is not None else how.code
+    assert code is not None
+    return CommandOutcome(exit_code=code, output=output.text, errors="\n".join(errors))

@@ -1,7 +1,7 @@
 """The file of `penstock up`: which parts run on this machine, and where each keeps its data.
 
-A part runs if its key is in the file. What is left out of it has the default that is stated here; relative
-paths are relative to the file.
+A part runs if its key is in the file. Keys that are left out have the defaults given here. Relative paths are
+relative to the file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final, Literal
 from penstock.config import Secret, Setting, build, faults
 from penstock.errors import ConfigError
 from penstock.topics import is_topic_name
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 _PORT_MAX: Final = 65535
 _START: Final = re.compile(r"earliest|latest|[0-9]+")
 _FIELD: Final = re.compile(r".+:(string|int64|float64|bool|text)(:indexed)?")
 _DEFAULTED: Final = ("topics", "collector", "timeseries", "vector", "console")
-"""Parts that run with their defaults when their key stands in the file with nothing behind it."""
+"""Parts that run with their defaults if their key is in the file without a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """A queue that is not where queues are by default."""
+    """A queue that is not at the default place."""
 
     store: str = ""
-    """Its address; by default `queues` in the data directory. What a store needs to let one in comes from
-    the environment."""
+    """The address of its store; by default `queues` in the data directory. Credentials come from the
+    environment."""
     manifest_path: str = ""
     """By default NAME/manifest."""
     data_path_prefix: str = ""
@@ -37,8 +37,8 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsSettings:
-    """The topics server. Every other setting of it is a `TOPICS_*` variable of the environment."""
+class TopicsPart:
+    """The topics server. Its other settings are the `TOPICS_*` variables of the environment."""
 
     enabled: bool = True
     host: str | None = None
@@ -46,20 +46,20 @@ class TopicsSettings:
     data_dir: str = ""
     """By default `topics` in the data directory."""
     keys: Secret | None = None
-    """`key[:scopes[:prefixes]],…`, as TOPICS_API_KEYS, which it stands in for."""
+    """`key[:scopes[:prefixes]],…`, in place of TOPICS_API_KEYS."""
 
     def __post_init__(self) -> None:
         _check_ports(port=self.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings:
-    """A topic moved into a queue, each record once."""
+class RelayPart:
+    """A relay that copies each record of a topic into a queue exactly once."""
 
     topic: str
     queue: str
     name: str = ""
-    """Of the part; by default the topic's."""
+    """The name of the part; by default the topic's."""
     app: str = ""
     """The name of its position in the queue; by default relay:TOPIC."""
     value: Literal["record", "data"] = "record"
@@ -67,10 +67,9 @@ class RelaySettings:
     after: str = "earliest"
     flush_interval: DurationLike = "100ms"
     create: bool = True
-    """Make the topic if there is none of that name."""
+    """Create the topic if it does not exist."""
 
     def __post_init__(self) -> None:
-        parse_duration(self.flush_interval)
         if not is_topic_name(self.topic):
             raise ConfigError(
                 "topic: start with a letter or digit, then letters, digits, '.', '_', ':' or '-', "
@@ -81,11 +80,11 @@ class RelaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorSettings:
-    """The collector: of a file of its own, of a mapping with the keys of such a file, or the one below.
+class CollectorPart:
+    """The collector, configured by a `file`, by a mapping with the keys of such a file, or by default.
 
-    Without `file` and `config` it keeps what it takes in the data directory, and puts each signal into a
-    queue of its own: `metrics`, `traces` and `logs`.
+    The default collector keeps data in the data directory, and exports each signal to its own queue:
+    `metrics`, `traces` and `logs`.
     """
 
     enabled: bool = True
@@ -96,9 +95,9 @@ class CollectorSettings:
     http_port: int = 4318
     admin_port: int = 9464
     store: str = ""
-    """Where its queues are; by default `queues` in the data directory."""
+    """The store of its queues; by default `queues` in the data directory."""
     tokens: tuple[Secret, ...] = ()
-    """Any of these as `Authorization: Bearer …` lets a request in."""
+    """A request needs one of these as `Authorization: Bearer …`."""
 
     def __post_init__(self) -> None:
         if self.file is not None and self.config is not None:
@@ -107,17 +106,17 @@ class CollectorSettings:
 
     @property
     def is_default(self) -> bool:
-        """Whether its file is written by the fleet from the other keys."""
+        """Whether `penstock up` writes its file from the other keys."""
         return self.file is None and self.config is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """A pipeline of Spark."""
+class PipelinePart:
+    """A Spark pipeline."""
 
     file: str
     name: str = ""
-    """Of the part; by default the file's, without its ending."""
+    """The name of the part; by default the file's name without its extension."""
     master: str | None = None
     remote: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -128,8 +127,8 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSeriesSettings:
-    """The database of time series."""
+class TimeSeriesPart:
+    """The time-series database."""
 
     enabled: bool = True
     host: str | None = None
@@ -137,7 +136,7 @@ class TimeSeriesSettings:
     store: str = ""
     """By default `timeseries` in the data directory."""
     queue: str | None = None
-    """The queue it takes OTLP metrics from."""
+    """The queue from which it reads OTLP metrics."""
     retention: DurationLike | None = None
     config: str | None = None
     """A file with more settings of the database."""
@@ -145,12 +144,10 @@ class TimeSeriesSettings:
 
     def __post_init__(self) -> None:
         _check_ports(port=self.port)
-        if self.retention is not None:
-            parse_duration(self.retention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VectorSettings:
+class VectorPart:
     """The vector database."""
 
     enabled: bool = True
@@ -159,11 +156,11 @@ class VectorSettings:
     store: str = ""
     """By default `vector` in the data directory."""
     queue: str | None = None
-    """The queue it takes vectors from."""
+    """The queue from which it reads vectors."""
     dimensions: int | None = None
     metric: Literal["l2", "cosine", "dot"] | None = None
     fields: tuple[str, ...] = ()
-    """NAME:TYPE[:indexed], as of `penstock vector serve --field`."""
+    """NAME:TYPE[:indexed], as for `penstock vector serve --field`."""
     config: str | None = None
     keys: Secret | None = None
 
@@ -175,14 +172,14 @@ class VectorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleSettings:
-    """The console, and the probes of the whole, which stay when it is switched off."""
+class ConsolePart:
+    """The console, and the health probes, which are served even if the console is disabled."""
 
     enabled: bool = True
     host: str | None = None
     port: int = 4600
     keys: Secret | None = None
-    """As PENSTOCK_CONSOLE_KEYS, which it stands in for."""
+    """The keys, in place of PENSTOCK_CONSOLE_KEYS."""
 
     def __post_init__(self) -> None:
         _check_ports(port=self.port)
@@ -194,46 +191,45 @@ class UpSettings:
 
     data_dir: str = "./penstock-data"
     host: str = "127.0.0.1"
-    """Where parts listen that do not say it themselves."""
+    """The address of every part without a `host`."""
     allow_no_keys: bool = False
-    """Let other machines in without a key."""
+    """Accept requests from other machines without a key."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without keys: names of every part in `Host` and `Origin` besides addresses, localhost and this
-    machine's name; `*` for any."""
+    """Without keys: names that every part accepts in `Host` and `Origin`, besides addresses, localhost and
+    the name of this machine. `*` accepts any."""
     stop_timeout: DurationLike = "60s"
-    """How long each part may take to stop before it is killed."""
+    """How long a part may take to stop before it is killed."""
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
-    collector: CollectorSettings | None = None
-    topics: TopicsSettings | None = None
-    relays: tuple[RelaySettings, ...] = ()
-    pipelines: tuple[PipelineSettings, ...] = ()
-    timeseries: TimeSeriesSettings | None = None
-    vector: VectorSettings | None = None
-    console: ConsoleSettings = field(default_factory=ConsoleSettings)
+    collector: CollectorPart | None = None
+    topics: TopicsPart | None = None
+    relays: tuple[RelayPart, ...] = ()
+    pipelines: tuple[PipelinePart, ...] = ()
+    timeseries: TimeSeriesPart | None = None
+    vector: VectorPart | None = None
+    console: ConsolePart = field(default_factory=ConsolePart)
+
+    stop_timeout_s = seconds_of("stop_timeout")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         if not self.data_dir:
             raise ConfigError("data_dir: expected a path, found nothing")
         if self.stop_timeout_s <= 0:
             raise ConfigError(f"stop_timeout: expected more than zero, found {self.stop_timeout!r}")
 
-    @property
-    def stop_timeout_s(self) -> float:
-        return parse_duration(self.stop_timeout)
-
 
 def read_settings(mapping: Mapping[str, Setting], *, where: str) -> UpSettings:
-    """The settings in a mapping. Raises `ConfigError` with the place of the first mistake."""
+    """Read the settings in a mapping. Raises `ConfigError` with the place of the first error."""
     return build(UpSettings, _filled(mapping), where=where)
 
 
 def faults_of(mapping: Mapping[str, Setting], *, where: str) -> list[ConfigError]:
-    """Everything that is wrong with a mapping by itself; nothing if `read_settings` takes it."""
+    """Return every error for which `read_settings` would refuse a mapping."""
     return faults(UpSettings, _filled(mapping), where=where)
 
 
 def _filled(mapping: Mapping[str, Setting]) -> dict[str, Setting]:
-    """A part's key with nothing behind it, all of its settings being comments, is the part as it comes."""
+    """Let a key without a value stand for a part with its defaults: its settings may all be comments."""
     empty: dict[str, Setting] = {
         "relays": (),
         "pipelines": (),

@@ -1,9 +1,9 @@
-"""What is known of a running fleet: its parts, their log, and where everything is. Plain values."""
+"""The values that describe a running fleet: its parts, their log, and its map."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -11,7 +11,7 @@ from penstock.config import Secret
 
 
 class PartKind(enum.Enum):
-    """What a part is, in the direction of the flow: a stop goes down this list."""
+    """The kind of a part, in data-flow order, which is also the order of a stop."""
 
     COLLECTOR = "collector"
     TOPICS = "topics"
@@ -23,12 +23,12 @@ class PartKind(enum.Enum):
 
 
 class PartState(enum.Enum):
-    """How a part is.
+    """The state of a part.
 
-    `starting`: runs and is not ready for the first time. `ready`: does its work. `not_ready`: runs, was ready
-    and says that it is not. `restarting`: has ended and is started again at a moment that is known. `failed`:
-    has ended for a reason that starting it again does not change; it is tried again rarely. `stopping`: was
-    asked to end. `stopped`: has ended because it was asked to. `disabled`: is not run.
+    `starting`: runs and has not been ready yet. `ready`: works. `not_ready`: was ready and reports that it
+    is not. `restarting`: has ended and will be restarted at a known time. `failed`: has ended for a reason
+    that a restart does not change; it is retried rarely. `stopping`: was asked to stop. `stopped`: has ended
+    on request. `disabled`: does not run.
     """
 
     STARTING = "starting"
@@ -42,7 +42,7 @@ class PartState(enum.Enum):
 
 
 class Level(enum.IntEnum):
-    """How much a line of the log matters."""
+    """The level of a line of the log."""
 
     DEBUG = 10
     INFO = 20
@@ -52,39 +52,39 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part, at one moment. What is not known is None, never a zero."""
+    """The status of one part. Unknown values are None, never zero."""
 
     name: str
     kind: PartKind
     state: PartState
     since_ms: int
-    """When it came into this state."""
+    """When it entered this state."""
     pid: int | None = None
     restarts: int = 0
-    """How often it was started again since the fleet was."""
+    """How often it was restarted since the fleet was started."""
     next_start_ms: int | None = None
-    """When it is started again, if it is waiting for that."""
+    """When it will be restarted, if it waits for that."""
     last_error: str | None = None
-    """Its last line of the level error, or why it ended. Stays after it runs again."""
+    """Its last line with the level error, or why it ended. Kept after it has recovered."""
     last_error_ms: int | None = None
     address: str | None = None
-    """Where it listens, `host:port`; of the collector the address of its probes."""
+    """Its address as `host:port`; for the collector, the address of its probes."""
     disabled_why: str | None = None
-    """Why it is not run, with what would change that."""
+    """Why it does not run, and what would change that."""
     progress: Mapping[str, object] = field(default_factory=dict)
-    """The last figures that it told itself: of a pipeline the event `progress` of `penstock run --json`, of a
-    relay that of `penstock topics relay --events`. Empty while it does not run."""
+    """The last event `progress` of a pipeline (`penstock run --json`) or of a relay (`penstock topics relay
+    --events`). Empty while it does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of the log of the whole. `number` rises by one from line to line."""
+    """A line of the fleet's log. Numbers are consecutive."""
 
     number: int
     at_ms: int
     level: Level
     part: str
-    """Its name; `up` for the fleet itself."""
+    """The name of the part; `up` for the fleet itself."""
     text: str
 
 
@@ -93,23 +93,23 @@ FleetEvent: TypeAlias = PartStatus | LogLine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlace:
-    """A queue in an object store, and the parts on both sides of it."""
+    """A queue in an object store, with its producers and consumers."""
 
     name: str
     store: str
     manifest_path: str
     data_path_prefix: str
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The store's own settings; what is not in them comes from the environment."""
+    """Settings of the store; others come from the environment."""
     producers: tuple[str, ...] = ()
     consumers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsPlace:
-    """The topics server, whose address its `PartStatus` tells.
+    """The topics server. Its address is in its `PartStatus`.
 
-    `key` opens it for this machine's own parts, when it asks for keys.
+    `key` gives the parts of this machine access if the server requires keys.
     """
 
     part: str
@@ -119,7 +119,7 @@ class TopicsPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPlace:
-    """From a topic into a queue; `app` is the name its position has there."""
+    """A relay from a topic into a queue; `app` names its position in the queue."""
 
     part: str
     topic: str
@@ -129,19 +129,28 @@ class RelayPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuiverPlace:
-    """A directory of the collector's telemetry buffer: below it one `core_<n>` for each core."""
+    """A directory of the collector's telemetry buffer, with a `core_<n>` for each core."""
 
     name: str
     part: str
     path: str
     cores: int = 1
     budget_bytes: int | None = None
-    """What it may take of the disk."""
+    """The disk space that it may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorPlace:
+    """The collector, its Quiver directories, and the queues that its exporters append to."""
+
+    part: str
+    quivers: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlace:
-    """A pipeline by its file, and the queue it reads if that is one of the fleet's."""
+    """A pipeline, its file, and its queue if that belongs to the fleet."""
 
     name: str
     part: str
@@ -151,7 +160,7 @@ class PipelinePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabasePlace:
-    """A database and the queue that feeds it. Address and `key` as of `TopicsPlace`."""
+    """A database and the queue that feeds it. Address and `key` are as in `TopicsPlace`."""
 
     name: str
     part: str
@@ -163,7 +172,7 @@ class DatabasePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMap:
-    """Where everything of a fleet is. Does not change while it runs."""
+    """The map of a fleet: where its parts keep data. It does not change while the fleet runs."""
 
     data_dir: str
     queues: tuple[QueuePlace, ...] = ()
@@ -173,26 +182,37 @@ class FleetMap:
     pipelines: tuple[PipelinePlace, ...] = ()
     databases: tuple[DatabasePlace, ...] = ()
 
+    def collector(self, parts: Iterable[PartStatus]) -> CollectorPlace | None:
+        """Return the collector among the parts, or None if it is missing or disabled."""
+        for part in parts:
+            if part.kind is PartKind.COLLECTOR and part.state is not PartState.DISABLED:
+                return CollectorPlace(
+                    part=part.name,
+                    quivers=tuple(place.name for place in self.quivers),
+                    queues=tuple(place.name for place in self.queues if part.name in place.producers),
+                )
+        return None
+
 
 class FleetView(Protocol):
-    """What others may see of a fleet. To be used in the thread of its loop."""
+    """The read-only view of a fleet, for use in the thread of its loop."""
 
     @property
     def map(self) -> FleetMap:
-        """Where everything is."""
+        """Return the map of the fleet."""
         ...
 
     def parts(self) -> Sequence[PartStatus]:
-        """Every part, in the order of the flow."""
+        """Return all parts in data-flow order."""
         ...
 
     def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
-        """The last lines of the log after a number, oldest first; older ones are forgotten."""
+        """Return the last lines of the log after a number, oldest first. Old lines are dropped."""
         ...
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """Call `listener` with every part that changes and every line of the log; returns how to end that.
+        """Call `listener` with every status change and every line of the log; return a function that ends it.
 
-        It is called in the loop's thread, must return at once and must not raise.
+        The listener is called in the loop's thread. It must not block and must not raise.
         """
         ...

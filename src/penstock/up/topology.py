@@ -1,4 +1,4 @@
-"""What the files of parts say: whether they can run, and where they keep things."""
+"""Checks the files of parts, and completes the map of the fleet from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.objects import StoreAddress
-from penstock.units import parse_size
 from penstock.up.parts import (
     DATA_DIR_VARIABLE,
     PartPlan,
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def _read_pipeline(file: str, data_dir: str) -> PipelineSpec:
-    """The pipeline as the fleet runs it. Raises `ConfigError`."""
+    """Read a pipeline as the fleet runs it. Raises `ConfigError`."""
     from penstock.spark import load_spec
 
     return load_spec(file, pipeline_environment(data_dir))
 
 
 def collector_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """What is wrong with the collector's file, by the part's name."""
+    """Return the error in the collector's file, if any, by the part's name."""
     part = _collector_part(plan, disabled)
     if part is None:
         return {}
@@ -48,7 +47,7 @@ def collector_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
 
 
 def pipeline_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """What is wrong with pipelines' files, by the part's name."""
+    """Return the errors in the files of pipelines, by the part's name."""
     off, faults = set(disabled), {}
     for part in plan.parts:
         if part.kind is PartKind.PIPELINE and part.name not in off and not _is_ours(plan, part):
@@ -60,10 +59,10 @@ def pipeline_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
 
 
 def queue_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """Pipelines of a plan with places that wait at one queue while its like fills up, by the part's name.
+    """Return pipelines that probably read the wrong queue, by the part's name. The plan needs its map.
 
-    A queue that no part writes to may be filled by somebody else, so it is a fault only beside another one
-    at the same path of another store that has a writer here and no reader.
+    Another machine may write to a queue without a producer here. So this is a fault only if a queue with the
+    same path in another store has a producer here and no consumer.
     """
     off, faults = set(disabled), {}
     queues = {queue.name: queue for queue in plan.map.queues}
@@ -81,8 +80,8 @@ def queue_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
 
 def _beside_text(read: QueuePlace, other: QueuePlace, writers: str) -> str:
     return (
-        f"it reads the queue {read.manifest_path} in {read.store}, which no part writes to; {writers} writes "
-        f"to that of {other.store}, which no part reads: ${{{DATA_DIR_VARIABLE}}} in the file stands for the "
+        f"it reads the queue {read.manifest_path} in {read.store}, to which no part writes; {writers} writes "
+        f"to that of {other.store}, which no part reads: use ${{{DATA_DIR_VARIABLE}}} in the file for the "
         "data directory of `penstock up`"
     )
 
@@ -92,7 +91,7 @@ def _writers(queue: QueuePlace, off: set[str]) -> list[str]:
 
 
 def database_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """What is wrong with the settings that databases are given, by the part's name."""
+    """Return the errors in the settings of databases, by the part's name."""
     off, faults = set(disabled), {}
     for part in plan.parts:
         check = _DATABASES.get(part.kind)
@@ -129,12 +128,12 @@ _DATABASES: Final = {PartKind.TIMESERIES: _check_timeseries, PartKind.VECTOR: _c
 
 
 def _is_ours(plan: Plan, part: PartPlan) -> bool:
-    """Whether the file is the one that is written when it is not there."""
+    """Return whether the part runs the default file, which does not exist yet."""
     return part.file == plan.layout.inner("pipelines", "events.yaml") and not os.path.exists(part.file)
 
 
 def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
-    """The plan with what the files of its parts tell: Quiver's directories, and the queues they use."""
+    """Return the plan with what the parts' files add: Quiver's directories and the queues they use."""
     off = set(disabled)
     known = {queue.name: queue for queue in plan.map.queues}
     quivers: tuple[QuiverPlace, ...] = ()
@@ -143,7 +142,7 @@ def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
         try:
             own = _collector_plan(plan)
         except ConfigError:
-            pass  # it is told as a fault
+            pass  # it is reported as a fault
         else:
             quivers = _quivers(own, part)
             _add_exports(known, own, part)
@@ -157,7 +156,7 @@ def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
 
 
 def _with_probe(plan: Plan, part: PartPlan, own: CollectorPlan) -> Plan:
-    """A collector of one's own file is probed where that says that it listens for it."""
+    """Add the probe of a collector with the user's own file, if the file sets an address for it."""
     address = own.telemetry.address
     if part.probe is not None or address is None or not address.port:
         return plan
@@ -166,7 +165,7 @@ def _with_probe(plan: Plan, part: PartPlan, own: CollectorPlan) -> Plan:
 
 
 def _without(places: FleetMap, off: set[str]) -> FleetMap:
-    """Parts that do not run have no place."""
+    """Remove the parts that do not run from the map."""
     return replace(
         places,
         topics=None if places.topics is None or places.topics.part in off else places.topics,
@@ -198,14 +197,14 @@ def _quivers(own: CollectorPlan, part: PartPlan) -> tuple[QuiverPlace, ...]:
             part=part.name,
             path=str(Path(own.persistence(node).quiver.path).absolute()),
             cores=own.cores,
-            budget_bytes=parse_size(own.persistence(node).quiver.retention.size_cap),
+            budget_bytes=own.persistence(node).quiver.retention.cap_bytes,
         )
         for node in nodes
     )
 
 
 def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPlan) -> None:
-    """The queues that the collector's exporters append to."""
+    """Add the queues that the collector's exporters append to."""
     from penstock.collector import BufferSettings
 
     for node in own.graph.nodes.values():
@@ -227,7 +226,7 @@ def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPla
 
 
 def _specs(places: FleetMap) -> dict[str, PipelineSpec]:
-    """The pipelines whose files can be read, by the part's name; of the others a fault is told."""
+    """Return the pipelines with valid files, by the part's name. The others are reported as faults."""
     found = {}
     for place in places.pipelines:
         with contextlib.suppress(ConfigError):
@@ -236,7 +235,7 @@ def _specs(places: FleetMap) -> dict[str, PipelineSpec]:
 
 
 def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) -> None:
-    """Pipelines that write to a queue that is known."""
+    """Add pipelines as producers of the known queues that they write to."""
     if not specs:
         return  # without Spark there is nothing to import
     from penstock.spark import BufferSinkSpec
@@ -252,7 +251,7 @@ def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) 
 def _with_queue(
     place: PipelinePlace, spec: PipelineSpec | None, known: dict[str, QueuePlace]
 ) -> PipelinePlace:
-    """The pipeline with the queue that its file reads, which becomes one of the fleet's."""
+    """Return the pipeline with the queue that its file reads, which is added to the known queues."""
     if spec is None:
         return place
     source = spec.source.buffer

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.vector.config import VectorConfig
     from penstock.vector.delta import TOMBSTONE, Entry, Write
     from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
+    from penstock.vector.index import Recall
     from penstock.vector.model import Collection, Field, FieldType, Hit, Hits, Metric, Vector
-    from penstock.vector.recall import Recall
     from penstock.vector.records import decode_record
     from penstock.vector.store import VectorStore
 
@@ -87,8 +87,8 @@ if not TYPE_CHECKING:
             "config": "VectorConfig",
             "delta": "TOMBSTONE Entry Write",
             "filters": "And Eq Filter In Neq Or",
+            "index": "Recall",
             "model": "Collection Field FieldType Hit Hits Metric Vector",
-            "recall": "Recall",
             "records": "decode_record",
             "store": "VectorStore",
         },

@@ -15,25 +15,8 @@ from penstock.errors import InvalidInput
 from penstock.jsontext import check_json
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter, parse_filter
+from penstock.vector.index import Recall
 from penstock.vector.model import VECTOR_FIELD, Hit, Hits, Scalar, Vector
-from penstock.vector.recall import Recall
-
-__all__ = [
-    "RecallRequest",
-    "SearchRequest",
-    "decoded_size",
-    "deleted_answer",
-    "error_answer",
-    "parse_delete",
-    "parse_recall",
-    "parse_search",
-    "parse_write",
-    "recall_answer",
-    "search_answer",
-    "search_bytes_max",
-    "upserted_answer",
-    "vector_answer",
-]
 
 _T = TypeVar("_T")
 _Attribute: TypeAlias = str | int | float | bool | list[float]
@@ -42,7 +25,7 @@ _NUMBER_BYTES: Final = 32
 _QUOTE_BYTES: Final = 16
 _OBJECT_BYTES: Final = 256
 _SEARCH_NUMBER_BYTES: Final = 64
-"""A 64-bit float has up to 25 characters, and some write each on a line of its own."""
+"""A 64-bit float has up to 25 characters, and some clients write each on a separate line."""
 _FILTER_BYTES: Final = 1024**2
 _RECALL: Final = ("sample", "k", "nprobe")
 
@@ -70,7 +53,7 @@ class _Search(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """What a search asks for; `VectorStore.search` takes it field by field."""
+    """A search request; `VectorStore.search` takes it field by field."""
 
     vector: list[float]
     k: int
@@ -81,7 +64,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallRequest:
-    """What a measurement of recall asks for; `VectorStore.recall` takes it field by field."""
+    """A request to measure recall; `VectorStore.recall` takes it field by field."""
 
     sample: int = 100
     k: int = 10
@@ -89,7 +72,7 @@ class RecallRequest:
 
 
 def decoded_size(body: bytes) -> int:
-    """About how much memory a body takes while it is read, itself included, told from its punctuation."""
+    """Estimate the memory of a body while it is parsed, itself included, from its punctuation."""
     return (
         len(body)
         + _NUMBER_BYTES * body.count(b",")
@@ -99,23 +82,23 @@ def decoded_size(body: bytes) -> int:
 
 
 def search_bytes_max(dimensions: int) -> int:
-    """How large the body of a search may be: a vector of so many numbers, and a long filter."""
+    """Return the largest body of a search: a vector of this many numbers, and a long filter."""
     return _SEARCH_NUMBER_BYTES * dimensions + _FILTER_BYTES
 
 
 def parse_write(body: bytes) -> Write:
-    """The vectors of a write. Raises `InvalidInput`."""
+    """Parse the vectors of a write. Raises `InvalidInput`."""
     parsed = _parsed(body, _WRITES)
     return Write.upsert([_vector(one) for one in parsed.upsert_vectors])
 
 
 def parse_delete(body: bytes) -> Write:
-    """The ids of a deletion. Raises `InvalidInput`."""
+    """Parse the ids of a deletion. Raises `InvalidInput`."""
     return Write.delete(_parsed(body, _DELETES).ids)
 
 
 def parse_search(body: bytes) -> SearchRequest:
-    """Raises `InvalidInput`."""
+    """Parse a search request. Raises `InvalidInput`."""
     parsed = _parsed(body, _SEARCHES)
     return SearchRequest(
         vector=parsed.vector,
@@ -127,7 +110,7 @@ def parse_search(body: bytes) -> SearchRequest:
 
 
 def parse_recall(query: Mapping[str, str]) -> RecallRequest:
-    """Raises `InvalidInput`."""
+    """Parse a recall request. Raises `InvalidInput`."""
     if unknown := sorted(query.keys() - _RECALL):
         raise InvalidInput(f"{unknown[0][:80]!r} means nothing here; known are {', '.join(_RECALL)}")
     try:
@@ -145,7 +128,7 @@ def deleted_answer(count: int) -> bytes:
 
 
 def search_answer(hits: Hits) -> bytes:
-    """The results, and `warnings` if some were left out."""
+    """Encode the results, and `warnings` if some were left out."""
     results = [{"score": hit.score, "vector": {"id": hit.id, "attributes": _attributes(hit)}} for hit in hits]
     answer: dict[str, object] = {"status": "success", "results": results}
     if hits.damaged:

@@ -1,27 +1,27 @@
-"""Values in storage as bytes, and how two values of a key merge.
+"""Encoding of values in storage, and the merge of values of one key.
 
-Small values in storage: the collection, id blocks, ids, centroids, sets of ids, the position of a source.
+Small values: the collection, id blocks, ids, centroids, sets of ids, the position of a source.
 
 collection   u32 schema version, u16 dimensions, u8 metric, Array of (Utf8 name, u8 type, u8 indexed)
-id block     base u64, size u64, big-endian: ids go on at base + size
+id block     base u64, size u64, big-endian: the next id is base + size
 id           u64
 centroid     float32 x dimensions
 metadata     u32 length, ids of the vectors that have the value; then ids that no longer have it
-deletions    ids of vectors that are gone but still stand in a posting list
-position     u64, the sequence of the last batch that was fed in, and the name of its queue
+deletions    ids of deleted vectors that are still in a posting list
+position     u64, the sequence of the last batch taken from a queue, and the queue's name
 
 Sets are 64-bit roaring bitmaps in the portable format. All else is little-endian.
 
-Attributes in storage: a vector's record, and values whose bytes sort as they do.
+Attributes: the record of a vector, and values whose bytes sort as they do.
 
 Record: Utf8 external id, u16 count, count x (Utf8 name, tag u8, value), sorted by name; little-endian.
 Tags: 0 string (Utf8), 1 int64, 2 float64, 3 bool (u8), 255 the vector (float32 x dimensions).
 
-Posting lists in storage: the vectors that belong to one centroid, as they are compared.
+Posting lists: the vectors that belong to one centroid, in the form that is compared.
 
 u32 count, count x (id u64 big-endian, u32), then float32 data; little-endian but for the ids, and sorted by
-id. The u32 is the number of the vector's row in the data, or FFFFFFFF for an id that is not in the list any
-more. A merge takes the newer entry of each id.
+id. The u32 is the number of the vector's row in the data, or FFFFFFFF for an id that was removed from the
+list. A merge takes the newer entry of each id.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ def encode_collection(collection: Collection) -> bytes:
 
 
 def decode_collection(value: bytes) -> Collection:
-    """Raises `Corrupt` if the bytes break the format, or belong to a schema version that is not known."""
+    """Decode a collection.
+
+    Raises `Corrupt` if the bytes break the format or have an unknown schema version.
+    """
     try:
         version, dimensions, metric = _HEAD.unpack_from(value)
         if version != SCHEMA_VERSION:
             raise Corrupt(f"the collection has schema version {version}; this release knows {SCHEMA_VERSION}")
         fields, at = read_array(value, _HEAD.size, _read_field)
         if at != len(value):
-            raise ValueError("it has bytes behind its end")
+            raise ValueError("it has bytes after its end")
         return Collection(dimensions=dimensions, metric=Metric(metric), fields=tuple(fields))
     except (ConfigError, IndexError, ValueError, struct.error) as error:
         raise Corrupt(f"the collection's record breaks its format: {error}") from None
@@ -88,7 +91,7 @@ def encode_id(internal_id: int) -> bytes:
 
 
 def decode_id(value: bytes) -> int:
-    """Raises `Corrupt`."""
+    """Decode an id. Raises `Corrupt`."""
     if len(value) != _ID.size:
         raise Corrupt(f"an id has {_ID.size} bytes, not {len(value)}")
     return int(_ID.unpack(value)[0])
@@ -99,7 +102,7 @@ def encode_centroid(centroid: Floats) -> bytes:
 
 
 def decode_centroid(value: bytes, dimensions: int) -> Floats:
-    """Raises `Corrupt`."""
+    """Decode a centroid. Raises `Corrupt`."""
     if len(value) != 4 * dimensions:
         raise Corrupt(f"a centroid of {dimensions} dimensions has {4 * dimensions} bytes, not {len(value)}")
     return np.frombuffer(value, "<f4").astype(np.float32)
@@ -110,7 +113,7 @@ def encode_ids(ids: Iterable[int]) -> bytes:
 
 
 def decode_ids(value: bytes) -> BitMap64:
-    """Raises `Corrupt`."""
+    """Decode a set of ids. Raises `Corrupt`."""
     try:
         return BitMap64.deserialize(value)
     except (IndexError, ValueError) as error:
@@ -133,7 +136,7 @@ def decode_metadata(value: bytes) -> tuple[BitMap64, BitMap64]:
 
 
 def merge_ids(operands: Sequence[bytes]) -> bytes:
-    """The union, whatever the order."""
+    """Return the union, in any order."""
     merged = decode_ids(operands[0])
     for operand in operands[1:]:
         merged |= decode_ids(operand)
@@ -141,7 +144,7 @@ def merge_ids(operands: Sequence[bytes]) -> bytes:
 
 
 def merge_metadata(operands: Sequence[bytes]) -> bytes:
-    """The unions of both sides: an id is used once, so it never comes back after it was excluded."""
+    """Return the unions of both sides: ids are never reused, so an excluded id stays excluded."""
     pairs = [decode_metadata(operand) for operand in operands]
     included, excluded = pairs[0]
     for more, less in pairs[1:]:
@@ -165,7 +168,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def normal(value: Scalar, kind: FieldType | None) -> Scalar:
-    """The value as a field of this kind stores it: a whole number in a float field is a float."""
+    """Return the value as a field of this kind stores it: a whole number in a float field as a float."""
     return float(value) if kind is FieldType.FLOAT64 else value
 
 
@@ -179,7 +182,7 @@ def encode_vector(vector: Vector) -> bytes:
 
 
 def decode_vector(data: bytes, dimensions: int) -> Vector:
-    """The vector of a record. Raises `Corrupt`."""
+    """Return the vector of a record. Raises `Corrupt`."""
     try:
         external_id, at = read_utf8(data)
         (count,) = _ATTRIBUTE_COUNT.unpack_from(data, at)
@@ -244,7 +247,7 @@ _FLOAT: Final = np.dtype("<f4")
 
 
 class Posting(NamedTuple):
-    """What a list holds, or what a merge changes about it."""
+    """The content of a posting list, or a change to one."""
 
     ids: Ids
     rows: Floats
@@ -263,7 +266,7 @@ def encode_posting(ids: Ids, rows: Floats, removed: Ids | None = None) -> bytes:
 
 
 def decode_posting(value: bytes, dimensions: int) -> Posting:
-    """Raises `Corrupt` if the bytes break the format."""
+    """Decode a posting list. Raises `Corrupt` if the bytes break the format."""
     entries, data = _split(value)
     if len(data) % (dimensions * _FLOAT.itemsize):
         raise Corrupt(f"the data of a posting list is not in rows of {dimensions}")
@@ -271,7 +274,7 @@ def decode_posting(value: bytes, dimensions: int) -> Posting:
     there = entries["row"] != _REMOVED
     rows = entries["row"][there]
     if len(rows) and int(rows.max()) >= len(table):
-        raise Corrupt("an entry of a posting list points behind its data")
+        raise Corrupt("an entry of a posting list points past its data")
     return Posting(
         ids=entries["id"][there].astype(np.uint64),
         rows=np.ascontiguousarray(table[rows], dtype=np.float32),
@@ -280,7 +283,7 @@ def decode_posting(value: bytes, dimensions: int) -> Posting:
 
 
 def merge_postings(operands: Sequence[bytes]) -> bytes:
-    """The newer entry of each id. How wide a row is follows from the data.
+    """Return the newer entry of each id. The width of a row follows from the data.
 
     Raises `Corrupt` if an operand breaks the format, or has rows of another width than the others.
     """
@@ -308,7 +311,7 @@ def merge_postings(operands: Sequence[bytes]) -> bytes:
 
 
 def _split(value: bytes) -> tuple[npt.NDArray[np.void], bytes]:
-    """The entries, and the data behind them. Raises `Corrupt`."""
+    """Return the entries, and the data after them. Raises `Corrupt`."""
     if len(value) < _ENTRY_COUNT.size:
         raise Corrupt("a posting list is cut")
     (count,) = _ENTRY_COUNT.unpack_from(value)
@@ -332,10 +335,10 @@ _DAMAGED: Final = b"\xff" * 8
 
 
 def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """Associative for every type that is merged.
+    """Merge operands; associative for every type that is merged.
 
-    Operands that are damaged, or that nothing should have merged, are kept as they are behind a mark, so that
-    whoever reads them is told `Corrupt`.
+    Damaged operands, and those of types that are never merged, are kept as they are after a mark, so that
+    reading them raises `Corrupt`.
     """
     try:
         return _MERGES[record_type(key)](operands)

@@ -1,4 +1,4 @@
-"""What an open finds damaged, and what became of it."""
+"""Damage found when a collection is opened, and the repair of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Final
 from penstock.errors import Corrupt
 from penstock.metrics import Registry
 from penstock.vector.keys import record_type
-
-__all__ = ["Damage"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,11 +31,11 @@ class Damage:
     unread: set[str] = field(default_factory=set)
     """External ids whose dictionary entry does not tell what they stand for."""
     strays: dict[int, int] = field(default_factory=dict)
-    """Where rows are that no external id stands for, by id."""
+    """Rows without an external id, by id."""
     doubles: list[int] = field(default_factory=list)
-    """Rows that stand in an earlier list as well."""
+    """Rows that are in an earlier list as well."""
     dead: set[int] = field(default_factory=set, compare=False)
-    """Ids of deleted vectors that stand in a list, which is no damage."""
+    """Ids of deleted vectors that are in a list, which is no damage."""
     rebuilt: list[str] = field(default_factory=list)
     """External ids that are found again."""
     lost: list[str] = field(default_factory=list)
@@ -50,7 +48,7 @@ class Damage:
 
     @contextlib.contextmanager
     def noting(self, key: bytes) -> Iterator[None]:
-        """Note that this record is `Corrupt`, and go on without it."""
+        """Record damage of a record instead of raising `Corrupt`."""
         try:
             yield
         except Corrupt as error:
@@ -61,7 +59,7 @@ class Damage:
         told = (f"{record_type(key).name.lower()} {key.hex()}: {why}" for key, why in self.records.items())
         _LOG.warning("%d records are damaged: %s", len(self.records), _some(told))
         if self.rebuilt:
-            _LOG.warning("%d vectors were built anew: %s", len(self.rebuilt), _some(self.rebuilt))
+            _LOG.warning("%d vectors were rebuilt: %s", len(self.rebuilt), _some(self.rebuilt))
         if self.lost:
             _LOG.error("%d vectors are lost until they are written again: %s", *_counted(self.lost))
         if self.unfiltered:

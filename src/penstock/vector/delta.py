@@ -10,18 +10,16 @@ from penstock.coordinator import Delta, FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.vector.model import Collection, Vector, check_id
 
-__all__ = ["ITEM_BYTES", "TOMBSTONE", "Entry", "VectorDelta", "Write"]
-
 Entry: TypeAlias = Vector | None
 TOMBSTONE: Final = None
-"""What stands in a delta for a vector that is deleted."""
+"""Marks a deleted vector in a delta."""
 ITEM_BYTES: Final = 8192
 """A vector counts as one item, and as one more for each time it is this large: items bound memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Vectors and deletions in order, taken as a whole or not at all, and where their source stands then."""
+    """Vectors and deletions in order, applied all or none, and the position of their source after them."""
 
     entries: tuple[tuple[str, Entry], ...]
     position: int | None = None
@@ -32,7 +30,7 @@ class Write:
 
     @property
     def items(self) -> int:
-        """How large the write is, in the unit of a delta's size."""
+        """The size of the write, in the unit of a delta's size."""
         return sum(_items(entry) for _, entry in self.entries)
 
     @classmethod
@@ -60,7 +58,10 @@ class VectorDelta(Delta[Write, Collection]):
         self.collection = image
 
     def apply_one(self, write: Write) -> int:
-        """How many entries were taken. Raises `InvalidInput` if one of them is wrong, and takes none then."""
+        """Apply all entries and return their number.
+
+        Raises `InvalidInput`, and applies none, if one is wrong.
+        """
         position = None if write.position is None else Position(write.position, write.source, write.location)
         with self._source.taking(position):
             self._take(write)

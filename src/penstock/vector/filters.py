@@ -19,8 +19,6 @@ from penstock.vector.codec import index_value, normal
 from penstock.vector.model import Collection, FieldType, Scalar, fits, utf8_length
 from penstock.vector.rows import Codes
 
-__all__ = ["And", "Eq", "Filter", "In", "IndexedColumn", "Neq", "Or", "check_filter", "mask", "parse_filter"]
-
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _DEPTH_MAX: Final = 32
 _TERMS_MAX: Final = 10_000
@@ -59,7 +57,7 @@ class In:
 
 @dataclass(frozen=True, slots=True, init=False)
 class And:
-    """All of these match."""
+    """Match if all of these filters match."""
 
     filters: tuple[Filter, ...]
 
@@ -81,7 +79,10 @@ Filter: TypeAlias = Eq | Neq | In | And | Or
 
 
 def check_filter(collection: Collection, wanted: Filter) -> None:
-    """Raises `InvalidInput` if a field is not indexed or has another type, or the filter is too large."""
+    """Check a filter.
+
+    Raises `InvalidInput` for a field that is not indexed or has another type, or a large filter.
+    """
     pending, terms = [(wanted, 1)], 0
     while pending:
         one, depth = pending.pop()
@@ -111,7 +112,7 @@ class IndexedColumn:
 
 
 def mask(wanted: Filter, columns: Mapping[str, IndexedColumn], count: int) -> Mask:
-    """Which of the first `count` rows match."""
+    """Return a mask of the first `count` rows that match."""
     if isinstance(wanted, And | Or):
         combine = np.logical_and if isinstance(wanted, And) else np.logical_or
         made = np.full(count, isinstance(wanted, And))
@@ -127,7 +128,7 @@ def mask(wanted: Filter, columns: Mapping[str, IndexedColumn], count: int) -> Ma
 
 
 def parse_filter(value: object) -> Filter:
-    """A filter as requests have it, such as `{"eq": {"field": "lang", "value": "en"}}`.
+    """Parse the filter of a request, such as `{"eq": {"field": "lang", "value": "en"}}`.
 
     Raises `InvalidInput`.
     """

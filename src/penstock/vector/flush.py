@@ -38,11 +38,11 @@ from penstock.vector.model import FieldType, Vector
 from penstock.vector.rows import NO_LIST, Column, Slots, comparable
 
 _INLINE_MAX: Final = 64
-"""Entries that are planned at once; more are planned on a thread, and searches go on."""
+"""Entries planned on the loop; more are planned in a thread, so that searches continue."""
 _STALE_MAX: Final = 64
 _REWRITES_MIN: Final = 8
 _REWRITES_SHARE: Final = 16
-"""So many changed lists, or one of so many, are stored as a whole by a flush only to have fewer merges."""
+"""Number, or fraction, of changed lists that a flush rewrites as a whole to limit the number of merges."""
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -56,30 +56,30 @@ class Snapshot:
 
 
 class VectorFlusher(Flusher[VectorDelta, Snapshot]):
-    """Keeps posting lists of a size while it stores.
+    """Stores deltas, and keeps posting lists within their sizes.
 
-    It changes what it holds before the storage has answered, so after a failure it refuses to go on.
+    It changes its state before the storage has answered, so it refuses to continue after a failure.
     """
 
-    def __init__(self, storage: Storage, holdings: IndexState) -> None:
+    def __init__(self, storage: Storage, state: IndexState) -> None:
         self._storage = storage
-        self._held = holdings
+        self._state = state
         self._is_poisoned = False
         self._deletion_merges = MERGES_MAX  # how many an earlier life left is not known
         # Not one of those that searches use: writers wait for flushes, and readers may be many.
         self._thread = Workers("vector-flush", 1)
 
     async def snapshot(self) -> Snapshot:
-        """What is stored now."""
-        return await self._snapshot(await self._thread.run(self._held.index))
+        """The state as stored."""
+        return await self._snapshot(await self._thread.run(self._state.index))
 
     async def _snapshot(self, index: Index) -> Snapshot:
-        return Snapshot(await self._storage.snapshot(), index, self._held.position)
+        return Snapshot(await self._storage.snapshot(), index, self._state.position)
 
     async def flush(self, delta: VectorDelta) -> Snapshot:
         """See `Flusher.flush`."""
         if self._is_poisoned:
-            raise OutcomeUnknown("an earlier flush failed: open the collection anew")
+            raise OutcomeUnknown("an earlier flush failed: open the collection again")
         self._is_poisoned = True
         if len(delta.entries) <= _INLINE_MAX:
             operations, index = self._prepare(delta)
@@ -97,12 +97,12 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         self._thread.close()
 
     def _prepare(self, delta: VectorDelta) -> tuple[list[Operation], Index]:
-        """The batch of a delta, and what readers see once it is stored."""
-        return self._plan(delta), self._held.index()
+        """Return the batch of a delta, and the index that readers see once it is stored."""
+        return self._plan(delta), self._state.index()
 
     def _plan(self, delta: VectorDelta) -> list[Operation]:
         """Change what is held by the delta, and return what brings the storage there."""
-        held = self._held
+        held = self._state
         vectors = [entry for entry in delta.entries.values() if entry is not TOMBSTONE]
         old = [held.slot_of[name] for name in delta.entries if name in held.slot_of]
         gone = np.array(old, np.int64) if old else _NONE
@@ -128,7 +128,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
     def _take(self, vectors: list[Vector]) -> Slots:
         """Give vectors their ids and rows."""
-        held = self._held
+        held = self._state
         if not vectors:
             return _NONE
         first = held.data_ids.take(len(vectors))
@@ -140,23 +140,23 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         return slots
 
     def _records(self, vectors: list[Vector], slots: Slots) -> Iterator[Operation]:
-        kinds = {one.name: one.type for one in self._held.collection.fields}
-        for vector, internal_id in zip(vectors, self._held.rows.ids[slots].tolist(), strict=True):
+        kinds = {one.name: one.type for one in self._state.collection.fields}
+        for vector, internal_id in zip(vectors, self._state.rows.ids[slots].tolist(), strict=True):
             yield Put(dictionary_key(vector.id), encode_id(internal_id))
             yield Put(data_key(internal_id), encode_vector(_normalised(vector, kinds)))
 
     def _deletions_of_records(self, delta: VectorDelta, gone: Slots) -> list[Operation]:
-        operations: list[Operation] = [Delete(data_key(one)) for one in self._held.rows.ids[gone].tolist()]
+        operations: list[Operation] = [Delete(data_key(one)) for one in self._state.rows.ids[gone].tolist()]
         for name, entry in delta.entries.items():
-            was_lost, lost_id = name in self._held.lost, self._held.lost.pop(name, None)
+            was_lost, lost_id = name in self._state.lost, self._state.lost.pop(name, None)
             if lost_id is not None:
                 operations.append(Delete(data_key(lost_id)))
-            if entry is TOMBSTONE and (self._held.slot_of.pop(name, None) is not None or was_lost):
+            if entry is TOMBSTONE and (self._state.slot_of.pop(name, None) is not None or was_lost):
                 operations.append(Delete(dictionary_key(name)))
         return operations
 
     def _lists(self, changes: Changes) -> Iterator[Operation]:
-        rows, lists = self._held.rows, self._held.partition.lists
+        rows, lists = self._state.rows, self._state.partition.lists
         for centroid_id in changes.removed:
             yield Delete(posting_key(centroid_id))
             yield Delete(centroid_key(centroid_id))
@@ -183,7 +183,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
     def _overdue(self, changes: Changes) -> set[int]:
         """Changed lists whose records are made of too many merges, or mostly of rows that left; the worst."""
-        lists = self._held.partition.lists
+        lists = self._state.partition.lists
         due = [
             one
             for one in changes.touched
@@ -193,8 +193,8 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         return set(due[: max(_REWRITES_MIN, len(changes.touched) // _REWRITES_SHARE)])
 
     def _metadata(self, new: Slots, gone: Slots) -> Iterator[Operation]:
-        ids = self._held.rows.ids
-        for name, column in self._held.rows.columns.items():
+        ids = self._state.rows.ids
+        for name, column in self._state.rows.columns.items():
             included, excluded = (_by_code(column, slots) for slots in (new, gone))
             rewrites_left = _REWRITES_MIN
             for code in sorted(included.keys() | excluded.keys()):
@@ -213,13 +213,13 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                     yield Merge(key, encode_metadata(ids[more].tolist(), ids[less].tolist()))
 
     def _having(self, column: Column, code: int) -> Slots:
-        """Living rows with this value."""
-        count = self._held.rows.count
-        return np.flatnonzero((column.codes[:count] == code) & self._held.rows.alive[:count])
+        """Return the living rows with this value."""
+        count = self._state.rows.count
+        return np.flatnonzero((column.codes[:count] == code) & self._state.rows.alive[:count])
 
     def _deletions(self, gone: Slots, changes: Changes) -> Iterator[Operation]:
-        """Dead ids that still stand in a list are noted; once no list has them, they are forgotten."""
-        held = self._held
+        """Dead ids that are still in a list are recorded; once no list has them, they are forgotten."""
+        held = self._state
         newly = held.rows.ids[gone[held.rows.home[gone] != NO_LIST]].tolist()
         forgotten = BitMap64(held.rows.ids[_joined(changes.forgotten)].tolist())
         was_noted = held.dead.intersect(forgotten)
@@ -234,8 +234,8 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
     def _blocks(self) -> Iterator[Operation]:
         for kind, blocks in (
-            (RecordType.BLOCK, self._held.data_ids),
-            (RecordType.CENTROID_BLOCK, self._held.centroid_ids),
+            (RecordType.BLOCK, self._state.data_ids),
+            (RecordType.CENTROID_BLOCK, self._state.centroid_ids),
         ):
             block = blocks.take_block()
             if block is not None:
@@ -243,7 +243,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
 
 def _normalised(vector: Vector, kinds: dict[str, FieldType]) -> Vector:
-    """With every attribute as its field stores it."""
+    """Return the vector with every attribute as its field stores it."""
     if FieldType.FLOAT64 not in kinds.values():
         return vector
     attributes = {name: normal(value, kinds.get(name)) for name, value in vector.attributes.items()}
@@ -256,7 +256,7 @@ def _joined(parts: Iterable[Slots]) -> Slots:
 
 
 def _by_code(column: Column, slots: Slots) -> dict[int, Slots]:
-    """The slots that have each value."""
+    """Return the slots that have each value."""
     codes = column.codes[slots]
     order = np.argsort(codes, kind="stable")
     found, starts = np.unique(codes[order], return_index=True)

@@ -1,11 +1,14 @@
-"""What a search reads: the vectors of one flush, which never change.
+"""The index that searches read: the vectors of one flush, which never change.
 
-Up to `exact_max` vectors, or vectors that a filter leaves, are all compared. Above that the rows of the
-lists whose centroids are nearest are compared: some that belong among the results may be missed. Lists that
-hold nothing the filter allows do not count, and a search goes on until it has compared `k` rows, so that it
-finds as many as there are. Whatever is compared, its score is exact, and so is the order of the results.
+Up to `exact_max` vectors (after the filter) are all compared. Above that, only the rows of the lists with the
+nearest centroids are compared, so some results may be missed. Lists without a row that the filter allows do
+not count, and a search continues until it has compared `k` rows, so that it returns as many results as exist.
+Scores and the order of the results are always exact.
 
-`IndexState` is what the flusher keeps: rows, lists and ids as the last flush left the storage.
+`IndexState` is the state of the flusher: rows, lists and ids as of the last flush. `Recall` measures how many
+of the exact results searches find. Each sampled vector is searched for and excluded from both results,
+because finding the query itself proves little. A hit counts if it scores no worse than the last exact one, so
+that vectors with equal scores can replace each other.
 """
 
 from __future__ import annotations
@@ -29,40 +32,43 @@ from penstock.vector.model import Collection, Floats, Metric
 from penstock.vector.rows import Rows, Slots, comparable, distances
 
 _CHUNK_CELLS: Final = 256 * 1024
-"""Components compared at once.
+"""Components compared in one step.
 
-It fits the cache, and the linear algebra below numpy does it on one thread: for more it calls all cores
-together, which on a busy machine takes longer than the work, and a server has other searches for them.
+This fits the cache, and numpy's linear algebra does it on one thread. For more it uses all cores, which takes
+longer than the work on a busy machine, and a server needs them for other searches.
 """
 _NPROBE_MIN: Final = 64
 _NPROBE_MAX: Final = 256
-"""Between them `nprobe` is k: a list of a hundred vectors in memory costs little, and recall counts.
+"""The bounds of the default `nprobe`, which is k: a list of 100 vectors costs little, and recall matters.
 
-So many lists are compared whatever they hold. Without an `nprobe` from the caller, lists that may hold
-something better than the `k`-th best of those follow, up to the rows of `_NPROBE_MAX` lists.
+That many lists are always compared. Without an `nprobe` from the caller, lists that may hold a better row
+than the `k`-th best so far follow, up to the rows of `_NPROBE_MAX` lists.
 """
 _PROBE_MARGIN: Final = 0.7
-"""How far towards the query, in spreads of its list, the best row of a list is thought to lie.
+"""Assumed distance of a list's best row from its centroid towards the query, in radii of the list.
 
-Measured: groups are answered from the nearest lists alone, vectors in 24 directions reach a recall of 0.98.
+Measured: groups need the nearest lists only, and vectors in 24 directions reach a recall of 0.98.
 """
-_HOPE_OF_PRODUCTS: Final = 1.2
-"""The same for dot products, where rows of all lengths may stand in one list.
+_PROBE_MARGIN_DOT: Final = 1.2
+"""The same for dot products, where rows of all lengths may be in one list.
 
 Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
 no groups, the recall is about 0.98 or better. To order the lists by their spread as well loses the few long
 rows.
 """
 _PICKING: Final = 2
-"""How much more a row costs that is picked than one in a pass over all rows."""
+"""Cost of a picked row, relative to a row in a pass over all rows."""
 _PICKED_CELLS: Final = 64 * 1024
-"""Components compared at once where rows are picked: the copy of them stays near the core."""
+"""Components compared in one step if rows are picked, so that their copy stays in the cache."""
+SAMPLE_MAX: Final = 1000
+_SLACK: Final = 1e-9
+"""Relative difference between two scores of one vector, from comparing it in different batches."""
 _UNIT: Final = 2.0**-24
-"""What one operation of 32-bit floats may be off, relatively."""
+"""Relative error of one operation on 32-bit floats."""
 
 
 class Found(NamedTuple):
-    """Where the results are and how they score, best first."""
+    """Slots and scores of the results, best first."""
 
     slots: Slots
     scores: npt.NDArray[np.float64]
@@ -84,17 +90,16 @@ class Index:
     columns: Mapping[str, IndexedColumn]
     centroids: Floats
     lists: Sequence[Slots]
-    spreads: Floats
-    """How far the rows of each list are from its centroid, as the root of the mean square."""
+    radii: Floats
+    """Root mean square distance of the rows of each list from its centroid."""
 
     def search(
         self, vector: Floats, k: int, *, filter: Filter | None = None, nprobe: int | None = None
     ) -> Found:
-        """The `k` best of what is compared, or all that the filter allows if they are fewer.
+        """Return the `k` best of the compared rows, or all that the filter allows if they are fewer.
 
-        With `nprobe` that many lists are compared, however few vectors there are, and more only if those
-        hold fewer than `k` rows. Filter and vector have been checked. Vectors that score the same come in the
-        order they were stored.
+        With `nprobe`, that many lists are compared, even for few vectors, and more only if they hold fewer
+        than `k` rows. Filter and vector must be checked before. Equal scores are in the order of storing.
         """
         query = comparable(vector[None, :], self.collection.metric)[0]
         allowed = self.alive[: self.count]
@@ -107,16 +112,16 @@ class Index:
         return self._best(query, slots, quick, allowed, k)
 
     def exact(self, vector: Floats, k: int, *, filter: Filter | None = None) -> Found:
-        """What `search` would find if it compared everything."""
+        """Return the result of a search that compares everything."""
         return dataclasses.replace(self, exact_max=self.count).search(vector, k, filter=filter)
 
     @property
     def _step(self) -> int:
-        """Rows compared at once."""
+        """The number of rows compared in one step."""
         return max(1, _CHUNK_CELLS // self.collection.dimensions)
 
     def _is_dense(self, allowed: npt.NDArray[np.bool_]) -> bool:
-        """Whether it is cheaper to compare all rows than to pick some."""
+        """Return whether comparing all rows is cheaper than picking some."""
         return 2 * int(allowed.sum()) > self.count
 
     def _usual_nprobe(self, k: int) -> int:
@@ -125,33 +130,33 @@ class Index:
     def _probed(
         self, query: Floats, allowed: npt.NDArray[np.bool_], k: int, nprobe: int | None
     ) -> tuple[Slots, Floats]:
-        """The rows of the nearest lists that are allowed, and their quick scores."""
-        order, hopes = self._ordered(query)
+        """Return the allowed rows of the nearest lists, and their quick scores."""
+        order, bounds = self._ordered(query)
         count, slots = self._nearest(order, allowed, k, self._usual_nprobe(k) if nprobe is None else nprobe)
         quick = self._quick(query, slots)
         if nprobe is None and count < len(order):
             bound = np.partition(quick, k - 1)[k - 1]
             rest = order[count:]
             rows_max = _NPROBE_MAX * self.live // len(self.lists) - len(slots)
-            more = self._rows_of(rest[hopes[rest] < bound], allowed, rows_max)
+            more = self._rows_of(rest[bounds[rest] < bound], allowed, rows_max)
             slots, quick = np.concatenate((slots, more)), np.concatenate((quick, self._quick(query, more)))
         return slots, quick
 
     def _ordered(self, query: Floats) -> tuple[Slots, Floats]:
-        """The numbers of all lists, the most promising first, and by number what the best row may score."""
+        """Return the lists, the most promising first, and for each a bound on the score of its best row."""
         length = float(np.sqrt(query.astype(np.float64) @ query))
         if self.collection.metric is Metric.DOT:
             far = -(self.centroids @ query)
-            reach = np.float32(length) * self.spreads
-            return np.argsort(far, kind="stable"), far - _HOPE_OF_PRODUCTS * reach
-        far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.spreads
+            reach = np.float32(length) * self.radii
+            return np.argsort(far, kind="stable"), far - _PROBE_MARGIN_DOT * reach
+        far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.radii
         apart = np.sqrt(np.maximum(far + np.float32(length**2), 0))
-        return np.argsort(far, kind="stable"), far + self.spreads * (self.spreads - 2 * _PROBE_MARGIN * apart)
+        return np.argsort(far, kind="stable"), far + self.radii * (self.radii - 2 * _PROBE_MARGIN * apart)
 
     def _nearest(
         self, order: Slots, allowed: npt.NDArray[np.bool_], k: int, nprobe: int
     ) -> tuple[int, Slots]:
-        """How many lists it takes, in this order, for `nprobe` that hold something and `k` rows; the rows."""
+        """Return how many lists, in this order, have `nprobe` non-empty ones and `k` rows, and those rows."""
         taken, filled, begin = [np.empty(0, np.int64)], 0, 0
         while begin < len(order) and (filled < nprobe or sum(map(len, taken)) < k):
             # Filters may leave most lists empty: what is looked at grows with every round.
@@ -167,12 +172,12 @@ class Index:
         return begin, np.concatenate(taken)
 
     def _rows_of(self, places: Slots, allowed: npt.NDArray[np.bool_], rows_max: int) -> Slots:
-        """The allowed rows of these lists, as far as whole lists do not make more than `rows_max`."""
+        """Return the allowed rows of the first of these lists that have at most `rows_max` rows together."""
         slots, counts = self._allowed_rows(places, allowed)
         return slots[: int(counts[np.cumsum(counts) <= rows_max].sum())]
 
     def _allowed_rows(self, places: Slots, allowed: npt.NDArray[np.bool_]) -> tuple[Slots, Slots]:
-        """The allowed rows of these lists, one list after the other, and how many each has."""
+        """Return the allowed rows of these lists, list by list, and the number in each."""
         lists = [self.lists[place] for place in places.tolist()]
         slots = np.concatenate([np.empty(0, np.int64), *lists])
         kept = allowed[slots]
@@ -182,10 +187,10 @@ class Index:
     def _best(
         self, query: Floats, slots: Slots | None, quick: Floats, allowed: npt.NDArray[np.bool_], k: int
     ) -> Found:
-        """The best of these rows, or of all that are allowed.
+        """Return the best of these rows, or of all allowed ones.
 
-        A quick pass in 32-bit floats rules out what cannot be among them, by the most it can be off; the rest
-        is computed anew in 64 bits.
+        A quick pass in 32-bit floats excludes rows that cannot be among them, by its error bound. The rest is
+        computed again in 64 bits.
         """
         if slots is None:
             quick[~allowed] = np.inf
@@ -221,7 +226,7 @@ class Index:
         return made
 
     def _error(self, query: Floats, slots: Slots) -> float:
-        """How far a quick score can be from the true one."""
+        """Return the error bound of a quick score."""
         longest = float(self.squares[slots].max(initial=0.0))
         length = float(query.astype(np.float64) @ query)
         return 2.0 * (self.collection.dimensions + 4) * _UNIT * (longest + length)
@@ -246,7 +251,7 @@ _WASTE_MIN: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """When a search compares everything, and how large posting lists get."""
+    """The limit of exact searches, and the sizes of posting lists."""
 
     exact_max: int = 50_000
     split_at: int = 150
@@ -261,7 +266,7 @@ class IdBlocks:
         self._changed = False
 
     def take(self, count: int = 1) -> int:
-        """The first of `count` new ids, which follow each other."""
+        """Return the first of `count` consecutive new ids."""
         first, self._next = self._next, self._next + count
         while self._next > self._end:
             self._end += BLOCK_SIZE
@@ -269,7 +274,7 @@ class IdBlocks:
         return first
 
     def go_on_behind(self, last: int) -> None:
-        """Begin with the block behind this id: the stored one does not tell where it ends."""
+        """Start with the block after this id, because the end of the stored one is unknown."""
         self._next = self._end = (last // BLOCK_SIZE + 1) * BLOCK_SIZE
         self._changed = True
 
@@ -294,16 +299,16 @@ class IndexState:
     data_ids: IdBlocks
     centroid_ids: IdBlocks
     slot_of: dict[str, int] = field(default_factory=dict)
-    """Where the vector of each external id is."""
+    """The slot of each external id."""
     dead: BitMap64 = field(default_factory=BitMap64)
-    """Ids that are gone but still stand in a posting list."""
+    """Deleted ids that are still in a posting list."""
     position: Position | None = None
     lost: dict[str, int | None] = field(default_factory=dict)
     """External ids whose vectors are damaged everywhere, and what they stand for if that is known."""
     damage: Damage | None = None
-    """What the open found, if anything."""
+    """The damage found by the open, if any."""
     repairs: list[Operation] = field(default_factory=list)
-    """What brings damaged records to what is held, besides the changes of the lists."""
+    """Operations that repair damaged records, besides the changes of the lists."""
 
     @classmethod
     def empty(
@@ -323,7 +328,7 @@ class IndexState:
         )
 
     def index(self) -> Index:
-        """A view of all this that stays as it is."""
+        """Return an immutable view of the state."""
         rows, lists = self.rows, self.partition.lists
         centroids = (
             self.partition.centroids()[1] if lists else np.empty((0, self.collection.dimensions), np.float32)
@@ -345,14 +350,66 @@ class IndexState:
             },
             centroids=centroids,
             lists=[one.slots for one in lists.values()],
-            spreads=np.array([one.spread(rows) for one in lists.values()], np.float32),
+            radii=np.array([one.radius(rows) for one in lists.values()], np.float32),
         )
 
     def compact(self) -> None:
-        """Give the memory of rows back that stand in no list, if they are most of all rows."""
+        """Free the memory of rows that are in no list, if these are most of the rows."""
         wasted = self.rows.wasted
         if wasted < _WASTE_MIN or 2 * wasted < self.rows.count:
             return
         self.rows, places = self.rows.compacted()
         self.partition.moved(places)
         self.slot_of = {name: int(places[slot]) for name, slot in self.slot_of.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """The share of the `k` best that searches find, over `sample` queries."""
+
+    recall: float
+    k: int
+    sample: int
+    vectors: int
+    """Number of vectors in the collection."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of found and of expected hits."""
+
+    found: int = 0
+    wanted: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of found hits; 1 if none was expected."""
+        return self.found / self.wanted if self.wanted else 1.0
+
+
+def sampled(index: Index, sample: int) -> Slots:
+    """Return a uniform sample of living rows, the same for the same index."""
+    living = np.flatnonzero(index.alive[: index.count])
+    rng = np.random.default_rng(0)
+    return rng.choice(living, min(sample, len(living)), replace=False)
+
+
+def compare(
+    index: Index, slot: int, k: int, *, filter: Filter | None = None, nprobe: int | None = None
+) -> Tally:
+    """Search for one row by lists and exactly, and compare the results."""
+    query = index.matrix[slot]
+    wanted = _others(index.exact(query, k + 1, filter=filter), slot, k)
+    found = _others(index.search(query, k + 1, filter=filter, nprobe=nprobe), slot, k)
+    if not len(wanted.slots):
+        return Tally()
+    sign = -1.0 if index.collection.metric is Metric.DOT else 1.0
+    worst = sign * float(wanted.scores[-1])
+    good = sign * found.scores <= worst + _SLACK * abs(worst)
+    return Tally(int(good.sum()), len(wanted.slots))
+
+
+def _others(found: Found, slot: int, k: int) -> Found:
+    """Return the `k` best without the row itself."""
+    others = found.slots != slot
+    return Found(found.slots[others][:k], found.scores[others][:k])

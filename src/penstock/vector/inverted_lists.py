@@ -1,7 +1,7 @@
-"""The posting lists in memory: every row stands in the list of a centroid near it.
+"""Posting lists in memory: every row is in the list of a near centroid.
 
-Lists that grow are cut in two, lists that shrink are dissolved, and rows near a cut move to where they are
-nearer. What changed is noted, so that it can be stored as one batch.
+Large lists are split, small ones are dissolved, and rows near a split move to the nearest list. Changes are
+recorded, so that they can be stored as one batch.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ class PostingList:
     """Merges of the stored record since it was stored as a whole, at least."""
     removed: int = 0
     """Entries of the stored record that only say that a row left."""
-    _spread: float | None = None
+    _radius: float | None = None
 
     def hold(self, slots: Slots) -> None:
         """These rows are in the list now."""
         self.slots = slots
-        self._spread = None
+        self._radius = None
 
-    def spread(self, rows: Rows) -> float:
-        """How far its rows are from the centroid, as the root of the mean square."""
-        if self._spread is None:
+    def radius(self, rows: Rows) -> float:
+        """Return the root mean square distance of the rows from the centroid."""
+        if self._radius is None:
             apart = rows.matrix[self.slots] - self.centroid
-            self._spread = float(np.sqrt(squares(apart).mean())) if len(apart) else 0.0
-        return self._spread
+            self._radius = float(np.sqrt(squares(apart).mean())) if len(apart) else 0.0
+        return self._radius
 
 
 @dataclass(slots=True)
 class Changes:
-    """What has to be stored: lists by the id of their centroid."""
+    """Changes to store: lists by the id of their centroid."""
 
     written: set[int] = field(default_factory=set)
-    """To be stored as a whole."""
+    """Lists to store as a whole."""
     removed: set[int] = field(default_factory=set)
     added: dict[int, list[Slots]] = field(default_factory=dict)
     left: dict[int, list[Slots]] = field(default_factory=dict)
     forgotten: list[Slots] = field(default_factory=list)
-    """Dead rows that stand in no list any more."""
+    """Dead rows that are in no list any more."""
 
     @property
     def touched(self) -> set[int]:
@@ -66,7 +66,7 @@ class Changes:
 
 
 class InvertedLists:
-    """All lists. Only the flusher changes it."""
+    """All posting lists. Only the flusher changes them."""
 
     def __init__(self, *, split_at: int, merge_below: int, new_id: Callable[[], int]) -> None:
         self._split_at = split_at
@@ -77,14 +77,14 @@ class InvertedLists:
         self.changes = Changes()
 
     def centroids(self) -> tuple[list[int], Floats]:
-        """The ids of all centroids, and their rows in the same order."""
+        """Return the ids of all centroids, and their vectors in the same order."""
         if self._centroids is None:
             ids = list(self.lists)
             self._centroids = ids, np.stack([self.lists[one].centroid for one in ids])
         return self._centroids
 
     def take_changes(self) -> Changes:
-        """What has changed since the last call."""
+        """Return the changes since the last call."""
         taken, self.changes = self.changes, Changes()
         return taken
 
@@ -108,7 +108,7 @@ class InvertedLists:
         self._cut_large(rows, self.changes.touched)
 
     def moved(self, places: Slots) -> None:
-        """The rows have been compacted: row i is at `places[i]` now."""
+        """Update the slots after the rows were compacted: row i is now at `places[i]`."""
         for one in self.lists.values():
             one.slots = places[one.slots]
 
@@ -124,7 +124,7 @@ class InvertedLists:
 
     def _cut_large(self, rows: Rows, touched: set[int]) -> None:
         waiting = sorted(touched)
-        # Rows that move may make their new lists large; a bound keeps that from going on for ever.
+        # Moved rows may make their new lists large; the bound ensures that this ends.
         cuts_left = 16 + 4 * rows.count // self._split_at
         while waiting and cuts_left:
             centroid_id = waiting.pop()
@@ -223,7 +223,7 @@ class InvertedLists:
 
 
 def _grouped(slots: Slots, homes: Slots) -> Iterable[tuple[int, Slots]]:
-    """The slots of each list."""
+    """Return the slots of each list."""
     order = np.argsort(homes, kind="stable")
     slots, homes = slots[order], homes[order]
     ids, starts = np.unique(homes, return_index=True)

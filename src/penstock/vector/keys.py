@@ -13,22 +13,6 @@ from typing import Final
 from penstock.coordinator import Subsystem, read_terminated, terminated
 from penstock.errors import Corrupt
 
-__all__ = [
-    "BLOCK_SIZE",
-    "CENTROID_LEVEL",
-    "RecordType",
-    "centroid_key",
-    "data_key",
-    "dictionary_key",
-    "metadata_key",
-    "posting_key",
-    "read_dictionary_key",
-    "read_id_key",
-    "read_metadata_key",
-    "record_prefix",
-    "record_type",
-]
-
 _ID: Final = struct.Struct(">Q")
 _VERSION: Final = 1
 _PREFIX_BYTES: Final = 4
@@ -39,7 +23,7 @@ BLOCK_SIZE: Final = 4096
 
 
 class RecordType(IntEnum):
-    """What a key stands for."""
+    """The type of a key."""
 
     POSITION = 0x0
     COLLECTION = 0x1
@@ -57,7 +41,7 @@ _ANN_SEGMENT: Final = frozenset({RecordType.CENTROID_BLOCK, RecordType.POSTING, 
 
 
 def record_prefix(kind: RecordType) -> bytes:
-    """What all keys of a type begin with; the whole key where there is only one."""
+    """Return the prefix of all keys of a type, or the whole key if there is only one."""
     segment = 1 if kind in _ANN_SEGMENT else 0
     return bytes((Subsystem.VECTOR, segment, _VERSION, kind << 4))
 
@@ -67,7 +51,7 @@ _TYPES: Final = {prefix: kind for kind, prefix in _PREFIXES.items()}
 
 
 def record_type(key: bytes) -> RecordType:
-    """The type of a key. Raises `Corrupt` if it is none of ours."""
+    """Return the type of a key. Raises `Corrupt` if it is none of ours."""
     kind = _TYPES.get(key[:_PREFIX_BYTES])
     if kind is None:
         raise Corrupt(f"{key[:32].hex()} is not a key of a vector collection")
@@ -96,20 +80,20 @@ def metadata_key(field: str, value: bytes) -> bytes:
 
 
 def read_id_key(key: bytes) -> int:
-    """The id at the end of a key of a list, a centroid or a vector. Raises `Corrupt`."""
+    """Return the id at the end of a key of a list, a centroid or a vector. Raises `Corrupt`."""
     if len(key) != _PREFIX_BYTES + _ID.size:
         raise Corrupt(f"{key[:32].hex()} does not end in an id")
     return int(_ID.unpack_from(key, _PREFIX_BYTES)[0])
 
 
 def read_dictionary_key(key: bytes) -> str:
-    """The external id. Raises `Corrupt`."""
+    """Return the external id. Raises `Corrupt`."""
     text, end = read_terminated(key, _PREFIX_BYTES)
     return _text(key, text, end == len(key))
 
 
 def read_metadata_key(key: bytes) -> tuple[str, bytes]:
-    """The field, and the tag and sortable value. Raises `Corrupt`."""
+    """Return the field, the tag and the sortable value. Raises `Corrupt`."""
     text, end = read_terminated(key, _PREFIX_BYTES)
     return _text(key, text, end < len(key)), key[end:]
 

@@ -1,10 +1,8 @@
-"""A collection read into memory when it is opened, with what is damaged rebuilt.
+"""Loads a collection into memory when it is opened. Damaged parts are rebuilt from the vectors' records.
 
-What is damaged, built anew from the records of the vectors.
-
-A vector's record is stored and deleted in the batches that store and delete the vector, so the records are
-exactly those of the vectors that are there: what has one is alive, and what has neither a record nor an entry
-in the dictionary was deleted. That decides what no sound record says.
+A vector's record is stored and deleted in the same batch as the vector, so the records are exactly those of
+the existing vectors: an id with a record is alive, and an id with neither a record nor an entry in the
+dictionary was deleted. This decides where other records are damaged.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ def _name(
 
 
 def _take(held: IndexState, missed: list[tuple[int, Vector]], damage: Damage) -> None:
-    """Let rows that have a name now live, and place vectors that stand in no list."""
+    """Let rows that have a name now live, and place vectors that are in no list."""
     rows = held.rows
     placed: list[tuple[int, Vector]] = []
     for internal_id, vector in missed:
@@ -154,7 +152,7 @@ def _note_lost(held: IndexState, names: dict[int, str], unreadable: set[int], da
 
 
 def _settle_lists(held: IndexState, unreadable: set[int], damage: Damage) -> None:
-    """Take out what stands twice, note what was deleted, and give up lists that nothing else needs."""
+    """Remove duplicate entries, record deletions, and drop lists that are not needed."""
     rows, partition = held.rows, held.partition
     for slot in damage.doubles:
         home = int(rows.home[slot])
@@ -217,7 +215,7 @@ def _store_value(held: IndexState, name: str, value: bytes) -> None:
 
 
 async def _data(read: StorageRead, damage: Damage) -> AsyncIterator[tuple[int, KeyValue]]:
-    """The records of all vectors, with their ids."""
+    """Yield the records of all vectors, with their ids."""
     async for pair in pairs(read.scan(record_prefix(RecordType.DATA))):
         try:
             internal_id = read_id_key(pair.key)
@@ -228,7 +226,7 @@ async def _data(read: StorageRead, damage: Damage) -> AsyncIterator[tuple[int, K
 
 
 def _sound(pair: KeyValue, collection: Collection, damage: Damage) -> Vector | None:
-    """The vector of a record, if the collection could hold it."""
+    """Return the vector of a record if the collection can hold it."""
     try:
         vector = decode_vector(pair.value, collection.dimensions)
         collection.check(vector)
@@ -242,9 +240,10 @@ _COLLECTION: Final = record_prefix(RecordType.COLLECTION)
 
 
 async def agreed_collection(storage: Storage, claim: Claim) -> Collection:
-    """The collection in the storage; a storage without one gets that of the claim, durably.
+    """Return the stored collection; an empty storage gets the claimed one, durably.
 
-    Raises `ConfigError` if something claimed is not so, or if there is none and the claim has no dimensions.
+    Raises `ConfigError` if the stored collection contradicts the claim, or if there is none and the claim has
+    no dimensions.
     """
     stored = await storage.get(_COLLECTION)
     if stored is None:
@@ -259,11 +258,11 @@ async def agreed_collection(storage: Storage, claim: Claim) -> Collection:
 
 
 async def load(read: StorageRead, collection: Collection, tuning: Tuning) -> IndexState:
-    """Everything but the attributes that are not indexed.
+    """Load everything except attributes that are not indexed.
 
-    Lists, centroids, entries of the dictionary and of the metadata index, deletions and id blocks that are
-    damaged are built anew from the records of the vectors; `IndexState.damage` says what that was. Raises
-    `Corrupt` if it cannot be done without a guess.
+    Damaged lists, centroids, entries of the dictionary and of the metadata index, deletions and id blocks are
+    rebuilt from the records of the vectors; `IndexState.damage` lists them. Raises `Corrupt` if rebuilding
+    would need a guess.
     """
     damage = Damage()
     held = IndexState.empty(
@@ -299,7 +298,7 @@ async def _next_id(read: StorageRead, kind: RecordType, first: int, damage: Dama
 
 
 def _check_block(blocks: IdBlocks, kind: RecordType, first: int, last: int, damage: Damage) -> None:
-    """Go on behind the last id that is seen if the block cannot be read or does not end behind that."""
+    """Continue after the largest id in use if the block cannot be read or does not end after it."""
     key = record_prefix(kind)
     if not max(first, last + 1) <= blocks.next_id < first + CENTROID_LEVEL:
         damage.note(key, f"it says that {blocks.next_id} is the next id, and {last} is in use")
@@ -320,7 +319,7 @@ async def _position(read: StorageRead) -> Position | None:
 
 
 async def _load_names(read: StorageRead, damage: Damage) -> dict[int, str]:
-    """The external ids by what they stand for, without those of which that is not sure."""
+    """Return the external ids by internal id, without the uncertain ones."""
     names: dict[int, str] = {}
     contested: set[int] = set()
     async for pair in _records(read, RecordType.DICTIONARY):
@@ -407,7 +406,7 @@ async def _load_metadata(read: StorageRead, held: IndexState, damage: Damage) ->
     """Take the indexed attributes, and return the last id that the index names."""
     rows, count, last = held.rows, held.rows.count, -1
     order = np.argsort(rows.ids[:count])
-    # Of an id that stands in two lists only one row is alive: that one.
+    # Of an id in two lists only one row is alive: this one.
     order = order[rows.alive[:count][order]]
     ids = rows.ids[:count][order]
     broken: dict[str, set[bytes]] = {}

@@ -1,4 +1,4 @@
-"""What a collection holds: vectors with attributes, under ids of the caller's choice, all of one shape."""
+"""The data model: vectors with attributes, under ids of the caller's choice, in a collection of one shape."""
 
 from __future__ import annotations
 
@@ -15,23 +15,6 @@ import numpy.typing as npt
 from penstock.coordinator import KEY_BYTES_MAX
 from penstock.errors import ConfigError, InvalidInput
 from penstock.vector.keys import metadata_key
-
-__all__ = [
-    "COMPONENT_MAX",
-    "ID_BYTES_MAX",
-    "VECTOR_FIELD",
-    "Claim",
-    "Collection",
-    "Components",
-    "Field",
-    "FieldType",
-    "Floats",
-    "Hit",
-    "Hits",
-    "Metric",
-    "Scalar",
-    "Vector",
-]
 
 Scalar: TypeAlias = str | int | float | bool
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -51,7 +34,7 @@ _NUMBER_BYTES: Final = 9
 
 
 class Metric(IntEnum):
-    """How near two vectors are, with the number that stands for it in storage."""
+    """The measure of similarity, with its number in storage."""
 
     L2 = 0
     """Squared Euclidean distance; lower is better."""
@@ -62,7 +45,7 @@ class Metric(IntEnum):
 
     @classmethod
     def named(cls, name: str | Metric) -> Metric:
-        """Raises `ConfigError` if no metric has this name."""
+        """Return the metric of this name. Raises `ConfigError` if there is none."""
         if isinstance(name, Metric):
             return name
         try:
@@ -72,7 +55,7 @@ class Metric(IntEnum):
 
 
 class FieldType(StrEnum):
-    """What an attribute holds. A text is a string that is not meant to be compared as a whole."""
+    """The type of an attribute. A text is a string that is not meant for comparison as a whole."""
 
     STRING = "string"
     INT64 = "int64"
@@ -105,7 +88,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """What all vectors of a database have in common. Fixed when it is created."""
+    """The shape of all vectors of a database. Fixed when the database is created."""
 
     dimensions: int
     metric: Metric = Metric.L2
@@ -123,11 +106,11 @@ class Collection:
 
     @property
     def indexed(self) -> dict[str, Field]:
-        """The fields that filters may ask for."""
+        """The fields that filters may use."""
         return {one.name: one for one in self.fields if one.indexed}
 
     def check(self, vector: Vector) -> None:
-        """Raises `InvalidInput` if the collection cannot hold the vector."""
+        """Check that the collection can hold the vector. Raises `InvalidInput`."""
         check_id(vector.id)
         self.check_components(vector.vector, vector.id)
         if len(vector.attributes) > _ATTRIBUTES_MAX:
@@ -141,7 +124,7 @@ class Collection:
                 _check_key(vector.id, name, value)
 
     def check_names(self, names: Iterable[object]) -> None:
-        """Raises `InvalidInput` if no vector can have one of these attributes."""
+        """Check attributes. Raises `InvalidInput` if no vector can have one of them."""
         known = {VECTOR_FIELD, *(one.name for one in self.fields)} if self.fields else None
         for name in names:
             if not isinstance(name, str):
@@ -150,7 +133,7 @@ class Collection:
                 raise InvalidInput(f"include_fields: the schema has no field {name[:80]!r}")
 
     def check_components(self, components: Floats, whose: str) -> None:
-        """Raises `InvalidInput` if these are not as many finite numbers as the collection has dimensions."""
+        """Check that these are finite numbers, one for each dimension. Raises `InvalidInput`."""
         if components.shape != (self.dimensions,):
             shape = "x".join(map(str, components.shape))
             raise InvalidInput(f"{whose!r} has {shape} components, the collection has {self.dimensions}")
@@ -162,7 +145,7 @@ class Collection:
             )
 
     def differences(self, claim: Claim) -> list[str]:
-        """What is claimed and not so, in words."""
+        """Describe the contradictions between the claim and the collection."""
         told = []
         if claim.dimensions not in (None, self.dimensions):
             told.append(f"it has {self.dimensions} dimensions, not {claim.dimensions}")
@@ -180,7 +163,7 @@ class Collection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a caller says about a collection: whatever is not None has to be true of an existing one."""
+    """Expectations of a caller: every value that is not None must match an existing collection."""
 
     dimensions: int | None = None
     metric: Metric | None = None
@@ -191,7 +174,7 @@ class Claim:
         Collection(dimensions=1 if self.dimensions is None else self.dimensions, fields=self.fields or ())
 
     def new(self) -> Collection:
-        """The collection to create. Raises `ConfigError` without dimensions."""
+        """Return the collection to create. Raises `ConfigError` without dimensions."""
         if self.dimensions is None:
             raise ConfigError("there is no collection yet: say how many dimensions it is to have")
         metric = Metric.L2 if self.metric is None else self.metric
@@ -241,7 +224,7 @@ class Hits(list[Hit]):
 
 
 def components(numbers: Components) -> Floats:
-    """Numbers as 32-bit floats that nobody else changes. Raises `InvalidInput`."""
+    """Return a private copy of the numbers as 32-bit floats. Raises `InvalidInput`."""
     try:
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
             made = np.array(numbers, dtype=np.float32)
@@ -254,7 +237,7 @@ def components(numbers: Components) -> Floats:
 
 
 def check_id(external_id: object) -> None:
-    """Raises `InvalidInput` if it cannot be an id."""
+    """Check an id. Raises `InvalidInput`."""
     if not isinstance(external_id, str) or not external_id:
         raise InvalidInput("an id is a text that is not empty")
     if utf8_length(external_id) > ID_BYTES_MAX:
@@ -262,7 +245,7 @@ def check_id(external_id: object) -> None:
 
 
 def check_attribute(whose: str, name: str, value: object, kind: FieldType | None) -> None:
-    """Raises `InvalidInput` if `value` is not of this kind, or for None if it is of no kind at all."""
+    """Check that `value` is of this kind, or of any kind for None. Raises `InvalidInput`."""
     if not isinstance(name, str) or not name or name == VECTOR_FIELD or utf8_length(name) > _TEXT_BYTES_MAX:
         raise InvalidInput(f"{whose!r}: an attribute cannot have the name {str(name)[:80]!r}")
     if kind is not None and not fits(value, kind):
@@ -274,7 +257,7 @@ def check_attribute(whose: str, name: str, value: object, kind: FieldType | None
 
 
 def _own_kind(value: object) -> FieldType:
-    """How a value is stored that no schema says anything about: a whole number never as a float."""
+    """Return the type of a value without a schema: a whole number is never a float."""
     if isinstance(value, bool):
         return FieldType.BOOL
     if isinstance(value, int):
@@ -283,13 +266,13 @@ def _own_kind(value: object) -> FieldType:
 
 
 def _check_key(whose: str, name: str, value: str) -> None:
-    """An indexed text is part of a key, behind its field and a tag."""
+    """An indexed text is part of a key, after its field and a tag."""
     if len(metadata_key(name, value.encode())) + 1 > KEY_BYTES_MAX:
         raise InvalidInput(f"{whose!r}: attribute {name[:80]!r} is too long for a field that is indexed")
 
 
 def fits(value: object, kind: FieldType) -> bool:
-    """Whether a field of this kind can hold the value. Whole numbers are 64-bit, all numbers are finite."""
+    """Return whether a field of this kind can hold the value: 64-bit whole numbers, finite floats."""
     if kind is FieldType.BOOL:
         return isinstance(value, bool)
     if kind is FieldType.INT64:
@@ -302,7 +285,7 @@ def fits(value: object, kind: FieldType) -> bool:
 
 
 def utf8_length(text: str) -> int:
-    """Raises `InvalidInput` for what is no Unicode text."""
+    """Check that the value is Unicode text. Raises `InvalidInput`."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""What producers put into a queue for a collection: protobuf messages, and three bytes that say which.
+"""Records that producers put into a queue for a collection: protobuf messages, and three bytes of metadata.
 
     WriteRequest  { repeated Vector vectors = 1; }
     DeleteRequest { repeated string ids = 1; }
@@ -6,8 +6,8 @@
     Value         { oneof { string = 1; int64 = 2; double = 3; bool = 4; FloatVector = 5; } }
     FloatVector   { repeated float values = 1; }
 
-Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Nobody knows who wrote a record: whatever is
-wrong with it is `InvalidInput`, and no more memory is taken than it has bytes.
+Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Records are untrusted: every error in one is
+`InvalidInput`, and decoding takes no more memory than the record has bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import InvalidInput
+from penstock.protowire import FIXED32, FIXED64, LENGTH_DELIMITED, VARINT, fields, varint
 from penstock.vector.delta import TOMBSTONE, Entry
 from penstock.vector.model import VECTOR_FIELD, Floats, Scalar, Vector, check_id
 
@@ -34,7 +35,7 @@ __all__ = [
 
 
 class Operation(IntEnum):
-    """What a record asks for."""
+    """The operation of a record."""
 
     UPSERT = 1
     DELETE = 2
@@ -45,16 +46,13 @@ _PROTOBUF: Final = 1
 UPSERT_METADATA: Final = bytes((_VERSION, Operation.UPSERT, _PROTOBUF))
 DELETE_METADATA: Final = bytes((_VERSION, Operation.DELETE, _PROTOBUF))
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
 _DOUBLE: Final = struct.Struct("<d")
 _FLOAT: Final = np.dtype("<f4")
-_VARINT_BYTES_MAX: Final = 10
 _MASK: Final = 2**64 - 1
 
 
 def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
-    """The entries of a write. Raises `InvalidInput` if the record, or what it is said to be, is unknown."""
+    """Decode the entries of a write. Raises `InvalidInput` if the record or its metadata is invalid."""
     if metadata == UPSERT_METADATA:
         vectors = [_vector(_payload(value, kind)) for _, kind, value in _fields(record, only=1)]
         return [(vector.id, vector) for vector in vectors]
@@ -67,12 +65,12 @@ def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
 
 
 def encode_upserts(vectors: Iterable[Vector]) -> bytes:
-    """A record for `UPSERT_METADATA`."""
+    """Encode a record for `UPSERT_METADATA`."""
     return b"".join(_field(1, _encoded(vector)) for vector in vectors)
 
 
 def encode_deletes(ids: Iterable[str]) -> bytes:
-    """A record for `DELETE_METADATA`."""
+    """Encode a record for `DELETE_METADATA`."""
     return b"".join(_field(1, external_id.encode()) for external_id in ids)
 
 
@@ -117,7 +115,7 @@ def _value(name: str, data: bytes) -> Scalar | Floats:
             held = _text(value, kind)
         elif number == 2:
             held = _signed(_integer(value, kind))
-        elif number == 3 and kind == _FIXED64:
+        elif number == 3 and kind == FIXED64:
             held = float(_DOUBLE.unpack(_raw(value))[0])
         elif number == 4:
             held = bool(_integer(value, kind))
@@ -131,48 +129,21 @@ def _value(name: str, data: bytes) -> Scalar | Floats:
 def _floats(data: bytes) -> Floats:
     parts = []
     for _, kind, value in _fields(data, only=1):
-        if kind not in (_BYTES, _FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
+        if kind not in (LENGTH_DELIMITED, FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
             raise InvalidInput("a list of floats is cut")
         parts.append(_raw(value))
     return np.frombuffer(b"".join(parts), _FLOAT)
 
 
 def _fields(data: bytes, *, only: int | None = None) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field; others than `only` are passed over, if it is given."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        value: int | bytes
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-        else:
-            if kind == _BYTES:
-                size, at = _varint(data, at)
-            elif kind in _FIXED:
-                size = _FIXED[kind]
-            else:
-                raise InvalidInput(f"a protobuf message with wire type {kind}")
-            if size > len(data) - at:
-                raise InvalidInput("a protobuf message is cut")
-            value, at = data[at : at + size], at + size
-        if not number:
-            raise InvalidInput("a protobuf message with a field number 0")
+    """Yield number, wire type and value of each field, or of those with the number `only`."""
+    for number, kind, value, end in fields(data):
         if only is None or number == only:
-            yield number, kind, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value & _MASK, at + place + 1
-    raise InvalidInput("a protobuf message has a number that is cut or too long")
+            yield number, kind, value & _MASK if kind == VARINT else data[value:end]
 
 
 def _payload(value: int | bytes, kind: int) -> bytes:
-    if kind != _BYTES or isinstance(value, int):
+    if kind != LENGTH_DELIMITED or isinstance(value, int):
         raise InvalidInput(f"a protobuf message with wire type {kind} where another message is expected")
     return value
 
@@ -183,7 +154,7 @@ def _raw(value: int | bytes) -> bytes:
 
 
 def _integer(value: int | bytes, kind: int) -> int:
-    if kind != _VARINT or isinstance(value, bytes):
+    if kind != VARINT or isinstance(value, bytes):
         raise InvalidInput(f"a protobuf message with wire type {kind} where a number is expected")
     return value
 
@@ -212,22 +183,13 @@ def _encoded(vector: Vector) -> bytes:
 
 def _scalar(value: Scalar) -> bytes:
     if isinstance(value, bool):
-        return _number(4 << 3 | _VARINT) + _number(value)
+        return varint(4 << 3 | VARINT) + varint(value)
     if isinstance(value, int):
-        return _number(2 << 3 | _VARINT) + _number(value & _MASK)
+        return varint(2 << 3 | VARINT) + varint(value & _MASK)
     if isinstance(value, float):
-        return _number(3 << 3 | _FIXED64) + _DOUBLE.pack(value)
+        return varint(3 << 3 | FIXED64) + _DOUBLE.pack(value)
     return _field(1, value.encode())
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    return _number(number << 3 | _BYTES) + _number(len(payload)) + payload
-
-
-def _number(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload

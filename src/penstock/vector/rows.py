@@ -1,7 +1,7 @@
-"""Vectors in memory, as they are compared: one row each, and a column for every field that is indexed.
+"""Vectors in memory in the form that is compared: one row each, and a column for every indexed field.
 
-Rows are only ever appended, so whoever holds the arrays and a number of rows has a state that never changes.
-A row that is not needed any more stays until there are so many of them that all are copied.
+Rows are only appended, so the arrays and a number of rows are an immutable state. Dead rows stay until there
+are enough of them to copy the living ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.vector.model import Collection, Floats, Metric, Scalar
 Slots = npt.NDArray[np.int64]
 
 _CHUNK_CELLS: Final = 4 * 1024**2
-"""Distances computed at once: 16 MiB of them."""
+"""Distances computed in one step: 16 MiB."""
 _PIECE_MAX: Final = 240_000
 """Multiplications that are done on one core."""
 _TOGETHER_MAX: Final = 32_000_000
@@ -27,7 +27,7 @@ _ROUNDS: Final = 6
 
 
 def squares(rows: Floats) -> Floats:
-    """The squared length of each row."""
+    """Return the squared length of each row."""
     lengths: Floats = np.einsum("ij,ij->i", rows, rows)
     return lengths
 
@@ -41,10 +41,10 @@ def distances(rows: Floats, centroids: Floats) -> Floats:
 
 
 def _products(rows: Floats, centroids: Floats) -> Floats:
-    """The dot products of all with all; where that is little work, in pieces that one core does.
+    """Return the dot products of all pairs; small work is done in pieces on one core.
 
-    For more than a piece the linear algebra below numpy calls all cores together, and waiting for them on a
-    busy machine takes longer than the work.
+    For more than a piece numpy's linear algebra uses all cores, and waiting for them on a busy machine takes
+    longer than the work.
     """
     cells = centroids.size
     if not cells or len(rows) * cells > _TOGETHER_MAX:
@@ -60,7 +60,7 @@ def _products(rows: Floats, centroids: Floats) -> Floats:
 
 
 def nearest(rows: Floats, centroids: Floats) -> Slots:
-    """The number of the nearest centroid of each row."""
+    """Return the number of the nearest centroid of each row."""
     found = np.empty(len(rows), np.int64)
     step = max(1, _CHUNK_CELLS // max(1, len(centroids)))
     for begin in range(0, len(rows), step):
@@ -131,14 +131,14 @@ class Column:
         self.code_of: dict[bytes, int] = {}
         self.values: list[bytes] = []
         self.live: list[int] = []
-        """How many vectors have the value, by code."""
+        """Number of vectors with the value, by code."""
         self.stale: list[int] = []
-        """How many ids in storage had it and are gone."""
+        """Number of deleted ids in storage that had the value, by code."""
         self.merges: list[int] = []
         """Merges of its stored record since it was stored as a whole, at least."""
 
     def code(self, value: bytes) -> int:
-        """The code of a value, a new one if it has none."""
+        """Return the code of a value, a new one if it has none."""
         code = self.code_of.get(value)
         if code is None:
             code = self.code_of[value] = len(self.values)
@@ -149,7 +149,7 @@ class Column:
         return code
 
     def compacted(self, kept: Slots, capacity: int) -> Column:
-        """The column of some of the rows, without the values that no vector has any more."""
+        """Return the column of some of the rows, without unused values."""
         made = Column()
         recoded = np.full(len(self.values) + 1, ABSENT, np.int32)  # the last one is that of absent values
         for code, value in enumerate(self.values):
@@ -163,7 +163,7 @@ class Column:
 
 
 class Rows:
-    """Everything that is known about each row. Only the flusher changes it."""
+    """All rows with their attributes. Only the flusher changes them."""
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
@@ -173,7 +173,7 @@ class Rows:
         self.ids: Ids = np.empty(_FIRST_CAPACITY, np.uint64)
         self.alive: npt.NDArray[np.bool_] = np.zeros(_FIRST_CAPACITY, np.bool_)
         self.home: Slots = np.full(_FIRST_CAPACITY, NO_LIST, np.int64)
-        """The id of the centroid whose list the row stands in, the lists of dead rows included."""
+        """The centroid of each row's list, also for dead rows."""
         self.names: list[str] = []
         """External ids."""
         self.columns: dict[str, Column] = {name: Column() for name in collection.indexed}
@@ -205,8 +205,8 @@ class Rows:
                     column.live[code] += 1
 
     def die(self, slots: Slots) -> None:
-        """Mark rows as gone. They still stand in their lists."""
-        # A new array: whoever was given the old one goes on seeing these rows.
+        """Mark rows as dead. They stay in their lists."""
+        # A new array: holders of the old one keep seeing these rows.
         self.alive = self.alive.copy()
         self.alive[slots] = False
         for column in self.columns.values():
@@ -217,11 +217,11 @@ class Rows:
 
     @property
     def wasted(self) -> int:
-        """Rows that stand in no list."""
+        """Rows that are in no list."""
         return int((self.home[: self.count] == NO_LIST).sum())
 
     def compacted(self) -> tuple[Rows, Slots]:
-        """The rows that stand in a list, in new arrays, and where each row went: -1 for all others."""
+        """Return the rows that are in a list, in new arrays, and the new slot of each row or -1."""
         kept = np.flatnonzero(self.home[: self.count] != NO_LIST)
         moved = np.full(self.count, -1, np.int64)
         moved[kept] = np.arange(len(kept))

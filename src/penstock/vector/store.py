@@ -30,7 +30,7 @@ from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
 from penstock.vector.filters import Filter, check_filter
 from penstock.vector.flush import Snapshot, VectorFlusher
-from penstock.vector.index import Found, Index
+from penstock.vector.index import SAMPLE_MAX, Found, Index, Recall, Tally, compare, sampled
 from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
 from penstock.vector.load import agreed_collection, load
 from penstock.vector.model import (
@@ -43,13 +43,12 @@ from penstock.vector.model import (
     check_id,
     components,
 )
-from penstock.vector.recall import SAMPLE_MAX, Recall, Tally, compare, sampled
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS_MAX: Final = 4
-"""More searches at once than cores only make each of them slower."""
+"""More concurrent searches than cores only make each one slower."""
 
 
 class Readers:
@@ -74,7 +73,10 @@ class Readers:
 
     @contextlib.asynccontextmanager
     async def limited(self) -> AsyncIterator[None]:
-        """A place, for no longer than a search may take. Raises `Unavailable` for either."""
+        """Hold a search slot within the time limit.
+
+        Raises `Unavailable` without a slot or when time is over.
+        """
         with self.place():
             limit = asyncio.timeout(self._timeout_s)
             try:
@@ -103,14 +105,14 @@ _INLINE_CELLS: Final = 2_000_000
 
 
 class VectorStore:
-    """Vectors under ids: written with an epoch and a level of safety, searched as of the last flush.
+    """Vectors under ids: writes have an epoch and a level of durability, searches see the last flush.
 
     store = await VectorStore.open(VectorConfig(store="file:///data", dimensions=3, metric="cosine"))
     handle = await store.upsert([Vector("a", [1, 0, 0], {"lang": "en"})])
     await store.flush()
     hits = await store.search([1, 0, 0], k=10)
 
-    Opening a collection fences whoever had it. A fenced or failed store refuses everything but `close`.
+    Opening a collection fences its previous writer. A fenced or failed store refuses everything but `close`.
     """
 
     def __init__(
@@ -147,12 +149,12 @@ class VectorStore:
     ) -> VectorStore:
         """Open the collection, or create it if there is none; its vectors are read into memory.
 
-        What is damaged and stands elsewhere, too, is built anew, stored, logged and counted.
+        Damaged parts that can be derived from others are rebuilt, stored, logged and counted.
 
-        `storage` stands in for what the configuration names; its merge operator is `merge_records`. Either is
-        closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
-        another metric or another schema, `Corrupt`, `Fenced`, and `Unavailable`, also if the store does not
-        answer within `open_timeout`.
+        `storage` replaces the configured store; its merge operator is `merge_records`. Either is closed with
+        the store. Raises `ConfigError` if the collection was created with other dimensions, another metric or
+        another schema, `Corrupt`, `Fenced`, and `Unavailable`, also if the store does not answer within
+        `open_timeout`.
         """
         storage = storage or await _open_storage(config)
         try:
@@ -161,7 +163,7 @@ class VectorStore:
             flusher, source = VectorFlusher(storage, held), FedSource(held.position)
             if held.damage is not None:
                 held.damage.tell(registry or DEFAULT_REGISTRY)
-                # Nothing changes but that the storage has what was built anew, as one batch.
+                # Store the rebuilt parts, as one batch.
                 await flusher.flush(VectorDelta(source))
                 await flusher.sync()
             failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
@@ -194,19 +196,19 @@ class VectorStore:
     # For writers
 
     async def upsert(self, vectors: Iterable[Vector], *, timeout: float | None = None) -> WriteHandle:
-        """Store vectors, each in place of what its id stood for; all of them or, if one is wrong, none.
+        """Store vectors, each replacing the vector of its id; all of them or, if one is invalid, none.
 
         Returns when they are applied; wait on the handle for more. Raises `InvalidInput`, `WriteTimeout` if
-        there was no room for so many seconds, and `FlushError` when the store has stopped.
+        there is no room within `timeout` seconds, and `FlushError` when the store has stopped.
         """
         return await self.write(Write.upsert(vectors), timeout=timeout)
 
     async def delete(self, ids: Iterable[str], *, timeout: float | None = None) -> WriteHandle:
-        """Delete vectors. An id that stands for nothing is no error. As `upsert` else."""
+        """Delete vectors. An unknown id is no error. Otherwise as `upsert`."""
         return await self.write(Write.delete(ids), timeout=timeout)
 
     async def write(self, write: Write, *, timeout: float | None = None) -> WriteHandle:
-        """One write of upserts and deletions in order, and where their source stands. As `upsert` else."""
+        """Apply upserts and deletions in order, with the position of their source. Otherwise as `upsert`."""
         handle = await self._coordinator.write(write, timeout=timeout)
         try:
             await handle.epoch()
@@ -228,27 +230,27 @@ class VectorStore:
 
     @property
     def position(self) -> int | None:
-        """Where the source of the vectors stood, as of the last flush."""
+        """The position in the source of the vectors, as of the last flush."""
         position = self._snapshot.position
         return None if position is None else position.sequence
 
     @property
     def source(self) -> str:
-        """The name of the source that `position` is of, or nothing if it has none."""
+        """The name of the source that `position` refers to; empty if it has none."""
         position = self._snapshot.position
         return "" if position is None else position.source
 
     @property
     def location(self) -> str:
-        """The name of the batch that `position` is of, or nothing if it was not stored."""
+        """The name of the batch that `position` refers to; empty if none was stored."""
         position = self._snapshot.position
         return "" if position is None else position.location
 
     async def get(self, external_id: str) -> Vector | None:
-        """The vector as it was written, or None.
+        """Return the vector as it was written, or None.
 
-        Raises `Unavailable`, also if it takes longer than a search may, `Fenced`, and `Corrupt` if what is
-        stored of it is damaged; to write it again heals that.
+        Raises `Unavailable` (also after the time limit of a search), `Fenced`, and `Corrupt` if its record
+        is damaged; writing the vector again repairs that.
         """
         check_id(external_id)
         snapshot = self._snapshot
@@ -268,13 +270,13 @@ class VectorStore:
         include_fields: Sequence[str] | None = None,
         nprobe: int | None = None,
     ) -> Hits:
-        """The `k` vectors nearest to this one, best first.
+        """Return the `k` vectors nearest to this one, best first.
 
-        `include_fields` are the attributes that the hits have, `vector` among them; None is all of them, and
-        an empty list saves reading them. `nprobe` is how many posting lists are compared: without it
-        everything is up to `exact_max` vectors, after the filter. Fewer than `k` are found only if no more
-        match. One whose stored record is damaged is left out, and `damaged` of the result names it. Raises
-        `InvalidInput`, and `Unavailable` if too many searches are under way or this one takes too long.
+        `include_fields` are the attributes of the hits, `vector` among them; None stands for all, and an
+        empty list saves reading them. `nprobe` is the number of posting lists to compare; without it, up to
+        `exact_max` vectors (after the filter) are compared completely. Fewer than `k` are returned only if no
+        more match. A vector with a damaged record is left out and named in `damaged` of the result. Raises
+        `InvalidInput`, and `Unavailable` if too many searches are running or this one takes too long.
         """
         query = components(vector)
         self.collection.check_components(query, "the query")
@@ -304,11 +306,11 @@ class VectorStore:
     async def recall(
         self, *, sample: int = 100, k: int = 10, filter: Filter | None = None, nprobe: int | None = None
     ) -> Recall:
-        """How much of what an exact search finds `search` finds, over so many of the stored vectors.
+        """Measure the share of exact results that `search` finds, over a sample of the stored vectors.
 
-        Each of them costs an exact search, on a thread; all of them count as one search under way, without a
-        limit of time. The last one without a filter and `nprobe` is also the metric `vector.recall`. Raises
-        as `search` does.
+        Each sampled vector costs an exact search, in a thread; together they count as one running search,
+        without a time limit. A measurement without a filter and `nprobe` also sets the metric
+        `vector.recall`. Raises as `search` does.
         """
         if isinstance(sample, bool) or not isinstance(sample, int) or not 1 <= sample <= SAMPLE_MAX:
             raise InvalidInput(f"sample is 1 to {SAMPLE_MAX:,}, not {sample!r}")
@@ -356,18 +358,18 @@ class VectorStore:
 
     @property
     def failed(self) -> FlushError | None:
-        """What stopped the store, if anything did: a newer writer, or a storage that failed."""
+        """The error that stopped the store, or None: a newer writer, or a failed storage."""
         return self._failed.result() if self._failed.done() else None
 
     async def failure(self) -> FlushError:
-        """Wait until the store stops by itself, and return why."""
+        """Wait until an error stops the store, and return it."""
         return await asyncio.shield(self._failed)
 
     async def check(self) -> None:
-        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
+        """Check with the storage that this process is still its writer. Raises `Fenced` and `Unavailable`.
 
-        Raises `OutcomeUnknown` if the storage has stopped for good. Writes notice it by themselves; who only
-        reads would go on showing what was.
+        Raises `OutcomeUnknown` if the storage has stopped for good. Writes notice fencing; a process that
+        only reads would keep returning old data.
         """
         try:
             await self._storage.get(record_prefix(RecordType.COLLECTION))
@@ -394,11 +396,11 @@ class VectorStore:
 
     @property
     def storage_wait_s(self) -> float:
-        """How long the storage has been at what it stores now, in seconds; 0 if it stores nothing."""
+        """How long the flush or sync in progress has taken so far, in seconds; 0 if there is none."""
         return self._coordinator.storage_wait_s
 
     async def abort(self) -> None:
-        """Stop at once, as a crash would: what is not durable may be lost."""
+        """Stop immediately, as a crash would: writes that are not durable may be lost."""
         await self._coordinator.abort()
         self._give_threads_back()
         try:
@@ -430,7 +432,7 @@ async def _open_storage(config: VectorConfig) -> Storage:
 
 
 async def _record(snapshot: Snapshot, internal_id: int, name: str) -> Vector:
-    """The stored vector of this name. Raises `Corrupt`."""
+    """Return the stored vector of this name. Raises `Corrupt`."""
     key = data_key(internal_id)
     data = await snapshot.records.get(key)
     if data is None:
@@ -459,7 +461,7 @@ def _hits(
     k: int,
     include_fields: Sequence[str] | None,
 ) -> Hits:
-    """The best `k` whose records are sound, and which of those before the last of them are not."""
+    """Return the best `k` with sound records, and the damaged ones among the results."""
     wanted = None if include_fields is None else set(include_fields)
     hits: list[Hit] = []
     damaged: list[str] = []

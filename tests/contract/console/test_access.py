@@ -16,7 +16,7 @@ def stranger(stage: StageProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_without_a_session_nothing_is_told(stranger: httpx.Client) -> None:
+def test_without_a_session_nothing_is_shown(stranger: httpx.Client) -> None:
     for path in ("api/overview", "api/live", "api/buffers", "api/topics", "api/trace?id=x", "api/nowhere"):
         answer = stranger.get(path)
         assert answer.status_code == 401, path

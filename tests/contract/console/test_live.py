@@ -68,7 +68,7 @@ def test_a_client_that_comes_back_misses_nothing(console: httpx.Client, stage: S
         assert not [event for event in found if event[1] == "gap"]
 
 
-def test_what_is_gone_from_the_ring_is_told_as_a_gap(console: httpx.Client) -> None:
+def test_events_evicted_from_the_ring_are_sent_as_a_gap(console: httpx.Client) -> None:
     """An id of an earlier process: what happened in between nobody knows any more."""
     first = next(events(console, "live?after=41"))
     ident, name, data = first
@@ -77,7 +77,7 @@ def test_what_is_gone_from_the_ring_is_told_as_a_gap(console: httpx.Client) -> N
     assert data["to"] == ident > 42
 
 
-def test_hostile_log_lines_are_told_as_they_are(console: httpx.Client, stage: StageProcess) -> None:
+def test_hostile_log_lines_are_sent_unchanged(console: httpx.Client, stage: StageProcess) -> None:
     stream = events(console, "live")
     until(stream, lambda event: event[1] == "overview")
     text = '<img src=x onerror=alert(1)> "quoted" event: overview'
@@ -85,7 +85,7 @@ def test_hostile_log_lines_are_told_as_they_are(console: httpx.Client, stage: St
     assert until(stream, said(text))[-1][2]["level"] == "error"
 
 
-def test_a_tail_goes_on_behind_a_sequence_and_filters(console: httpx.Client) -> None:
+def test_a_tail_continues_after_a_sequence_and_filters(console: httpx.Client) -> None:
     query = "topics/events/tail?after=100&tag=kind.odd&node=node-1"
     found = until(events(console, query), lambda event: event[1] == "caught_up")
     records = [data for _, name, data in found if name == "record"]
@@ -94,7 +94,7 @@ def test_a_tail_goes_on_behind_a_sequence_and_filters(console: httpx.Client) -> 
     assert {record["node"] for record in records} == {"node-1"}
 
 
-def test_a_tail_tells_what_is_gone(console: httpx.Client) -> None:
+def test_a_tail_reports_missing_records(console: httpx.Client) -> None:
     ident, name, data = next(events(console, "topics/capped/tail?after=0"))
     assert (ident, name) == (7, "gap")
     assert (data["from"], data["to"]) == (1, 7)

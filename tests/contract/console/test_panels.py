@@ -80,7 +80,7 @@ def test_topics_are_listed_page_by_page(console: httpx.Client) -> None:
     assert capped["retention"]["cap_records"] == 5
 
 
-def test_a_topic_s_line_tells_evicted_deleted_and_live(console: httpx.Client) -> None:
+def test_a_topic_s_line_shows_evicted_deleted_and_live_ranges(console: httpx.Client) -> None:
     capped = get(console, "topics/capped")["line"]
     assert [(one["from"], one["to"], one["kind"]) for one in capped] == [(1, 7, "evicted"), (8, 12, "live")]
     gappy = get(console, "topics/gappy")["line"]
@@ -196,7 +196,7 @@ def test_a_vector_search_is_answered_by_the_database(console: httpx.Client) -> N
         ({"buffer": "metrics", "sequence": "1"}, ["buffer:here", "batch:here", "database:here"]),
     ],
 )
-def test_a_trace_tells_where_a_record_is(
+def test_a_trace_shows_where_a_record_is(
     console: httpx.Client, query: dict[str, str], stages: list[str]
 ) -> None:
     found = get(console, "trace", **query)

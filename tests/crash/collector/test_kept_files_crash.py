@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.exporters.file import FileExporter
+from penstock.collector.exporters import FileExporter
 from penstock.collector.payload import Place, RawPayload
 from penstock.collector.pipeline import directory_identity
 from penstock.errors import PenstockError

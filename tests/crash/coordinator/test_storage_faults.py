@@ -60,7 +60,7 @@ def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
 
 @pytest.mark.parametrize("fault", StorageFault)
 @pytest.mark.parametrize("call", range(1, CALLS + 1))
-async def test_whatever_fails_durable_words_stay_and_the_work_goes_on(call: int, fault: StorageFault) -> None:
+async def test_whatever_fails_durable_words_stay_and_work_continues(call: int, fault: StorageFault) -> None:
     for kept in range(5):
         world = World()
         world.storage.fail_at(call, fault)

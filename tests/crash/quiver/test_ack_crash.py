@@ -68,7 +68,7 @@ class Work:
     def leave(self, name: str) -> None:
         self.notes.left.add(name)
         self.notes.registered.discard(name)
-        self.attempt(lambda: self.core.offsets.unregister(name))
+        self.attempt(lambda: self.core.unregister(name))
 
     def add(self, seq: int) -> None:
         self.core.add(seq, bundles=BUNDLES)
@@ -136,19 +136,19 @@ def check(core: Core, notes: Notes) -> None:
     assert offsets.damage == ()
     names = set(offsets.names())
     assert notes.registered <= names
-    assert offsets.next_segment_seq_floor > max(notes.removed, default=0)
+    assert offsets.state.next_segment_seq > max(notes.removed, default=0)
     for name, seq, bundle in notes.kept:
-        assert name in notes.left or offsets.is_resolved(name, BundleRef(seq, bundle))
+        assert name in notes.left or offsets.state.entry(name).progress.is_resolved(BundleRef(seq, bundle))
     for name in names:
         assert offsets.subscriber(name).hwm >= notes.marks.get(name, 0) or name in notes.left
         if name == "late":
             continue  # it may be there although it left, and then everything is pending for it
         for seq in core.infos:
             for bundle in range(BUNDLES):
-                if offsets.is_resolved(name, BundleRef(seq, bundle)):
+                if offsets.state.entry(name).progress.is_resolved(BundleRef(seq, bundle)):
                     assert (name, seq, bundle) in notes.said
     for seq in offsets.finished():
-        assert all(offsets.is_resolved(name, BundleRef(seq, 0)) for name in names)
+        assert all(offsets.state.entry(name).progress.is_resolved(BundleRef(seq, 0)) for name in names)
 
 
 def calls_of_a_whole_run() -> int:

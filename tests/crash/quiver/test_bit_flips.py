@@ -67,7 +67,7 @@ def kinds(disk: FakeDisk) -> dict[str, str]:
 @pytest.mark.parametrize(
     "kind", ["rotated log", "active log", "cursor", "segment", "sidecar", "checkpoint", "ack log"]
 )
-def test_a_flipped_bit_invents_nothing_and_what_it_costs_is_told(kind: str) -> None:
+def test_a_flipped_bit_invents_nothing_and_its_loss_is_reported(kind: str) -> None:
     rng = random.Random(kind)
     disk = prepared()
     path = f"{CORE}/{kinds(disk)[kind]}"

@@ -1,6 +1,6 @@
 """A fault at every file call of the whole engine, and a power cut at every instant.
 
-Two subscribers take from a Quiver that rotates its log, finalizes by size and by age, and deletes what both
+Two subscribers take from a Quiver that rotates its log, seals by size and by age, and deletes what both
 are done with. Whatever fails and whenever the power goes: after the next start each subscriber is given every
 accepted row that it has not answered for, each once, and no row that nobody wrote.
 """

@@ -102,7 +102,7 @@ def test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half(kind: Dis
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_failure_at_any_call_leaves_a_store_that_goes_on(kind: DiskFault) -> None:
+def test_a_failure_at_any_call_leaves_a_store_that_works(kind: DiskFault) -> None:
     for call in range(total_calls()):
         disk, notes = FakeDisk(clock=ManualClock()), Notes()
         disk.make_dirs(SEGMENTS)

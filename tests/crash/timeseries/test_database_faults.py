@@ -65,7 +65,7 @@ def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
 @pytest.mark.parametrize("fold_samples", [1, 1000])
 @pytest.mark.parametrize("fault", StorageFault)
 @pytest.mark.parametrize("call", range(1, CALLS + 1))
-async def test_whatever_fails_durable_writes_stay_whole_and_the_work_goes_on(
+async def test_whatever_fails_durable_writes_stay_whole_and_work_continues(
     call: int, fault: StorageFault, fold_samples: int
 ) -> None:
     for kept in range(4):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import pytest
 from tests.crash.fault_kinds import fault_name, spread
 from tests.unit.topics.engine_doubles import World, run_until_power_cut, settle
-from tests.unit.topics.router_notes import ROUTES, SOURCES, Notes, attempt
+from tests.unit.topics.routers.router_notes import ROUTES, SOURCES, Notes, attempt
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock

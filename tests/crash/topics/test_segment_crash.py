@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from tests.unit.topics.segment_doubles import TOPIC, Written, built_of, read_back, some_records
+from tests.unit.topics.segments.segment_doubles import TOPIC, Written, built_of, read_back, some_records
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, load_latest, write_snapshot
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, load_latest, write_snapshot
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.segments.tiering import Tiers, TopicTier

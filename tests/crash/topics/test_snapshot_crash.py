@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
-from penstock.topics.log.snapshot import LogStart, Snapshot, load_latest, write_snapshot
+from penstock.topics.checkpoints.snapshot import LogStart, Snapshot, load_latest, write_snapshot
 
 pytestmark = pytest.mark.crash
 

@@ -19,8 +19,8 @@ from penstock.collector.settings import parse_address, parse_endpoint
 from penstock.collector.status import (
     DETAILS_TRAILER,
     RETRY_TRAILER,
-    hint_of_trailers,
     message_of,
+    retry_after_of_trailers,
     retry_after_s,
 )
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded
@@ -75,7 +75,7 @@ def test_framing_never_refuses_what_the_library_reads(place: int, byte: int) -> 
 
 @given(data=st.binary(max_size=200), key=st.sampled_from([DETAILS_TRAILER, RETRY_TRAILER, "other"]))
 def test_any_trailer_is_a_hint_or_nothing(data: bytes, key: str) -> None:
-    hint = hint_of_trailers([(key, data)])
+    hint = retry_after_of_trailers([(key, data)])
     assert hint is None or 0 <= hint <= 3600
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.coordinator.doubles import SIZE, WordDelta, Words, World, marks, turns, words_in
+from tests.unit.coordinator.doubles import SIZE, Follower, Words, World, marks, turns, words_in
 
 from penstock.coordinator import (
     ApplyError,
@@ -23,9 +23,7 @@ from penstock.coordinator import (
     CoordinatorError,
     Durability,
     FlushError,
-    IncrementalCache,
     Shutdown,
-    StorageRead,
     SyncMode,
     WriteHandle,
 )
@@ -33,10 +31,6 @@ from penstock.testing.memory_storage import MemoryStorage, StorageFault
 
 T = TypeVar("T")
 APPLIED, FLUSHED, DURABLE = Durability
-
-
-def added(state: list[str], delta: WordDelta) -> list[str]:
-    return state + [*delta.words.values()]
 
 
 @dataclass
@@ -92,11 +86,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.coordinator: Words = await self.world.open(storage, **self.config)
         self.stored = await words_in(storage)
         self.calls, self.marks = [], (0, 0, 0)
-        self.cache: IncrementalCache[WordDelta, StorageRead, list[str]] = await IncrementalCache.open(
-            self.coordinator.subscribe(),
-            rebuild=words_in,
-            apply=lambda state, delta: state + [*delta.words.values()],
-        )
+        self.follower = await Follower.open(self.coordinator)
 
     # What happens
 
@@ -162,10 +152,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
         async def follow() -> None:
             for _ in range(steps):
                 try:
-                    await asyncio.wait_for(self.cache.step(), 0.001)
+                    await asyncio.wait_for(self.follower.step(), 0.001)
                 except (TimeoutError, FlushError):
                     break
-            assert self.cache.state == self.stored + self.accepted(upto=self.cache.epoch)
+            assert self.follower.words == self.stored + self.accepted(upto=self.follower.epoch)
 
         self.run(follow())
 

@@ -182,7 +182,7 @@ async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
         await append(q, await stored(q, b"x"), version=7)
 
 
-async def test_the_last_version_is_known_in_the_queue_and_behind_it(q: Queue) -> None:
+async def test_the_last_version_is_known_in_the_queue_and_after_it_left(q: Queue) -> None:
     config = ProducerConfig(store=q.store)
     assert await last_version(config, "query") is None
     await append(q, await stored(q, b"a"), version=7)
@@ -283,7 +283,7 @@ async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue)
     assert not (await step(10, NO_VERSION, b"a")).repeated
     assert (await step(10, NO_VERSION, b"a")).repeated, "it is committed, whatever it followed"
     assert not (await step(25, 10, b"b")).repeated
-    with pytest.raises(StaleTransaction, match="goes on from 10: another process"):
+    with pytest.raises(StaleTransaction, match="continues from 10: another process"):
         await step(30, 10, b"x")
     assert await delivered(q) == [b"a", b"b"]
     with pytest.raises(StaleTransaction, match="stands at version 25"):

@@ -181,7 +181,7 @@ async def test_a_failed_next_batch_delivers_the_same_again(q: Queue, prefetch: i
     assert await taken(consumer, 2) == [1, 2]
 
 
-async def test_a_read_that_fails_for_good_is_told_and_tried_again_when_asked(q: Queue) -> None:
+async def test_a_read_that_fails_raises_and_the_next_call_tries_again(q: Queue) -> None:
     await q.fill(1)
     consumer = await q.consumer()
     q.store.before = once(errors.PermissionDenied("no"), "get", ".batch")
@@ -288,14 +288,14 @@ async def test_a_deleted_manifest_is_not_called_a_takeover(q: Queue) -> None:
     assert (await consumer.next_batch()) is not None
 
 
-async def test_a_closed_consumer_says_so_at_once(q: Queue) -> None:
+async def test_a_closed_consumer_fails_immediately(q: Queue) -> None:
     consumer = await q.consumer()
     await consumer.close()
     with pytest.raises(FencedError, match="closed"):
         await consumer.next_batch()
 
 
-async def test_without_fetching_ahead_each_is_fetched_when_asked_for(q: Queue) -> None:
+async def test_without_prefetch_each_batch_is_fetched_on_demand(q: Queue) -> None:
     await q.fill(3)
     consumer = await q.consumer(prefetch=0)
     q.store.calls.clear()
@@ -326,7 +326,7 @@ async def test_a_large_batch_is_decoded_in_a_thread_the_same_way(q: Queue) -> No
     assert batch.entries == [bytes(300_000), b"end"]
 
 
-async def test_batches_waits_at_the_end_of_the_queue_and_goes_on(q: Queue) -> None:
+async def test_batches_waits_at_the_end_of_the_queue_and_continues(q: Queue) -> None:
     await q.fill(1)
     consumer = await q.consumer()
     stream = consumer.batches("1s")
@@ -594,7 +594,7 @@ async def test_a_hole_is_reported_on_descriptors_too(q: Queue) -> None:
     assert [(d.sequence, d.gap_from) for d in handed] == [(4, 2), (5, None)]
 
 
-async def test_a_queue_behind_the_position_is_warned_of_and_skipped(
+async def test_a_queue_that_ends_before_the_position_is_skipped_with_a_warning(
     q: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     await q.fill(2)
@@ -609,7 +609,7 @@ async def test_a_queue_behind_the_position_is_warned_of_and_skipped(
     assert await q.sequences() == []
 
 
-async def test_a_strict_consumer_refuses_a_queue_behind_its_position(q: Queue) -> None:
+async def test_a_strict_consumer_refuses_a_queue_that_ends_before_its_position(q: Queue) -> None:
     await q.fill(2)
     with pytest.raises(InvalidInputError, match="was the manifest deleted"):
         await q.consumer(last_acked=2, strict_resume=True)
@@ -719,7 +719,7 @@ async def test_a_batch_set_aside_at_the_end_leaves_the_queue_with_the_next_flush
     assert await q.sequences() == []
 
 
-async def test_a_batch_set_aside_behind_the_hundredth_ack_leaves_with_the_next_flush(q: Queue) -> None:
+async def test_a_batch_set_aside_after_the_hundredth_ack_leaves_with_the_next_flush(q: Queue) -> None:
     await q.fill(100)
     await spoil(q, damaged=99)
     consumer = await q.consumer(on_bad_batch="skip")

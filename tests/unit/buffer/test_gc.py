@@ -248,7 +248,7 @@ async def test_an_unanswered_seal_keeps_the_ownership(q: Queue, lost: str) -> No
     assert (await consumer.next_batch()) is not None
 
 
-async def test_a_seal_that_landed_behind_the_deadline_is_recognised_as_our_own(q: Queue) -> None:
+async def test_a_seal_that_landed_after_the_deadline_is_recognised_as_our_own(q: Queue) -> None:
     garbage = await orphan(q)
     await q.fill(1)
     consumer = await q.consumer(retry_deadline="1s")
@@ -332,7 +332,7 @@ async def test_the_first_cycle_comes_after_a_full_interval_and_errors_are_not_fa
     assert garbage not in await q.keys()
 
 
-async def test_a_fenced_collector_ends_by_itself(q: Queue) -> None:
+async def test_a_fenced_collector_ends(q: Queue) -> None:
     await orphan(q)
     old = await started(q)
     await q.consumer()
@@ -342,7 +342,7 @@ async def test_a_fenced_collector_ends_by_itself(q: Queue) -> None:
     assert old._gc_task.exception() is None
 
 
-async def test_a_producer_with_a_stalled_batch_stores_it_anew_after_the_collector_took_it(q: Queue) -> None:
+async def test_a_producer_stores_a_stalled_batch_again_after_the_collector_deleted_it(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", append_deadline="10h")
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "get" and key == MANIFEST and not gate.is_set() else None
@@ -362,7 +362,7 @@ async def test_a_producer_with_a_stalled_batch_stores_it_anew_after_the_collecto
     assert batch.entries == [b"slow"]
 
 
-async def test_an_error_that_nobody_expects_does_not_end_the_collector(q: Queue) -> None:
+async def test_an_unexpected_error_does_not_end_the_collector(q: Queue) -> None:
     garbage = await orphan(q)
     consumer = await started(q)
 
@@ -436,7 +436,7 @@ async def test_a_clock_set_forward_makes_no_batch_garbage_before_its_grace_perio
     assert (await collector.collect(dry_run=True)).candidates == (key,)
 
 
-async def test_a_clock_that_was_wrong_at_the_start_leaves_no_garbage_for_ever() -> None:
+async def test_a_clock_that_was_wrong_at_the_start_leaves_no_permanent_garbage() -> None:
     q = Queue()
     collector = standalone(q)
     q.clock.jump_wall(30 * 86_400_000)

@@ -70,7 +70,7 @@ async def test_a_missing_manifest_is_an_empty_queue_unless_it_is_required() -> N
         await reader.require()
 
 
-async def test_a_damaged_manifest_and_a_missing_batch_are_told_apart() -> None:
+async def test_a_damaged_manifest_is_distinguished_from_a_missing_batch() -> None:
     store = MemoryStore()
     await fill(store, 1)
     reader = QueueReader(store, MANIFEST)
@@ -154,7 +154,7 @@ async def test_a_damaged_manifest_stays_an_error_until_it_is_whole_again() -> No
     assert len(await reader.index()) == 1
 
 
-async def test_entries_are_those_of_now_also_after_somebody_else_looked_at_the_manifest() -> None:
+async def test_entries_are_current_even_after_another_reader_cached_the_manifest() -> None:
     store = MemoryStore()
     await fill(store, 1)
     reader = QueueReader(store, MANIFEST)

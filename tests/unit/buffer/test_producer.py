@@ -57,7 +57,7 @@ async def test_a_batch_is_stored_one_interval_after_its_first_call(q: Queue) -> 
     assert await records_of(q) == [[b"a", b"b"]]
 
 
-async def test_the_timer_starts_anew_with_each_batch_and_rests_while_nothing_comes(q: Queue) -> None:
+async def test_the_timer_restarts_with_each_batch_and_stops_while_the_producer_is_idle(q: Queue) -> None:
     producer = q.producer(flush_interval="100ms")
     await producer.produce([b"a"])
     await q.clock.advance(10)
@@ -186,7 +186,7 @@ async def test_a_payload_large_enough_for_a_thread_is_stored_the_same_way(q: Que
     assert await records_of(q) == [big]
 
 
-async def test_the_caller_may_reuse_its_list_at_once(q: Queue) -> None:
+async def test_the_caller_may_reuse_its_list_immediately(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     mine = [b"a"]
     await producer.produce(mine)
@@ -288,7 +288,7 @@ async def test_empty_records_and_empty_metadata_are_fine(q: Queue) -> None:
 # Failures
 
 
-async def test_a_failed_batch_fails_its_own_callers_and_the_next_goes_on(q: Queue) -> None:
+async def test_a_failed_batch_fails_only_its_own_callers(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     q.store.before = once(errors.PermissionDenied("no"), "put", ".batch")
     lost = [await producer.produce([b"a"]), await producer.produce([b"b"])]
@@ -321,7 +321,7 @@ async def test_an_append_that_is_refused_fails_its_batch_only(q: Queue) -> None:
     assert len(await q.keys("ingest")) == 3  # the first object is an orphan, for the collector
 
 
-async def test_a_store_that_stays_away_is_told_as_retries_exhausted(q: Queue) -> None:
+async def test_a_store_that_stays_unavailable_is_reported_as_retries_exhausted(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", append_deadline="1s")
     q.store.before = once(errors.Unavailable("away"), "get", MANIFEST, times=10_000)
     handle = await producer.produce([b"a"])
@@ -332,7 +332,7 @@ async def test_a_store_that_stays_away_is_told_as_retries_exhausted(q: Queue) ->
     assert not is_pending(handle)
 
 
-async def test_a_data_object_that_cannot_be_stored_is_told_after_the_deadline(q: Queue) -> None:
+async def test_a_data_object_that_cannot_be_stored_fails_after_the_deadline(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", append_deadline="1s")
     q.store.before = once(errors.Unavailable("away"), "put", ".batch", times=10_000)
     await producer.produce([b"a"])
@@ -343,7 +343,7 @@ async def test_a_data_object_that_cannot_be_stored_is_told_after_the_deadline(q:
     assert q.store.count("cas") == 0
 
 
-async def test_a_passing_fault_is_retried_and_nobody_hears_of_it(q: Queue) -> None:
+async def test_a_transient_fault_is_retried_without_an_error(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     q.store.before = once(errors.Unavailable("busy"), "put", ".batch", times=2)
     await producer.produce([b"a"])
@@ -374,7 +374,7 @@ async def test_a_damaged_floor_stops_appends(q: Queue) -> None:
 # Order
 
 
-async def test_a_slow_upload_holds_back_the_batches_behind_it(q: Queue) -> None:
+async def test_a_slow_upload_holds_back_later_batches(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", flush_size_bytes=1, max_parallel_uploads=3)
     gates: dict[str, asyncio.Event] = {}
 
@@ -585,7 +585,7 @@ async def test_a_call_that_waits_for_room_is_turned_away_by_close(q: Queue) -> N
         await waiting
 
 
-async def test_a_producer_that_is_shut_down_tells_everybody_who_waits(q: Queue) -> None:
+async def test_a_producer_that_is_shut_down_settles_all_waiting_calls(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", flush_size_bytes=5)
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if key.endswith(".batch") else None
@@ -603,7 +603,7 @@ async def test_a_producer_that_is_shut_down_tells_everybody_who_waits(q: Queue) 
         await collecting.watcher.await_durable()
 
 
-async def test_a_defect_in_a_task_leaves_nobody_waiting(q: Queue) -> None:
+async def test_a_defect_in_a_task_leaves_no_caller_waiting(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 
     def broken(op: str, key: str) -> None:
@@ -650,7 +650,7 @@ def test_a_program_whose_other_task_fails_ends_with_its_producer() -> None:
     assert isinstance(outcome.error, StorageError)
 
 
-async def test_a_loop_that_cancels_every_task_leaves_nobody_waiting(q: Queue) -> None:
+async def test_a_loop_that_cancels_every_task_leaves_no_caller_waiting(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", flush_size_bytes=5)
     q.store.gate = lambda op, key: asyncio.Event() if key.endswith(".batch") else None
     uploading = await producer.produce([b"12345"])
@@ -671,7 +671,7 @@ async def test_a_loop_that_cancels_every_task_leaves_nobody_waiting(q: Queue) ->
     assert producer._tasks == []
 
 
-async def test_a_store_that_fails_in_a_way_nobody_expects_is_not_taken_for_success(q: Queue) -> None:
+async def test_an_unexpected_error_of_the_store_is_not_taken_for_success(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 
     def broken(op: str, key: str) -> None:
@@ -731,7 +731,7 @@ def test_a_producer_does_not_move_to_another_event_loop() -> None:
 # The manifest
 
 
-async def test_an_append_nobody_contends_for_reads_nothing(q: Queue) -> None:
+async def test_an_append_without_contention_reads_nothing(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     await producer.produce([b"a"])
     await producer.flush()
@@ -812,7 +812,7 @@ async def lost_then_dequeued(q: Queue, producer: Producer) -> asyncio.Task[None]
     return flushing
 
 
-async def test_the_ledger_tells_a_producer_that_its_dequeued_append_landed(q: Queue) -> None:
+async def test_the_dequeued_log_shows_a_producer_that_its_append_landed(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     flushing = await lost_then_dequeued(q, producer)
     await q.clock.advance(5)
@@ -900,7 +900,7 @@ async def test_a_full_manifest_refuses_more_until_the_consumer_makes_room(q: Que
 # The floor
 
 
-async def test_a_batch_at_or_below_the_floor_is_stored_anew_before_it_is_referenced(q: Queue) -> None:
+async def test_a_batch_at_or_below_the_floor_is_stored_again_before_it_is_referenced(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "get" and key == MANIFEST else None
@@ -919,7 +919,7 @@ async def test_a_batch_at_or_below_the_floor_is_stored_anew_before_it_is_referen
     assert q.value("reupload_total") == 1
 
 
-async def test_later_batches_are_minted_above_the_floor_even_if_the_clock_is_behind(q: Queue) -> None:
+async def test_later_batches_are_minted_above_the_floor_even_if_the_clock_is_slow(q: Queue) -> None:
     await q.store_raw(f"{MANIFEST}.floor", write_floor(Floor(floor_ms=T0 + 10_000, sealed_ms=-1)))
     producer = q.producer(flush_interval="1h")
     for _ in range(3):
@@ -944,7 +944,7 @@ async def test_the_floor_is_read_again_when_the_epoch_changed(q: Queue) -> None:
     assert q.store.count("get", f"{MANIFEST}.floor") == 2
 
 
-async def test_a_batch_that_waited_half_a_grace_period_is_stored_anew(q: Queue) -> None:
+async def test_a_batch_that_waited_half_a_grace_period_is_stored_again(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", append_deadline="1h")
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "get" and key == MANIFEST else None
@@ -1070,7 +1070,7 @@ async def test_a_producer_that_is_shut_down_holds_nothing(q: Queue, monkeypatch:
     assert q.value("inflight_bytes") == 0
 
 
-async def test_a_shutdown_that_is_cancelled_twice_still_tells_everybody(q: Queue) -> None:
+async def test_a_shutdown_that_is_cancelled_twice_still_settles_all_calls(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "put" else None

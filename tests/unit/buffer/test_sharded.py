@@ -61,7 +61,7 @@ async def test_a_number_of_shards_out_of_range_is_refused(q: Queue, shards: int)
 @pytest.mark.parametrize(
     "raw", [b"", b"{}", b'{"version":2,"shards":4}', b'{"version":1,"shards":0}', b'{"\xff":1}']
 )
-async def test_a_damaged_layout_is_told(q: Queue, raw: bytes) -> None:
+async def test_a_damaged_layout_is_reported(q: Queue, raw: bytes) -> None:
     await q.store_raw(LAYOUT, raw)
     with pytest.raises(SerializationError, match="layout"):
         await producer_of(q, 4)
@@ -69,7 +69,7 @@ async def test_a_damaged_layout_is_told(q: Queue, raw: bytes) -> None:
         await consumer_of(q)
 
 
-async def test_a_consumer_of_no_sharded_queue_is_told_so(q: Queue) -> None:
+async def test_a_consumer_of_a_queue_without_shards_is_refused(q: Queue) -> None:
     with pytest.raises(ConfigError, match="not a sharded queue"):
         await consumer_of(q)
 

@@ -59,7 +59,7 @@ def test_a_tag_is_found_among_other_bytes(given_: Transaction, before: bytes, be
         assert find_tag(before + encode_tag(given_) + behind) == given_
 
 
-def test_a_tag_is_found_behind_a_checksum() -> None:
+def test_a_tag_is_found_after_a_checksum() -> None:
     checksum = struct.pack("<III", 0x12345678, 0x1234, 99)
     assert find_tag(checksum + tag("query", 7)) == Transaction(app="query", version=7)
     assert find_tag(tag("query", 7) + checksum) == Transaction(app="query", version=7)
@@ -103,7 +103,7 @@ def test_the_newest_version_of_an_application_is_found_among_the_entries() -> No
     assert newest_version(m.EMPTY_MANIFEST, "a") is None
 
 
-def test_a_tag_in_somebodys_metadata_is_not_taken_for_one() -> None:
+def test_bytes_of_a_tag_in_metadata_are_not_taken_for_one() -> None:
     raw = queue(b"", tag("a", 1), b"", payload=b"my copy: " + tag("a", 99) + tag("b", 1))
     assert newest_version(raw, "a") == 1
     assert newest_version(raw, "b") is None
@@ -165,7 +165,7 @@ def test_entering_keeps_the_greater_of_both(book: dict[str, int], versions: dict
     assert read_transaction_log(write_transaction_log(expected)) == expected
 
 
-def test_a_full_book_forgets_who_was_entered_longest_ago() -> None:
+def test_a_full_log_forgets_the_oldest_application() -> None:
     book = {f"app {n}": n for n in range(TRANSACTION_LOG_APPS)}
     book = merge_versions(book, {"app 0": 5}) or {}
     book = merge_versions(book, {"new": 1}) or {}

@@ -75,7 +75,7 @@ def offer_and_ack(path: Path, first: int, records: list[bytes], *, ack: bool = T
     writer.close()
 
 
-def test_a_journal_tells_what_was_offered_and_what_was_acknowledged(tmp_path: Path) -> None:
+def test_a_journal_has_the_offered_and_the_acknowledged_records(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     offer_and_ack(path, 0, RECORDS[:2])
     offer_and_ack(path, 2, RECORDS[2:4])
@@ -86,7 +86,7 @@ def test_a_journal_tells_what_was_offered_and_what_was_acknowledged(tmp_path: Pa
     assert journal.acked == Sums.of(RECORDS[:4])
 
 
-def test_a_reader_takes_only_finished_lines_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_reader_takes_only_complete_lines_and_continues_after_them(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     reader = JournalReader(path)
     assert reader.read().offered_end == 0

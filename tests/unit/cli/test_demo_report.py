@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.cli.demo.producer import BAD_AT, Journal, Sums, event, is_bad
-from penstock.cli.demo.report import Balance, Records, close_books, print_next, print_totals
+from penstock.cli.demo.report import JournalBalance, Records, close_books, print_next, print_totals
 from penstock.cli.demo.run import Live, Outcome, Plan
 
 END = 2 * BAD_AT
@@ -26,7 +26,7 @@ GOOD = [value for number, value in enumerate(events()) if not is_bad(number)]
 BAD = [value for number, value in enumerate(events()) if is_bad(number)]
 
 
-def books(rows: list[bytes], letters: list[bytes], clicks: int | None = None) -> Balance:
+def books(rows: list[bytes], letters: list[bytes], clicks: int | None = None) -> JournalBalance:
     acked = events()[:LATER]
     journals = {0: Journal(offered_end=END, acked=Sums.of(acked), intervals=((0, LATER),))}
     return close_books(
@@ -106,7 +106,7 @@ def test_acknowledged_ranges_may_have_holes() -> None:
 
 
 SUMS = Sums(records=90, size_bytes=900, checksum=0xABC)
-BALANCE = Balance(
+BALANCE = JournalBalance(
     produced=100,
     acknowledged=SUMS,
     stored=SUMS,

@@ -29,7 +29,7 @@ def test_a_machine_that_runs_the_tests_passes() -> None:
     assert [check for check in check_machine() if check.status is Status.FAIL] == []
 
 
-def test_the_java_that_is_told_is_the_one_that_spark_gets() -> None:
+def test_the_reported_java_is_the_one_that_spark_gets() -> None:
     told = {check.name: check.text for check in check_machine()}
     java = find_java(os.environ)
     assert told["java"] == f"{java.version} at {java.home} (from {java.found})"

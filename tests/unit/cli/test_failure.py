@@ -34,7 +34,7 @@ def test_the_exit_code_says_what_to_do(kind: type[errors.PenstockError], code: i
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in CASES])
-def test_no_command_of_topics_is_told_to_look_at_a_store(kind: type[errors.PenstockError]) -> None:
+def test_no_hint_for_topics_mentions_a_store(kind: type[errors.PenstockError]) -> None:
     told = hint(kind("text"), "topics")
     assert "STORE" not in told
     assert "buffer" not in told

@@ -6,36 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.collector import _RESTART_S, _CoreProcess
-from penstock.cli.demo.run import _failed
+from penstock.child_process import Exit
+from penstock.cli.collector import _RESTART_S, CoreProcess
+from penstock.cli.demo.run import failure_of
 
 KILLED = ["/bin/sh", "-c", "kill -9 $$"]
 
 
-def ended(*command: str) -> _CoreProcess:
-    core = _CoreProcess(3, command)
-    core._process.wait()
+def ended(*command: str) -> CoreProcess:
+    core = CoreProcess(3, command)
+    core.child.wait()
     return core
 
 
 def test_a_core_that_is_killed_while_it_starts_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     core = ended(*KILLED)
-    assert core.look() is None
-    assert core.is_up
-    first = core._process.pid
-    core._started_s -= _RESTART_S
-    assert core.look() is None
-    assert core._process.pid != first
-    core._process.wait()
-    assert "core 3 was killed by signal 9 and is started again" in caplog.text
+    assert core.check() is None
+    first = core.child.pid
+    core.started_s -= _RESTART_S
+    assert core.check() is None
+    assert core.child.pid != first
+    core.child.wait()
+    assert "core 3 was killed by signal 9 (SIGKILL) and is restarted" in caplog.text
 
 
 def test_a_core_that_ends_while_it_starts_ends_all() -> None:
-    assert ended("/bin/sh", "-c", "exit 2").look() == 2
+    assert ended("/bin/sh", "-c", "exit 2").check() == 2
 
 
 def test_the_demo_says_which_signal_has_killed_a_process(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("error: something from before\n")
-    assert str(_failed("the pipeline", -9, log)) == f"the pipeline was killed by signal 9; its log is {log}"
-    assert "ended with code 3: something from before" in str(_failed("the pipeline", 3, log))
+    assert (
+        str(failure_of("the pipeline", Exit(signal=9), log))
+        == f"the pipeline was killed by signal 9 (SIGKILL); its log is {log}"
+    )
+    assert "ended with exit code 3: something from before" in str(
+        failure_of("the pipeline", Exit(code=3), log)
+    )

@@ -94,7 +94,7 @@ def test_compaction_takes_tables_that_can_be_compacted() -> None:
     )
     assert list(tables_to_compact(spec, None)) == ["lake"]
     assert list(tables_to_compact(spec, "folder")) == ["folder"]
-    with pytest.raises(ConfigError, match="this is a queue"):
+    with pytest.raises(ConfigError, match="a queue has no files"):
         tables_to_compact(spec, "out")
     with pytest.raises(ConfigError, match="did you mean 'lake'"):
         tables_to_compact(spec, "lak")

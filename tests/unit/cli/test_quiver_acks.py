@@ -139,7 +139,7 @@ def test_repairing_twice_does_no_more_than_once(data: Path) -> None:
     assert json.loads(quiver("fsck", data, "--repair", "--json").output)["repaired"] == []
 
 
-def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     for command in ("acks", "subscribers", "fsck"):
         assert isinstance(quiver(command, tmp_path).exception, NotFound)
         assert isinstance(quiver(command, tmp_path / "nowhere").exception, NotFound)

@@ -50,7 +50,7 @@ def test_inspect_lists_the_segments_of_all_cores(data: Path) -> None:
     assert "3 segments, 7 items" in done.output
 
 
-def test_inspect_tells_programs_everything(data: Path) -> None:
+def test_inspect_prints_everything_as_json(data: Path) -> None:
     told = json.loads(quiver("inspect", data, "--json", "--core", 0).output)
     assert [(each["core_id"], each["seq"], each["item_count"]) for each in told["segments"]] == [
         (0, 1, 3),
@@ -106,9 +106,9 @@ def test_export_writes_parquet_and_can_be_repeated(data: Path, tmp_path: Path) -
     assert pq.read_table(out / "other" / "core-0-seg-0000000000000002.parquet")["n"].to_pylist() == [4]
     again = quiver("export", data, "--parquet", out)
     assert "0 files" in again.output
-    assert "3 were there already" in again.output
+    assert "3 existed already" in again.output
 
 
-def test_export_tells_programs_what_it_did(data: Path, tmp_path: Path) -> None:
+def test_export_prints_its_result_as_json(data: Path, tmp_path: Path) -> None:
     told = json.loads(quiver("export", data, "--parquet", tmp_path / "out", "--core", 1, "--json").output)
     assert (told["files"], told["rows"], told["damaged"]) == (1, 3, [])

@@ -99,7 +99,7 @@ def test_programs_get_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> No
     assert batch_event(done(7, 1000, dead=2))["dropped"] == {"delta": 0}
 
 
-def test_a_failure_is_told_once_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_reported_once_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(choose_display(as_json=False), PlainLines)
     with PlainLines() as display:
         display.say("failed", "the error itself is reported elsewhere", view())

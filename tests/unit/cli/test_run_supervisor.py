@@ -165,7 +165,7 @@ def supervise(
         return supervisor.run()
 
 
-def test_a_run_that_ends_by_itself_is_done() -> None:
+def test_a_run_that_ends_without_a_signal_is_done() -> None:
     told = Told()
     assert supervise(FakePipeline([line(0), line(1), None]), told) is ExitCode.OK
     assert told.names == ["started", "stopped"]
@@ -219,7 +219,7 @@ def test_what_killed_java_is_the_cause_whatever_failed_because_of_it(error: Exce
     assert "killed by signal 9" in str(told.last.last_error)
 
 
-def test_a_java_that_ended_by_itself_after_a_known_fault_ended_of_that() -> None:
+def test_a_java_that_exits_after_a_known_fault_has_that_fault_as_its_cause() -> None:
     told, sessions = Told(), FakeSessions()
     sessions.lost, sessions.ending = True, Ending(returncode=3)
     error = RuntimeError("java.lang.OutOfMemoryError: Java heap space")
@@ -277,8 +277,8 @@ def test_a_signal_lets_the_micro_batch_finish(number: signal.Signals, code: Exit
     assert told.batches == [0, 1]
 
 
-def test_a_second_signal_leaves_at_once() -> None:
-    with pytest.raises(LeaveNow, match="stopped at once"):
+def test_a_second_signal_stops_immediately() -> None:
+    with pytest.raises(LeaveNow, match="stopped immediately"):
         supervise(FakePipeline([signal.SIGTERM, line(0), signal.SIGTERM]), Told())
 
 
@@ -294,7 +294,7 @@ def test_a_failure_while_stopping_is_a_stop() -> None:
     assert code is ExitCode.TERMINATED
     assert told.events[-1] == (
         "stopped",
-        "stopped by SIGTERM; what was under way is run again at the next start",
+        "stopped by SIGTERM; unfinished work is repeated at the next start",
     )
 
 

@@ -70,7 +70,7 @@ def test_an_envelope_is_what_diff_prints(
 GAP = b'{"tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","earliest_seq":4,"head_seq":5}}'
 
 
-def test_a_tombstone_among_envelopes_is_told_and_passed_over() -> None:
+def test_a_tombstone_among_envelopes_is_reported_and_skipped() -> None:
     told: list[tuple[int, str]] = []
     batcher = Batcher(records_max=9, envelope=True, on_gap=lambda line, gone: told.append((line, gone)))
     (batch,) = [*batcher.add([GAP, b'{"data":4}', b'{"data":{"tombstone":5}}']), *batcher.flush()]
@@ -79,7 +79,7 @@ def test_a_tombstone_among_envelopes_is_told_and_passed_over() -> None:
     assert told == [(1, "records 1 to 3, which are gone (cap)")]
 
 
-def test_a_topic_that_began_again_is_told_as_such() -> None:
+def test_a_recreated_topic_is_reported_as_such() -> None:
     told: list[str] = []
     batcher = Batcher(records_max=9, envelope=True, on_gap=lambda _, gone: told.append(gone))
     line = GAP.replace(b'"cap"', b'"recreated"')

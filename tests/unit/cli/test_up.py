@@ -14,8 +14,7 @@ import pytest
 from penstock.cli.output import LineWriter
 from penstock.cli.starting_file import pipeline_text, starting_text
 from penstock.cli.up import find_file, write_default_pipeline
-from penstock.cli.up_log import LogPrinter
-from penstock.cli.up_run import hint_of
+from penstock.cli.up_run import LogPrinter, hint_of
 from penstock.collector.config import load_plan
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import load_spec
@@ -62,7 +61,7 @@ def test_the_collectors_own_file_is_for_this_user_alone_and_can_run(tmp_path: Pa
     assert [place.path for place in found.plan.map.quivers] == [str(tmp_path / "penstock-data" / "quiver")]
 
 
-def test_what_a_spark_that_was_killed_left_behind_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_spark_are_removed(tmp_path: Path) -> None:
     plan = prepared(tmp_path).plan
     left = Path(scratch_of_spark(plan)) / "blockmgr-1"
     left.mkdir(parents=True)
@@ -142,8 +141,8 @@ def test_a_pipeline_beside_the_queue_that_the_others_fill_is_a_fault(tmp_path: P
     (fault,) = told("elsewhere").values()
     assert fault == (
         f"{tmp_path}/events.yaml: it reads the queue events/manifest in {tmp_path}/penstock-data/queues, "
-        f"which no part writes to; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
-        "reads: ${PENSTOCK_DATA_DIR} in the file stands for the data directory of `penstock up`"
+        f"to which no part writes; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
+        "reads: use ${PENSTOCK_DATA_DIR} in the file for the data directory of `penstock up`"
     )
     # Somebody else may fill it when nobody here does.
     assert told("elsewhere", without=("relay",)) == {}
@@ -186,7 +185,7 @@ def test_parts_are_left_out_by_name_or_kind_and_what_needs_them_goes_with_them(t
     assert found.plan.map.databases == ()
     found = prepared(tmp_path, only=("relay", "vector"))
     assert [part.name for part in found.running] == ["vector"]
-    assert found.disabled["relay-events"] == "needs topics, which is not run"
+    assert found.disabled["relay-events"] == "needs topics, which does not run"
     with pytest.raises(ConfigError, match="'topic' is not a part: there are collector, topics"):
         prepared(tmp_path, only=("topic",))
 
@@ -200,11 +199,11 @@ def test_parts_that_are_left_out_need_neither_keys_nor_ports(tmp_path: Path) -> 
     assert (
         len(faults) == 4
     )  # vector and collector have no keys, those of timeseries are wrong, a port is shared
-    with pytest.raises(ConfigError, match="it runs anyway"):
+    with pytest.raises(ConfigError, match="the console always runs"):
         prepared(tmp_path, only=("console",))
 
 
-def test_what_is_wrong_with_the_settings_of_a_database_is_told_before_it_runs(tmp_path: Path) -> None:
+def test_errors_in_the_settings_of_a_database_are_reported_before_it_runs(tmp_path: Path) -> None:
     (tmp_path / "series.yaml").write_text("retenton: 1d\n")
     (tmp_path / "penstock.yaml").write_text(
         "timeseries: {config: series.yaml}\nvector: {dimensions: -4, config: none.yaml}\n"
@@ -217,7 +216,7 @@ def test_what_is_wrong_with_the_settings_of_a_database_is_told_before_it_runs(tm
     assert prepared(tmp_path / "elsewhere").faults == {}
 
 
-def test_a_part_whose_extra_is_missing_is_told_with_the_line_of_pip(
+def test_a_part_without_its_extra_is_reported_with_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def installed(package: str) -> bool:
@@ -243,7 +242,7 @@ def test_a_file_that_runs_nothing_is_refused_with_every_reason(tmp_path: Path) -
     assert faults == ["penstock.yaml: no part runs; topics: left out by --without"]
 
 
-def test_keys_that_no_server_would_take_are_told_and_never_shown(tmp_path: Path) -> None:
+def test_keys_that_no_server_accepts_are_reported_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text(
         "topics: {keys: 'hush:everything'}\nconsole: {keys: 'hush:read:clicks'}\n"
     )
@@ -331,7 +330,7 @@ def test_the_log_is_text_for_people_from_a_level_on(capsys: pytest.CaptureFixtur
     with LogPrinter(Level.INFO, as_json=False) as printer:
         printer(line(Level.DEBUG, "hidden"))
         printer(line(Level.WARNING, "shown"))
-        printer.tell_url("http://here/console#token=t")
+        printer.print_url("http://here/console#token=t")
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines() == [
@@ -385,7 +384,7 @@ def test_every_character_can_be_printed_wherever_that_is(
         assert told.endswith(b"\\xe9 \\U0001f642\n")
 
 
-def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left_out() -> None:
+def test_a_blocked_reader_delays_no_writer_and_gets_the_count_of_omitted_lines() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as read:
         with os.fdopen(writing, "w") as slow:
@@ -405,7 +404,7 @@ def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left
     assert 1000 < len(lines) < 4000
 
 
-def test_lines_that_nobody_reads_do_not_keep_the_end_waiting() -> None:
+def test_unread_lines_do_not_delay_the_end() -> None:
     reading, writing = os.pipe()
     slow = os.fdopen(writing, "w")
     outlet = LineWriter(slow, lambda count: b"")

@@ -75,7 +75,7 @@ async def test_a_request_that_ends_in_the_middle_of_a_field_takes_nothing_of_its
     assert sum(recorder.items) == 1 + 4
 
 
-async def test_refused_items_are_told_to_the_one_who_sent_them() -> None:
+async def test_refused_items_are_reported_to_their_sender() -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest.FromString(spans(2))
@@ -88,7 +88,7 @@ async def test_refused_items_are_told_to_the_one_who_sent_them() -> None:
     assert sum(recorder.items) == 1 + 3 + 1
 
 
-async def test_a_store_that_is_full_is_told_to_all_of_a_group() -> None:
+async def test_a_full_store_is_reported_to_all_of_a_group() -> None:
     recorder = Recorder()
     gathering = RequestBatcher(recorder.take)
     recorder.error = Unavailable("full")

@@ -66,7 +66,7 @@ def test_a_body_that_ends_early_is_refused(encoding: str, cut: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
-def test_garbage_behind_a_body_is_refused(encoding: str) -> None:
+def test_garbage_after_a_body_is_refused(encoding: str) -> None:
     with pytest.raises(InvalidInput):
         inflate(PACKED[encoding] + b"garbage", encoding, 10 * len(DATA))
 
@@ -97,7 +97,7 @@ def test_addresses(text: str, address: Address) -> None:
 
 @pytest.mark.parametrize("text", ["4317", ":4317", "host", "host:99999", "host:x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         parse_address(text)
 
 

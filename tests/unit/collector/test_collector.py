@@ -214,7 +214,7 @@ async def test_the_sdk_waits_as_long_as_the_collector_asks_it_to(tmp_path: Path)
     times: list[float] = []
     loaded = plan_of(tmp_path, ["out"], {"otlp_handling": "pass_through"}, out={"plugin": "noop"})
     async with collector(loaded) as made:
-        store = made._pipelines["keep"].store
+        store = made._pipelines["keep"].quiver
         keep = store.ingest_raw
         loop = asyncio.get_running_loop()
 
@@ -268,7 +268,7 @@ async def test_a_stop_that_is_hurried_gives_back_what_is_under_way(
         made.hurry()
         with caplog.at_level(logging.WARNING):
             await asyncio.wait_for(stopping, 10)
-        assert "out: segments that are kept for it until the next start: " in caplog.text
+        assert "out: segments kept until the next start: " in caplog.text
     files = {"plugin": "file", "path": str(tmp_path / "files")}
     async with collector(plan_of(tmp_path, ["out"], {}, out=files)):
         pass

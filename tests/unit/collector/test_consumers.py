@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.collector_doubles import MemoryStore
 
-from penstock.collector.consumers import TAKEN, DirectConsumer, FanOut, RawConsumer, Reply, RoundRobin
+from penstock.collector.consumers import (
+    TAKEN,
+    DirectConsumer,
+    FanOutConsumer,
+    RawConsumer,
+    Reply,
+    RoundRobinConsumer,
+)
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.errors import InvalidInput, StorageFull, Unavailable
@@ -31,15 +38,15 @@ class Fixed:
 
 async def test_turns_go_round() -> None:
     stores = [MemoryStore(), MemoryStore()]
-    intake = RoundRobin([RawConsumer(store) for store in stores])
+    intake = RoundRobinConsumer([RawConsumer(store) for store in stores])
     for _ in range(4):
         await intake.take(DATA, Signal.LOGS)
     assert [len(store.stored) for store in stores] == [2, 2]
 
 
-async def test_broadcast_is_taken_when_all_have_it_and_told_the_worst_reply() -> None:
+async def test_broadcast_is_accepted_when_all_have_it_and_returns_the_worst_reply() -> None:
     exporters = [Fixed(delivered()), Fixed(delivered(rejected_items=2, message="old"))]
-    intake = FanOut([DirectConsumer(exporter) for exporter in exporters])
+    intake = FanOutConsumer([DirectConsumer(exporter) for exporter in exporters])
     assert await intake.take(DATA, Signal.LOGS) == Reply(2, "old")
     assert [exporter.sent for exporter in exporters] == [1, 1]
 
@@ -47,7 +54,7 @@ async def test_broadcast_is_taken_when_all_have_it_and_told_the_worst_reply() ->
 async def test_broadcast_is_refused_when_one_refuses() -> None:
     full = MemoryStore()
     full.fail = StorageFull("full")
-    intake = FanOut([RawConsumer(MemoryStore()), RawConsumer(full)])
+    intake = FanOutConsumer([RawConsumer(MemoryStore()), RawConsumer(full)])
     with pytest.raises(StorageFull):
         await intake.take(DATA, Signal.LOGS)
 

@@ -13,7 +13,7 @@ from tests.collector_doubles import Bundle, MemoryStore
 
 from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSource, Turns
+from penstock.collector.export_worker import ExportWorker, OwnSource, RoundRobin, SharedSource
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused, unreachable
 from penstock.collector.payload import Payload
 from penstock.errors import Corrupt, StorageFull
@@ -194,8 +194,8 @@ async def test_what_is_under_way_at_the_end_goes_back(tmp_path: Path) -> None:
     assert store.outcomes("defer") == 2
 
 
-def test_turns_pass_over_whoever_is_not_ready() -> None:
-    turns = Turns(["a", "b", "c"])
+def test_round_robin_skips_names_that_are_not_ready() -> None:
+    turns = RoundRobin(["a", "b", "c"])
     assert [turns.pick(["a", "b", "c"]) for _ in range(4)] == ["a", "b", "c", "a"]
     assert turns.pick(["a", "c"]) == "c"
     assert turns.pick([]) is None
@@ -212,7 +212,7 @@ async def test_a_shared_subscriber_is_dealt_out_by_turns() -> None:
     assert await a.next(0.01) is None
 
 
-async def test_a_shared_subscriber_hands_out_what_is_there_also_to_who_does_not_wait() -> None:
+async def test_a_shared_subscriber_serves_a_destination_that_does_not_wait() -> None:
     """A collector that stops asks without waiting, and must still get all that can be delivered."""
     store = await filled(2)
     source = SharedSource(store, "keep", ["a"]).of("a")
@@ -335,7 +335,7 @@ async def test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down(t
     assert store.outcomes("defer") == 9
 
 
-async def test_who_shares_a_subscriber_hears_why_nothing_can_be_read() -> None:
+async def test_a_read_error_reaches_every_destination_of_a_shared_subscriber() -> None:
     class Broken(MemoryStore):
         async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Bundle | None:
             raise Corrupt("a segment is damaged")
@@ -345,7 +345,7 @@ async def test_who_shares_a_subscriber_hears_why_nothing_can_be_read() -> None:
         await source.of("a").next(1.0)
 
 
-async def test_a_bundle_is_not_handed_to_someone_who_has_left() -> None:
+async def test_a_bundle_is_not_given_to_a_destination_that_has_left() -> None:
     store = MemoryStore()
     source = SharedSource(store, "keep", ["a", "b"])
     leaving = asyncio.create_task(source.of("a").next(5.0))

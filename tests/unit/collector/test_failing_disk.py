@@ -1,63 +1,54 @@
-"""A store whose disk fails a write says so for a while."""
+"""A collector whose disk fails a write is not ready for a while."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from tests.collector_doubles import MemoryStore
 
-from penstock.collector.pipeline import QuiverStore
+from penstock.collector.consumers import ArrowConsumer, RawConsumer, WriteHealth
 from penstock.errors import InvalidInput, PenstockError, Unavailable
+from penstock.otlp import Signal
 from penstock.quiver import AtCapacity
 from penstock.testing.clock import ManualClock
+from penstock.testing.otlp_kit import telemetry
 
 
-class Quiver:
-    """Takes every request, or fails with `error`."""
-
-    error: Exception | None = None
-
-    async def ingest_raw(self, data: bytes, signal: str) -> None:
-        if self.error is not None:
-            raise self.error
-
-    async def ingest(self, batch: Any, *, signal: str) -> None:
-        await self.ingest_raw(b"", signal)
+def write(health: WriteHealth, error: PenstockError | None = None) -> None:
+    with health.watching():
+        if error is not None:
+            raise error
 
 
-NO_BATCH: Any = None
-
-
-async def write(store: QuiverStore, *, raw: bool) -> None:
-    await (store.ingest_raw(b"x", "logs") if raw else store.ingest(NO_BATCH, signal="logs"))
-
-
-@pytest.mark.parametrize("raw", [False, True])
-async def test_after_a_failed_write_it_takes_none_until_one_succeeds_or_time_has_passed(raw: bool) -> None:
-    quiver, clock = Quiver(), ManualClock()
-    store = QuiverStore(quiver, clock)  # type: ignore[arg-type]
-    assert store.takes_writes
-    quiver.error = Unavailable("the disk is full")
+async def test_after_a_failed_write_it_takes_none_until_one_succeeds_or_time_has_passed() -> None:
+    clock = ManualClock()
+    health = WriteHealth(clock)
+    assert health.takes_writes
     with pytest.raises(Unavailable):
-        await write(store, raw=raw)
-    assert not store.takes_writes
+        write(health, Unavailable("the disk is full"))
+    assert not health.takes_writes
     await clock.advance(29)
-    assert not store.takes_writes
+    assert not health.takes_writes
     await clock.advance(1)
-    assert store.takes_writes, "nobody sends a write to a collector that is not ready"
+    assert health.takes_writes, "a collector that is not ready gets no write that could succeed"
     with pytest.raises(Unavailable):
-        await write(store, raw=raw)
-    assert not store.takes_writes
-    quiver.error = None
-    await write(store, raw=raw)
-    assert store.takes_writes
+        write(health, Unavailable("the disk is full"))
+    assert not health.takes_writes
+    write(health)
+    assert health.takes_writes
 
 
 @pytest.mark.parametrize("error", [AtCapacity("full"), InvalidInput("no request")])
-async def test_a_write_that_is_refused_says_nothing_of_the_disk(error: PenstockError) -> None:
-    quiver = Quiver()
-    store = QuiverStore(quiver, ManualClock())  # type: ignore[arg-type]
-    quiver.error = error
+def test_a_write_that_is_refused_says_nothing_of_the_disk(error: PenstockError) -> None:
+    health = WriteHealth(ManualClock())
     with pytest.raises(PenstockError):
-        await write(store, raw=True)
-    assert store.takes_writes
+        write(health, error)
+    assert health.takes_writes
+
+
+@pytest.mark.parametrize("kind", [RawConsumer, ArrowConsumer])
+async def test_consumers_report_a_write_that_fails(kind: type[RawConsumer | ArrowConsumer]) -> None:
+    store, health = MemoryStore(), WriteHealth(ManualClock())
+    store.fail = Unavailable("the disk is full")
+    with pytest.raises(Unavailable):
+        await kind(store, health=health).take(telemetry(Signal.LOGS, items=1), Signal.LOGS)  # type: ignore[arg-type]
+    assert not health.takes_writes

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from penstock.collector.config import fill
-from penstock.collector.graph import Dispatch, Kind, Plugin, parse_graph, parse_urn
+from penstock.collector.graph import DispatchStrategy, Kind, Plugin, parse_graph, parse_urn
 from penstock.errors import ConfigError
 
 NODES: dict[str, dict[str, object]] = {
@@ -56,10 +56,10 @@ def test_a_wrong_urn_says_what_is_wrong_with_it(urn: str, words: str) -> None:
         parse_urn(urn, "here")
 
 
-def test_a_graph_knows_who_feeds_whom() -> None:
+def test_a_graph_knows_the_sources_of_each_node() -> None:
     graph = parse_graph(NODES, where="file")
     assert [node.name for node in graph.feeding("keep")] == ["in"]
-    assert graph.nodes["in"].dispatch is Dispatch.ROUND_ROBIN
+    assert graph.nodes["in"].dispatch_strategy is DispatchStrategy.ROUND_ROBIN
     assert graph.warnings() == []
 
 
@@ -82,7 +82,7 @@ def test_a_receiver_without_a_port_is_refused() -> None:
 
 
 def test_an_exporter_with_a_port_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the end of the way"):
+    with pytest.raises(ConfigError, match="an exporter has no ports"):
         parse_graph(changed(out={"out_ports": {"p": {"destinations": ["keep"]}}}), where="file")
 
 
@@ -113,11 +113,11 @@ def test_otap_nodes_are_left_out_aloud_and_the_rest_runs() -> None:
 def test_a_node_that_would_only_feed_otap_is_refused() -> None:
     nodes = changed(keep={"out_ports": {"p": {"destinations": ["otap"]}}})
     nodes["otap"] = {"kind": "exporter", "plugin_urn": "urn:otel:otap:exporter", "config": {}}
-    with pytest.raises(ConfigError, match="could go nowhere"):
+    with pytest.raises(ConfigError, match="its data has no destination"):
         parse_graph(nodes, where="file")
 
 
-def test_a_node_that_nobody_feeds_is_mentioned() -> None:
+def test_a_node_without_a_source_is_mentioned() -> None:
     nodes = changed(spare={"kind": "exporter", "plugin_urn": "urn:otel:noop:exporter"})
     assert "spare" in parse_graph(nodes, where="file").warnings()[0]
 

@@ -14,8 +14,7 @@ import pytest
 from tests.collector_doubles import Answer, GrpcBackend
 
 from penstock import otlp
-from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
-from penstock.collector.exporters.otlp_http import OtlpHttpExporter
+from penstock.collector.otlp_exporters import OtlpGrpcExporter, OtlpHttpExporter
 from penstock.collector.outcome import AuthErrors, Outcome, Verdict
 from penstock.collector.payload import ArrowPayload, RawPayload
 from penstock.collector.settings import Compression, OtlpExporterSettings
@@ -64,7 +63,7 @@ async def test_columns_are_sent_as_the_request_they_were() -> None:
         assert otlp.count_items(backend.requests[0][1], Signal.TRACES) == 40
 
 
-async def test_a_partial_success_is_taken_and_told() -> None:
+async def test_a_partial_success_is_accepted_and_reported() -> None:
     async def answer(data: bytes, signal: Signal, context: grpc.aio.ServicerContext) -> bytes:
         return otlp.response(signal, 3, "too old")
 

@@ -14,9 +14,9 @@ from penstock.collector.status import (
     RETRY_TRAILER,
     Draining,
     Unauthorized,
-    hint_of_trailers,
     message_of,
     refusal_of,
+    retry_after_of_trailers,
     retry_after_s,
     retry_trailers,
     status_bytes,
@@ -61,16 +61,16 @@ def test_the_hint_is_sent_in_both_places_and_read_from_either() -> None:
     trailers = retry_trailers("UNAVAILABLE", "full", 3.25)
     assert {key for key, _ in trailers} == {DETAILS_TRAILER, RETRY_TRAILER}
     for trailer in trailers:
-        assert hint_of_trailers([trailer]) == pytest.approx(3.25)
+        assert retry_after_of_trailers([trailer]) == pytest.approx(3.25)
 
 
 @pytest.mark.parametrize("key", [DETAILS_TRAILER, RETRY_TRAILER])
 def test_a_hint_that_cannot_be_read_asks_for_nothing(key: str) -> None:
-    assert hint_of_trailers([(key, b"\xff\xff\xff")]) is None
+    assert retry_after_of_trailers([(key, b"\xff\xff\xff")]) is None
 
 
 def test_a_hint_of_a_year_is_cut_to_an_hour() -> None:
-    assert hint_of_trailers(retry_trailers("UNAVAILABLE", "", 3e7)) == 3600
+    assert retry_after_of_trailers(retry_trailers("UNAVAILABLE", "", 3e7)) == 3600
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_every_fault_has_its_answer(error: Exception, code: str, status: int, hi
 
 def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=2, max_s=10))
-    assert all(circuit.enter(0) for _ in range(5))
+    assert all(circuit.try_acquire(0) for _ in range(5))
     circuit.failed(0, draw=1)
-    assert not circuit.enter(1.9)
-    assert circuit.enter(2)
-    assert not circuit.enter(2), "one probe at a time"
+    assert not circuit.try_acquire(1.9)
+    assert circuit.try_acquire(2)
+    assert not circuit.try_acquire(2), "one probe at a time"
     circuit.succeeded()
-    assert circuit.enter(2)
+    assert circuit.try_acquire(2)
     assert circuit.state is CircuitState.CLOSED
 
 
@@ -150,7 +150,7 @@ def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=1, max_s=5))
     now, waits = 0.0, []
     for _ in range(5):
-        assert circuit.enter(now)
+        assert circuit.try_acquire(now)
         circuit.failed(now, draw=1)
         waits.append(circuit.due_s - now)
         now = circuit.due_s
@@ -159,32 +159,32 @@ def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
 
 def test_a_hint_is_a_floor_under_the_wait() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=1, max_s=5))
-    circuit.failed(0, draw=0, hint_s=3)
+    circuit.failed(0, draw=0, retry_after_s=3)
     assert circuit.due_s == 3
-    circuit.failed(0, draw=0, hint_s=7)
+    circuit.failed(0, draw=0, retry_after_s=7)
     assert circuit.due_s == 7
 
 
 def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> None:
     circuit = CircuitBreaker(CircuitPolicy())
     circuit.failed(0, draw=0)
-    assert circuit.enter(60)
+    assert circuit.try_acquire(60)
     assert circuit.is_probing
-    circuit.left(was_probe=True)
-    assert circuit.enter(60)
+    circuit.release(was_probe=True)
+    assert circuit.try_acquire(60)
 
 
-def test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe() -> None:
+def test_a_bundle_sent_before_the_destination_failed_does_not_end_a_probe() -> None:
     circuit = CircuitBreaker(CircuitPolicy())
-    assert circuit.enter(0)
+    assert circuit.try_acquire(0)
     assert not circuit.is_probing
     circuit.failed(0, draw=0)
-    assert circuit.enter(60), "the probe"
-    circuit.left(was_probe=False)
-    assert not circuit.enter(60), "one probe at a time"
+    assert circuit.try_acquire(60), "the probe"
+    circuit.release(was_probe=False)
+    assert not circuit.try_acquire(60), "one probe at a time"
 
 
-def test_what_cannot_be_decoded_is_told_as_a_bad_request() -> None:
+def test_bytes_that_cannot_be_decoded_are_a_bad_request() -> None:
     status = status_pb2.Status.FromString(status_bytes("INVALID_ARGUMENT", "no request"))
     bad = error_details_pb2.BadRequest()
     assert status.details[0].Unpack(bad)

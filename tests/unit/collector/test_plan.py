@@ -97,7 +97,10 @@ def test_the_example_runs_unchanged_and_says_what_it_leaves_out() -> None:
     told = "\n".join(plan.warnings())
     assert "otap_receiver: the otap receiver is not implemented" in told
     assert "otap_exporter: the otap exporter is not implemented" in told
-    assert "otlp_exporter: it sends to http://127.0.0.1:4318, which is where otap_receiver" in told
+    assert (
+        "otlp_exporter: it sends to http://127.0.0.1:4318, where otap_receiver of the same file listens"
+        in told
+    )
 
 
 def test_defaults_of_an_otlp_exporter_are_those_of_the_protocol() -> None:
@@ -132,10 +135,10 @@ def change(path: str, value: object) -> dict[str, Any]:
         (
             "nodes/otlp_exporter/config/http_endpoint",
             "http://x",
-            "either a grpc_endpoint or an http_endpoint",
+            "either grpc_endpoint or http_endpoint",
         ),
         ("nodes/otlp_receiver/config/listening_addr", "0.0.0.0:4317", "there are no tokens"),
-        ("nodes/otlp_receiver/config/listening_addr", "4317", "is no address"),
+        ("nodes/otlp_receiver/config/listening_addr", "4317", "is not an address"),
         ("nodes/otap_exporter/config/arow", {}, "did you mean 'arrow'"),
         ("nodes/otlp_receiver/plugin_urn", "urn:otel:otlp:exporter", "kind is receiver"),
         ("telemetry/metric_addr", "x", "did you mean 'metrics_addr'"),
@@ -146,7 +149,7 @@ def change(path: str, value: object) -> dict[str, Any]:
             (
                 "nodes/otlp_exporter",
                 {"kind": "exporter", "plugin_urn": f"urn:otel:{name}:exporter", "config": config},
-                "concurrency must be at least 1",
+                "concurrency must be a whole number of at least 1",
             )
             for name, config in (
                 ("file", {"path": "x", "concurrency": 0}),
@@ -158,7 +161,7 @@ def change(path: str, value: object) -> dict[str, Any]:
         ("nods", {}, "did you mean 'nodes'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(path: str, value: object, words: str) -> None:
+def test_a_mistake_is_reported_with_its_place(path: str, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_plan(change(path, value), HOST, where="file")
 
@@ -177,7 +180,7 @@ def test_two_nodes_cannot_share_a_directory_or_a_port() -> None:
     loaded = example()
     loaded["nodes"]["second"] = copy.deepcopy(loaded["nodes"]["persistence"])
     loaded["nodes"]["otlp_receiver"]["out_ports"]["out_port"]["destinations"].append("second")
-    with pytest.raises(ConfigError, match="persistence and second both want"):
+    with pytest.raises(ConfigError, match="persistence and second both use"):
         parse_plan(loaded, HOST, where="file")
 
 

@@ -21,9 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.collector_doubles import MemoryStore
 
 from penstock import otlp
-from penstock.collector.consumers import ArrowConsumer, RawConsumer
+from penstock.collector.consumers import ArrowConsumer, ConsumerNode, RawConsumer
 from penstock.collector.limiter import ReceiverLimiter
-from penstock.collector.ports import ConsumerNode
 from penstock.collector.receiver_grpc import METHODS, GrpcReceiver
 from penstock.collector.receiver_http import HttpReceiver
 from penstock.collector.settings import Address

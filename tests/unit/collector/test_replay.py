@@ -10,7 +10,7 @@ from tests.collector_doubles import MemoryStore
 from penstock.cli.collector import dead_letters
 from penstock.collector.consumers import ArrowConsumer
 from penstock.collector.dead_letters import DeadLetters, replay
-from penstock.collector.exporters.factory import make_otlp_exporter
+from penstock.collector.exporters import make_otlp_exporter
 from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.outcome import Outcome, delivered, refused, unreachable
 from penstock.collector.payload import Payload, RawPayload
@@ -76,5 +76,5 @@ def test_the_command_tells_what_did_not_go(tmp_path: Path) -> None:
     arguments = [str(tmp_path), "--replay", "http://127.0.0.1:9"]
     ran = CliRunner().invoke(dead_letters, arguments, standalone_mode=False)
     assert ran.return_value == 1, ran.output
-    assert "0 of 2 were taken" in ran.output
+    assert "0 of 2 were accepted" in ran.output
     assert "127.0.0.1:9" in ran.output

@@ -45,7 +45,7 @@ async def test_a_collector_sends_its_own_metrics_and_the_last_state_at_the_end(t
     assert "quiver.core.bytes" in points
 
 
-async def test_metrics_that_nobody_takes_do_not_hold_up_a_stop(tmp_path: Path) -> None:
+async def test_metrics_without_a_destination_do_not_delay_a_stop(tmp_path: Path) -> None:
     loaded = plan_of(tmp_path, ["out"], {}, out={"plugin": "noop"})
     loaded["telemetry"] = {"otlp": {"grpc_endpoint": "127.0.0.1:1"}}
     async with collector(loaded) as made:

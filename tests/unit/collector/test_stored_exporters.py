@@ -9,6 +9,8 @@ import logging
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ from penstock.buffer import Consumer, ConsumerConfig
 from penstock.collector.buffer_export import BufferExportWorker, QueueExporter, record_of
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import OwnSource
-from penstock.collector.exporters.factory import make_exporter
+from penstock.collector.exporters import make_exporter
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import ArrowPayload, Place, RawPayload
 from penstock.collector.pipeline import directory_identity
@@ -90,7 +92,7 @@ async def test_what_a_crash_left_half_written_goes_away_at_the_start(tmp_path: P
     assert names(tmp_path) == []
 
 
-async def test_directories_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
+async def test_directories_that_were_removed_are_created_again(tmp_path: Path) -> None:
     exporter = make_exporter("out", FileSettings(path=str(tmp_path / "files")))
     letters = DeadLetters(str(tmp_path / "dead"))
     await exporter.start()
@@ -209,19 +211,20 @@ async def test_another_directory_begins_again(tmp_path: Path) -> None:
     assert len(await records(config, "traces")) == 4
 
 
-async def test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands(tmp_path: Path) -> None:
+async def test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased(tmp_path: Path) -> None:
     """Else the position would pass it, and it would be taken for appended when it comes."""
 
     class Straying(MemoryStore):
         late: Bundle | None = None
         asked = 0
 
-        def unacked_unleased(self, subscriber: str) -> int:
+        def subscribers(self) -> list[Any]:
             self.asked += 1
             if self.late is not None and self.asked > 2:
                 self.pending.append(self.late)
                 self.late = None
-            return int(self.late is not None or bool(self.pending))
+            deferred = int(self.late is not None or bool(self.pending))
+            return [SimpleNamespace(name="out", deferred=deferred)]
 
     store, config = Straying(), settings(tmp_path, format="otlp")
     for number in range(3):
@@ -260,7 +263,9 @@ async def test_a_store_that_is_away_is_waited_for_and_gets_each_bundle_once(tmp_
     assert len(await records(config, "logs")) == 3
 
 
-async def test_what_cannot_be_a_record_is_a_dead_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_a_bundle_that_cannot_be_a_record_is_a_dead_letter_and_others_follow(
+    tmp_path: Path,
+) -> None:
     store, config = MemoryStore(), settings(tmp_path)
     await store.ingest_raw(b"\x0a\x01\xff", "traces")
     await store.ingest_raw(DATA, "traces")
@@ -311,7 +316,7 @@ def test_a_directory_keeps_its_identity_and_a_new_one_gets_another(tmp_path: Pat
         directory_identity(fs, str(tmp_path / "a"))
 
 
-def test_an_identity_that_is_missing_beside_segments_is_reported(
+def test_a_missing_identity_of_a_directory_with_segments_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = directory_identity(OsFileSystem(), str(tmp_path))

@@ -10,8 +10,8 @@ import pytest
 from tests.collector_doubles import MemoryStore
 
 from penstock.collector.consumers import RawConsumer
-from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
 from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.otlp_exporters import OtlpGrpcExporter
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import RawPayload
 from penstock.collector.receiver_grpc import GrpcReceiver
@@ -34,7 +34,7 @@ def tls(tmp_path: Path) -> TlsSettings:
     return TlsSettings(cert_file=str(cert), key_file=str(key))
 
 
-async def test_a_receiver_with_a_certificate_talks_to_those_who_know_it(tls: TlsSettings) -> None:
+async def test_a_receiver_with_a_certificate_serves_clients_that_trust_it(tls: TlsSettings) -> None:
     store = MemoryStore()
     limiter = ReceiverLimiter("in", RawConsumer(store), registry=Registry())
     receiver = GrpcReceiver(limiter, request_bytes_max=1_000_000, tls=tls)

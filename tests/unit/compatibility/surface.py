@@ -1,4 +1,4 @@
-"""What users depend on by name: Python names, commands, exit codes, settings, metrics, formats of Spark.
+"""What users depend on by name: Python names, commands, exit codes, settings, metrics, Spark, the wire.
 
     python -m tests.unit.compatibility.surface [MODULE:NAME ...]
 
@@ -26,6 +26,7 @@ from typing import Any, Final
 import click
 
 import penstock
+from penstock.blocking import BlockingContext, BlockingProxy
 from penstock.cli.failure import ExitCode
 from penstock.cli.main import cli
 
@@ -70,6 +71,9 @@ PACKAGES: Final = (
 """The modules that docs/reference/api.md and docs/how-to name; everything else is internal."""
 
 
+_PROXIES: Final = (BlockingProxy, BlockingContext)
+"""The bases of the blocking classes, which bring their `__init__`."""
+
 Surface = dict[str, object]
 
 
@@ -108,7 +112,7 @@ def _class(cls: type) -> Surface:
         found["is"] = sorted(set(kinds))
     if dataclasses.is_dataclass(cls):
         found["fields"] = {field.name: _default(field) for field in dataclasses.fields(cls) if field.init}
-    elif "__init__" in vars(cls):
+    elif any("__init__" in vars(base) for base in cls.__mro__ if base is cls or base in _PROXIES):
         found["call"] = _parameters(cls)
     members: Surface = {}
     for name in dir(cls):
@@ -343,6 +347,114 @@ def spark_formats() -> Surface:
     return dict.fromkeys(sorted(sources.names), "format")
 
 
+def wire() -> Surface:
+    """Every route with its methods and scopes, every error code of `/v0`, and every name of an event."""
+    trees = {
+        path.relative_to(SOURCE): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+    shared: dict[str, list[bytes]] = {}
+    for tree in trees.values():
+        named = _values(tree, {})
+        shared |= {name: values for name, values in named.items() if name.isupper() and name[0] != "_"}
+    found: dict[str, dict[str, str]] = {}
+    for path, tree in trees.items():
+        server = "/".join(path.parts[: 2 if path.parts[0] == "servers" else 1])
+        for route, scope in _routes(tree, shared):
+            found.setdefault(server, {})[route] = scope
+    events = {name for tree in trees.values() for name in _event_names(tree)}
+    codes = {
+        child.value.value
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for child in node.body
+        if isinstance(child, ast.Assign | ast.AnnAssign)
+        and _target(child) == "code"
+        and isinstance(child.value, ast.Constant)
+        and isinstance(child.value.value, str)
+        and child.value.value
+    }
+    return {
+        "routes": found,
+        "error codes": dict.fromkeys(sorted(codes), "code"),
+        "events": dict.fromkeys(sorted(events), "event"),
+    }
+
+
+def _target(node: ast.Assign | ast.AnnAssign) -> str:
+    target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _routes(tree: ast.Module, shared: Mapping[str, Sequence[bytes]]) -> Iterator[tuple[str, str]]:
+    """Each `method, path, Route(...)` of a module, with the scope of the route."""
+    known = _values(tree, shared)
+    scopes = {
+        node.targets[0].id: ast.unparse(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for method, path, route in _route_rows(tree, known):
+        words = [ast.unparse(word.value) for word in route.keywords if word.arg == "scope"] or ["default"]
+        yield f"{method.decode()} {path.decode()}", scopes.get(words[0], words[0])
+
+
+def _route_rows(node: ast.AST, known: Mapping[str, list[bytes]]) -> Iterator[tuple[bytes, bytes, ast.Call]]:
+    """Rows of routes below `node`; inside a loop, its names have the values that it draws."""
+    if isinstance(node, ast.For | ast.GeneratorExp | ast.ListComp):
+        known = dict(known)
+        for loop in [node] if isinstance(node, ast.For) else node.generators:
+            _bind(loop.target, getattr(loop.iter, "elts", [loop.iter]), known)
+    if isinstance(node, ast.Tuple) and len(node.elts) == 3 and isinstance(node.elts[2], ast.Call):
+        method, path, route = node.elts
+        if ast.unparse(route.func) == "Route":
+            yield from ((one, place, route) for one in _bytes(method, known) for place in _bytes(path, known))
+    for child in ast.iter_child_nodes(node):
+        yield from _route_rows(child, known)
+
+
+def _values(tree: ast.Module, shared: Mapping[str, Sequence[bytes]]) -> dict[str, list[bytes]]:
+    """The values of each name of a module that is assigned bytes."""
+    known = {name: list(values) for name, values in shared.items()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            _bind(node.targets[0], [node.value], known)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            _bind(node.target, [node.value], known)
+    return known
+
+
+def _bind(target: ast.expr, values: Sequence[ast.expr], known: dict[str, list[bytes]]) -> None:
+    if isinstance(target, ast.Name):
+        found = [one for value in values for one in _bytes(value, known)]
+        if found:
+            known[target.id] = found
+    elif isinstance(target, ast.Tuple):
+        for place, part in enumerate(target.elts):
+            rows = [value.elts for value in values if isinstance(value, ast.Tuple)]
+            _bind(part, [row[place] for row in rows if len(row) > place], known)
+
+
+def _bytes(node: ast.expr, known: Mapping[str, Sequence[bytes]]) -> list[bytes]:
+    """The values that an expression of constants and known names may have."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, bytes) else []
+    if isinstance(node, ast.Name):
+        return list(known.get(node.id, ()))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [a + b for a in _bytes(node.left, known) for b in _bytes(node.right, known)]
+    if isinstance(node, ast.Tuple | ast.List):
+        return [value for part in node.elts for value in _bytes(part, known)]
+    return []
+
+
+def _event_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "event" and node.args:
+            yield from (name.decode() for name in _bytes(node.args[0], {}))
+
+
 PARTS: Final[Mapping[str, Callable[[], Surface]]] = {
     "python": python_names,
     "commands": commands,
@@ -351,6 +463,7 @@ PARTS: Final[Mapping[str, Callable[[], Surface]]] = {
     "configuration": configuration,
     "environment": environment_names,
     "spark-formats": spark_formats,
+    "wire": wire,
 }
 
 

@@ -148,7 +148,7 @@ async def lines_of(client: httpx.AsyncClient, path: str, count: int) -> list[tup
     return found
 
 
-async def test_what_was_said_before_anybody_watched_is_told_first() -> None:
+async def test_log_lines_from_before_the_first_viewer_are_sent_first() -> None:
     host = FixedFleet()
     host.say("before the start")
     async with serving(host, "k") as (_, client):
@@ -158,7 +158,7 @@ async def test_what_was_said_before_anybody_watched_is_told_first() -> None:
         assert third[0] == "overview"
 
 
-async def test_a_client_that_was_away_too_long_is_told_of_the_gap() -> None:
+async def test_a_client_that_was_away_too_long_gets_a_gap() -> None:
     host = FixedFleet()
     async with serving(host, "k") as (_, client):
         host.say("seen")

@@ -25,7 +25,7 @@ def test_sums_are_of_one_metric_and_of_labels_that_fit() -> None:
         ("a } b", "a } b"),
     ],
 )
-def test_labels_are_told_without_their_escapes(written: str, meant: str) -> None:
+def test_labels_are_returned_without_their_escapes(written: str, meant: str) -> None:
     found = Exposition(f'a{{x="{written}",y="1"}} 2')
     assert found.by("a", "x") == {meant: 2}
     assert found.total("a", x=meant, y="1") == 2

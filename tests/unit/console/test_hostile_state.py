@@ -143,7 +143,7 @@ async def test_numbers_that_are_none_do_not_end_the_live_stream() -> None:
         assert (await client.get("api/overview", headers=bearer("k"))).status_code == 200
 
 
-async def test_log_lines_that_are_no_text_are_told_all_the_same() -> None:
+async def test_log_lines_that_are_not_text_are_still_sent() -> None:
     host = FixedFleet()
     async with (
         serving(host, "k") as (_, client),
@@ -194,7 +194,7 @@ async def test_a_batch_that_no_shard_refers_to_is_found_in_the_folder_of_its_sha
         assert "no queue refers to it" in traced["text"]
 
 
-async def test_streams_that_come_at_once_do_not_pass_the_cap_together() -> None:
+async def test_streams_opened_together_do_not_exceed_the_cap() -> None:
     hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     for _ in range(STREAMS_MAX + 6):
         hub.check_room()
@@ -208,7 +208,7 @@ async def test_streams_that_come_at_once_do_not_pass_the_cap_together() -> None:
         await hub.close()
 
 
-async def test_who_comes_is_told_the_state_and_others_are_not_told_it_again() -> None:
+async def test_a_new_client_gets_the_state_and_others_do_not_get_it_again() -> None:
     hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     streams = [hub.stream(None) for _ in range(20)]
     try:
@@ -228,7 +228,7 @@ def test_what_a_slow_client_missed_is_made_for_it_bit_by_bit() -> None:
     assert b"".join(pieces).count(b"id: ") == 20
 
 
-async def test_what_happens_while_a_client_is_written_to_comes_at_once() -> None:
+async def test_events_during_a_write_to_a_client_follow_immediately() -> None:
     hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     stream = hub.stream(None)
     try:

@@ -124,7 +124,7 @@ async def test_an_answer_that_was_given_up_is_not_taken_for_the_next_one() -> No
         assert await poller.ask("/") == Answer(200, b"2")
 
 
-async def test_what_comes_behind_an_answer_is_not_taken_for_the_next_one() -> None:
+async def test_data_after_a_response_is_not_taken_for_the_next_one() -> None:
     part = Part()
     part.say = lambda count: answer(b"%d" % count) + answer(b"unasked")
     async with asking(part) as poller:
@@ -144,7 +144,7 @@ async def test_what_comes_while_a_connection_is_idle_is_not_taken_for_an_answer(
     assert part.connections == 3
 
 
-async def test_a_connection_is_closed_when_nobody_asks_any_more() -> None:
+async def test_an_idle_connection_is_closed() -> None:
     part = Part()
     async with asking(part, idle_s=0.01) as poller:
         await poller.ask("/")
@@ -157,7 +157,7 @@ async def test_a_part_that_is_silent_is_given_up_in_time() -> None:
     part = Part()
     part.held.clear()
     async with asking(part, timeout_s=0.05) as poller:
-        with pytest.raises(Unavailable, match="the part did not answer in time"):
+        with pytest.raises(Unavailable, match="the part did not respond in time"):
             await poller.ask("/")
 
 
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_too_large_is_not_read() -> None:
             await poller.ask("/")
 
 
-async def test_without_a_plain_address_nobody_is_asked() -> None:
+async def test_without_a_plain_address_no_request_is_sent() -> None:
     poller = HttpPoller("the part", "https://127.0.0.1:1", None, timeout_s=5)
     with pytest.raises(Unavailable, match="http://"):
         await poller.ask("/")

@@ -56,7 +56,7 @@ async def first_of(live: LiveHub, after: int | None = None) -> Told:
     return Told(found)
 
 
-async def test_a_part_that_looks_as_it_did_is_not_told_again() -> None:
+async def test_an_unchanged_part_is_not_sent_again() -> None:
     host = FixedFleet()
     async with hub(host) as (live, _):
         begin = (await first_of(live)).idents[-1]
@@ -87,7 +87,7 @@ async def test_parts_that_change_all_the_time_push_no_line_out() -> None:
         assert "log" in again.names, "whoever is cut off behind the gap gets the line all the same"
 
 
-async def test_the_overview_is_told_when_it_changes_and_takes_no_place_in_the_ring() -> None:
+async def test_the_overview_is_sent_when_it_changes_and_is_not_kept_in_the_ring() -> None:
     host = FixedFleet(parts=[part("relay")])
     async with hub(host) as (live, clock):
         host.say("a line")

@@ -7,8 +7,8 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.console.app import payload_fields, text_fields
 from penstock.console.http_poller import Exposition
-from penstock.console.payload import payload_fields, text_fields
 
 
 def test_text_stays_text() -> None:

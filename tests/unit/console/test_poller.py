@@ -31,7 +31,7 @@ def poller(source: Source, clock: ManualClock, timeout_s: float = 5.0) -> Poller
     return Poller(source.look, clock, interval_s=1.0, timeout_s=timeout_s)
 
 
-async def test_nobody_looks_while_nobody_watches() -> None:
+async def test_without_a_viewer_nothing_is_polled() -> None:
     source, clock = Source(), ManualClock()
     watching = poller(source, clock)
     await clock.advance(60)
@@ -44,7 +44,7 @@ async def test_nobody_looks_while_nobody_watches() -> None:
     await watching.close()
 
 
-async def test_a_fresh_reading_is_taken_once_for_all_who_ask() -> None:
+async def test_a_fresh_reading_is_taken_once_for_concurrent_requests() -> None:
     source, clock = Source(), ManualClock()
     watching = poller(source, clock)
     readings = await asyncio.gather(*(watching.fresh() for _ in range(5)))
@@ -53,7 +53,7 @@ async def test_a_fresh_reading_is_taken_once_for_all_who_ask() -> None:
     assert (await watching.fresh()).value == 2
 
 
-async def test_a_failure_is_told_with_its_reason_and_since_when() -> None:
+async def test_a_failure_has_its_reason_and_its_time() -> None:
     source, clock = Source(), ManualClock()
     watching = poller(source, clock)
     source.error = Unavailable("the store is away")
@@ -67,14 +67,14 @@ async def test_a_failure_is_told_with_its_reason_and_since_when() -> None:
     assert (await watching.fresh()).error is None
 
 
-async def test_a_source_that_hangs_is_unknown_and_holds_up_nobody() -> None:
+async def test_a_source_that_hangs_is_unknown_and_delays_no_other() -> None:
     source, clock = Source(), ManualClock()
     source.hangs = True
     watching = poller(source, clock, timeout_s=0.2)
     asked = await watching.fresh(wait_s=0.01)
     assert asked.value is None
     reading = await watching.fresh()
-    assert reading.error == "it did not answer in time"
+    assert reading.error == "it did not respond in time"
     await watching.close()
 
 
@@ -92,7 +92,7 @@ async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCa
     source.error = ZeroDivisionError("oops")
     reading = await poller(source, clock).fresh()
     assert reading.value is None
-    assert "log says why" in str(reading.error)
+    assert "see the console's log" in str(reading.error)
     assert "oops" in caplog.text
 
 

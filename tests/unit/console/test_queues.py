@@ -240,7 +240,7 @@ async def test_records_that_do_not_carry_it_are_not_guessed(source: QueueSource,
     assert await source.search(3) is None
 
 
-async def test_a_batch_is_found_by_its_name_in_the_queue_and_behind_it(
+async def test_a_batch_is_found_by_its_name_in_the_queue_and_after_its_dequeue(
     source: QueueSource, tmp_path: Path
 ) -> None:
     await produce(tmp_path, [b"a"], [b"b"])

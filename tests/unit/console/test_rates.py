@@ -20,7 +20,7 @@ def test_growth_by_time_is_the_rate() -> None:
     assert meter.rate == pytest.approx(100)
 
 
-def test_a_counter_that_went_back_has_begun_anew() -> None:
+def test_a_counter_that_decreases_was_reset() -> None:
     meter = Meter()
     meter.read(1.0, 1000)
     meter.read(2.0, 5)

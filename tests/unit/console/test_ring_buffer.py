@@ -14,7 +14,7 @@ def ring(
     return RingBuffer(start_ms, events_max=events_max, bytes_max=bytes_max, apart=apart)
 
 
-def test_a_client_gets_what_came_behind_its_last_id() -> None:
+def test_a_client_gets_the_events_after_its_last_id() -> None:
     events = ring()
     first = events.push("a", b"1")
     events.push("b", b"2")
@@ -49,7 +49,7 @@ def test_ids_rise_over_a_restart_and_the_time_between_is_a_gap() -> None:
     assert after.after(last).gap == (last + 1, fresh - 1)
 
 
-def test_an_id_of_the_future_is_told_everything_behind_a_gap() -> None:
+def test_an_id_of_the_future_gets_everything_after_a_gap() -> None:
     events = ring()
     event = events.push("a", b"")
     missed = events.after(event.ident + 1000)

@@ -50,7 +50,7 @@ async def test_a_session_of_yesterday_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", bytes(40), b'{"zz": 1}', b'{"00": "x"}'])
-def test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported(
+def test_a_foreign_sessions_file_gives_no_access_and_is_reported(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, path = ManualClock(), tmp_path / "sessions.json"

@@ -22,13 +22,13 @@ def seqs(found: Sequence[Record]) -> list[int]:
     return [record.seq for record in found]
 
 
-async def test_what_fits_a_second_passes_at_once() -> None:
+async def test_records_within_the_limit_of_a_second_pass_immediately() -> None:
     pace = Pace(ManualClock(), 3)
     assert pace.take(records(1, 3)) == (None, records(1, 3))
     assert pace.wait_s is None
 
 
-async def test_the_newest_of_a_burst_are_shown_behind_what_was_left_out() -> None:
+async def test_the_newest_of_a_burst_are_shown_after_the_omitted_ones() -> None:
     gone, shown = Pace(ManualClock(), 3).take(records(1, 10))
     assert (gone, seqs(shown)) == ((1, 7), [8, 9, 10])
 
@@ -48,7 +48,7 @@ async def test_what_comes_when_the_second_is_spent_is_shown_in_the_next() -> Non
     assert pace.wait_s is None
 
 
-async def test_every_record_is_shown_or_told_as_left_out() -> None:
+async def test_every_record_is_shown_or_reported_as_omitted() -> None:
     clock = ManualClock()
     pace = Pace(clock, 5)
     told: list[int] = []

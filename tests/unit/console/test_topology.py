@@ -5,15 +5,14 @@ from __future__ import annotations
 from tests.unit.console.hosts import part
 
 from penstock.console.topology import (
-    CollectorPlace,
     Edge,
     Figures,
     Topology,
-    collector_of,
     state_of,
     topology_of,
 )
 from penstock.up import (
+    CollectorPlace,
     DatabasePlace,
     FleetMap,
     PartKind,
@@ -93,14 +92,14 @@ def test_every_edge_joins_two_nodes() -> None:
     assert ("quiver:v", "queue:q") in {(one.source, one.target) for one in flow.edges}
 
 
-def test_an_error_of_before_is_not_told_of_a_part_that_is_well() -> None:
+def test_a_part_that_has_recovered_shows_no_earlier_error() -> None:
     found = edge(picture(part("relay-a", PartState.READY, "exit 3")), "relay-a")
     assert (found.known, found.last_error) == (True, None)
 
 
 def test_a_collector_that_is_not_run_has_no_place() -> None:
-    assert collector_of(PLACES, [part("topics"), part("collector")]) == COLLECTOR
-    assert collector_of(PLACES, [part("collector", PartState.DISABLED)]) is None
+    assert PLACES.collector([part("topics"), part("collector")]) == COLLECTOR
+    assert PLACES.collector([part("collector", PartState.DISABLED)]) is None
 
 
 def test_a_part_that_is_stopping_is_shown_as_not_ready() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.console.books import Letter, SinkCommit
 from penstock.console.relayed import run_of, sequences_in
 from penstock.console.trace import (
     database_step,
@@ -12,7 +11,7 @@ from penstock.console.trace import (
     table_step,
     verdict,
 )
-from penstock.spark import BatchLine
+from penstock.spark import BatchLine, Letter, SinkCommit
 
 LINE = BatchLine(batch=3, at_ms=9, start={0: 4}, end={0: 6}, read=40, dead=1, rows={"lake": 39})
 LETTER = Letter(shard=0, sequence=4, index=1, reason="bad", at_ms=5, value=b"\xff", redriven=True)
@@ -22,7 +21,7 @@ def commit(has_it: bool | None, text: str = "why") -> SinkCommit:
     return SinkCommit(sink="lake", kind="delta", place="/lake", has_it=has_it, version=7, text=text)
 
 
-def test_a_relay_has_passed_what_lies_behind_its_position() -> None:
+def test_a_relay_has_passed_records_up_to_its_position() -> None:
     assert relay_step("t", 5, "q", "relay:t", 5).state == "passed"
     assert relay_step("t", 6, "q", "relay:t", 5).state == "unknown"
     assert "nothing" in relay_step("t", 1, "q", "relay:t", None).text

@@ -12,9 +12,12 @@ from penstock.coordinator import (
     Durability,
     Flusher,
     FlushError,
+    FlushEvent,
+    Lagged,
     Put,
     Storage,
     StorageRead,
+    Subscription,
     WriteCoordinator,
     pairs,
 )
@@ -72,6 +75,44 @@ Words = WriteCoordinator[str, WordDelta, StorageRead]
 
 async def words_in(read: StorageRead) -> list[str]:
     return [pair.value.decode() async for pair in pairs(read.scan(b"w"))]
+
+
+class Follower:
+    """A reader's words: it adds a delta that begins where it stands and reads everything again otherwise."""
+
+    def __init__(self, subscription: Subscription[WordDelta, StorageRead], words: list[str]) -> None:
+        self.words = words
+        self.epoch = subscription.view.epoch
+        self.rebuilds = 0
+        self._subscription = subscription
+
+    @classmethod
+    async def open(cls, coordinator: Words) -> Follower:
+        subscription = coordinator.subscribe()
+        return cls(subscription, await words_in(subscription.view.snapshot))
+
+    async def step(self) -> bool:
+        """Follow the next event. False when there will be none."""
+        try:
+            event = await anext(self._subscription)
+        except Lagged:
+            return True
+        except StopAsyncIteration:
+            return False
+        assert isinstance(event, FlushEvent)
+        if event.epoch_range.hi <= self.epoch:
+            return True
+        if event.epoch_range.lo == self.epoch:
+            self.words = [*self.words, *event.delta.words.values()]
+        else:
+            self.words = await words_in(event.snapshot)
+            self.rebuilds += 1
+        self.epoch = event.epoch_range.hi
+        return True
+
+    async def run(self) -> None:
+        while await self.step():
+            pass
 
 
 class World:

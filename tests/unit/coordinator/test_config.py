@@ -24,6 +24,10 @@ def test_sizes_can_count_items() -> None:
     assert (config.flush_threshold, config.pending_max) == (10_000, 20_000)
     with pytest.raises(ConfigError, match="flush_size_threshold counts items here"):
         CoordinatorConfig(flush_size_threshold="64MiB", size_unit=SizeUnit.ITEMS)
+    with pytest.raises(ConfigError, match="max_pending_size counts items here"):
+        CoordinatorConfig.from_mapping(
+            {"flush_size_threshold": 10, "max_pending_size": "1GiB", "size_unit": "items"}
+        )
 
 
 def test_a_mapping_is_checked_key_by_key() -> None:
@@ -39,10 +43,10 @@ def test_a_mapping_is_checked_key_by_key() -> None:
     [
         ({"queue_capacity": 0}, "queue_capacity must be a whole number of at least 1"),
         ({"max_frozen_deltas": -1}, "at least 0"),
-        ({"sync_interval": 0}, "longer than nothing"),
-        ({"flush_interval": 0, "sync_mode": "interval"}, "longer than nothing"),
+        ({"sync_interval": 0}, "sync_interval must be above 0"),
+        ({"flush_interval": 0, "sync_mode": "interval"}, "sync_interval must be above 0"),
         ({"flush_size_threshold": 0}, "above 0"),
-        ({"flush_size_threshold": 10, "max_pending_size": 9}, "nothing would ever make room"),
+        ({"flush_size_threshold": 10, "max_pending_size": 9}, "writes would wait indefinitely"),
         ({"sync_mode": "sometimes"}, "sync_mode is one of 'explicit', 'every_flush', 'interval'"),
         ({"batch_time_max": "soon"}, "not a duration"),
     ],

@@ -85,8 +85,8 @@ def test_what_does_not_fit_its_length_is_refused() -> None:
     assert len(utf8("a" * 65_535)) == 65_537
 
 
-def test_a_length_that_points_behind_its_value_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="a text of 9 bytes at offset 0 ends behind its value"):
+def test_a_length_that_points_past_its_value_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="a text of 9 bytes at offset 0 ends after its value"):
         read_utf8(struct.pack("<H", 9) + b"short")
     with pytest.raises(Corrupt, match="not UTF-8"):
         read_utf8(b"\x01\x00\xff")

@@ -79,7 +79,7 @@ async def test_a_failed_flush_is_never_tried_again(world: World) -> None:
     assert world.storage.calls == ["apply"]
 
 
-async def test_writes_that_were_only_queued_are_told(world: World) -> None:
+async def test_writes_that_were_only_queued_get_the_error(world: World) -> None:
     coordinator = await world.open(flush_size_threshold=SIZE, max_pending_size=SIZE, queue_capacity=1)
     world.storage.fail_at(1, StorageFault.FAILED)
     held = world.storage.gate("apply")
@@ -132,7 +132,7 @@ async def test_a_delta_that_cannot_be_frozen_is_a_failure(world: World) -> None:
         await handle.wait(FLUSHED)
 
 
-async def test_a_cancelled_loop_leaves_nobody_waiting(world: World) -> None:
+async def test_a_cancelled_loop_leaves_no_waiter(world: World) -> None:
     coordinator = await world.open()
     handle = await coordinator.write("a")
     await handle.epoch()

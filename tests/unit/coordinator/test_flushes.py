@@ -51,7 +51,7 @@ async def test_a_delta_is_flushed_when_the_interval_is_over(world: World) -> Non
     assert reasons(world) == {"interval": 1}
 
 
-async def test_every_flush_starts_the_interval_anew(world: World) -> None:
+async def test_every_flush_restarts_the_interval(world: World) -> None:
     coordinator = await world.open(flush_interval="10s")
     await coordinator.write("a")
     await world.clock.advance(6)
@@ -159,7 +159,7 @@ async def test_a_flush_up_to_a_later_epoch_waits_for_it(world: World) -> None:
     assert marks(coordinator) == (3, 3, 0)
 
 
-async def test_a_strict_flush_refuses_an_epoch_that_nobody_has(world: World) -> None:
+async def test_a_strict_flush_refuses_an_epoch_that_no_write_has(world: World) -> None:
     coordinator = await world.open()
     with pytest.raises(EpochNotAssigned, match="no write has epoch 3 yet: the last one is 0") as caught:
         await coordinator.flush(3, strict=True)
@@ -229,7 +229,7 @@ async def test_one_flush_runs_at_a_time_and_only_so_many_deltas_wait(world: Worl
     assert marks(coordinator) == (5, 5, 0)
 
 
-async def test_the_image_survives_flushes_and_numbers_go_on(world: World) -> None:
+async def test_the_image_survives_flushes_and_numbers_continue(world: World) -> None:
     coordinator = await world.open(flush_size_threshold=2 * SIZE)
     handles = [await coordinator.write(str(number)) for number in range(50)]
     await coordinator.close()
@@ -303,7 +303,7 @@ async def test_a_durable_flush_is_persisted_in_its_order(world: World) -> None:
     assert marks(coordinator) == (2, 2, 1)
 
 
-async def test_with_sync_mode_every_flush_durability_follows_by_itself(world: World) -> None:
+async def test_with_sync_mode_every_flush_durability_follows_each_flush(world: World) -> None:
     coordinator = await world.open(sync_mode="every_flush", flush_size_threshold=SIZE)
     await (await coordinator.write("a")).wait(DURABLE)
     assert marks(coordinator) == (1, 1, 1)
@@ -435,7 +435,7 @@ async def test_without_an_interval_nothing_is_flushed_when_nothing_was_written(w
     assert world.storage.calls == []
 
 
-async def test_the_next_flush_goes_on_while_the_storage_is_synced(world: World) -> None:
+async def test_the_next_flush_continues_while_the_storage_is_synced(world: World) -> None:
     held = world.storage.gate("flush")
     coordinator = await world.open(sync_mode="every_flush")
     await coordinator.write("a")

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.coordinator.doubles import SIZE, World, turns
 
 from penstock.coordinator import Backpressure
-from penstock.coordinator.instruments import Instruments
+from penstock.coordinator.watermarks import Instruments
 from penstock.metrics import Registry
 
 NAMES = {

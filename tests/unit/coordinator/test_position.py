@@ -18,7 +18,7 @@ def test_a_position_of_eight_bytes_has_no_name() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"1234567", bytes(8) + b"\xff"], ids=["empty", "short", "no text"])
-def test_a_damaged_position_is_told(value: bytes) -> None:
+def test_a_damaged_position_is_corrupt(value: bytes) -> None:
     with pytest.raises(Corrupt):
         Position.decode(value)
 
@@ -38,13 +38,13 @@ def take(source: FedSource, sequence: int, name: str = "q", error: Exception | N
 def test_a_position_never_goes_back() -> None:
     source = FedSource(Position(3, "q"))
     for sequence in (2, 3):
-        with pytest.raises(InvalidInput, match="is not behind 3, which is stored"):
+        with pytest.raises(InvalidInput, match="is not after 3, which is stored"):
             take(source, sequence)
     take(source, 4)
     assert source.position == Position(4, "q")
 
 
-def test_nothing_is_taken_behind_a_batch_that_was_refused() -> None:
+def test_nothing_is_taken_after_a_refused_batch() -> None:
     source = FedSource(Position(3, "q"))
     with pytest.raises(ValueError, match="no good"):
         take(source, 4, error=ValueError("no good"))

@@ -38,7 +38,7 @@ async def over_limit(world: World) -> tuple[Words, asyncio.Event]:
     return coordinator, held
 
 
-async def test_a_full_queue_refuses_at_once_and_gives_the_write_back(world: World) -> None:
+async def test_a_full_queue_refuses_without_waiting_and_returns_the_write(world: World) -> None:
     coordinator = await full(world)
     write = "too much"
     with pytest.raises(
@@ -115,7 +115,7 @@ async def test_a_write_that_is_cancelled_when_it_was_let_in_hands_its_place_on(w
     assert channel.depth == 1
 
 
-async def test_nobody_slips_in_before_those_who_wait(world: World) -> None:
+async def test_no_write_overtakes_waiting_writers(world: World) -> None:
     coordinator = await full(world, capacity=1)
     waiting = asyncio.create_task(coordinator.write("first come"))
     await turns()
@@ -127,7 +127,7 @@ async def test_nobody_slips_in_before_those_who_wait(world: World) -> None:
     await waiting
 
 
-async def test_after_a_timeout_there_is_nobody_to_wait_for(world: World) -> None:
+async def test_a_timeout_removes_the_waiting_writer(world: World) -> None:
     coordinator = await full(world, capacity=1)
     late = asyncio.create_task(coordinator.write("late", timeout=1))
     await world.clock.advance(1)
@@ -201,7 +201,7 @@ async def test_a_delta_that_counts_its_image_is_slow_but_not_stuck(world: World)
     assert marks(coordinator) == (10, 10, 10)
 
 
-async def test_close_turns_away_those_who_wait_for_room(world: World) -> None:
+async def test_close_refuses_writers_that_wait_for_room(world: World) -> None:
     coordinator = await full(world)
     waiting = asyncio.create_task(coordinator.write("too late"))
     await turns()
@@ -253,7 +253,7 @@ async def test_a_write_counts_once_whether_it_is_queued_or_applied(world: World)
     assert marks(coordinator) == (10, 10, 10)
 
 
-async def test_those_who_wait_are_let_in_by_size_too(world: World) -> None:
+async def test_waiting_writers_are_admitted_by_size_too(world: World) -> None:
     coordinator = await sized(world)
     coordinator.try_write("x" * 100)
     waiting = [asyncio.create_task(coordinator.write(str(number) * 60)) for number in range(4)]
@@ -283,7 +283,7 @@ async def test_a_cancelled_wait_gives_its_size_back(world: World) -> None:
     coordinator.try_write("room again")
 
 
-async def test_what_a_paused_channel_holds_stops_nobody_else(world: World) -> None:
+async def test_the_queue_of_a_paused_channel_stops_no_other_channel(world: World) -> None:
     coordinator = await sized(world)
     side = coordinator.channel("side")
     side.pause()

@@ -1,4 +1,4 @@
-"""Views, subscriptions, and caches that follow them."""
+"""Views, subscriptions, and readers that follow them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.coordinator.doubles import SIZE, WordDelta, Words, World, turns, words_in
+from tests.unit.coordinator.doubles import SIZE, Follower, WordDelta, Words, World, turns, words_in
 
 from penstock.coordinator import (
-    Durability,
     FlushError,
     FlushEvent,
     FreezeEvent,
-    IncrementalCache,
     Lagged,
-    Shutdown,
     StorageRead,
     Subscription,
 )
@@ -23,17 +20,12 @@ from penstock.errors import Conflict
 from penstock.testing.memory_storage import StorageFault
 
 Events = Subscription[WordDelta, StorageRead]
-Cache = IncrementalCache[WordDelta, StorageRead, list[str]]
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     async with World() as made:
         yield made
-
-
-def add(state: list[str], delta: WordDelta) -> list[str]:
-    return state + list(delta.words.values())
 
 
 async def flushed(coordinator: Words, *words: str) -> None:
@@ -77,7 +69,7 @@ async def test_a_subscription_starts_with_the_view_of_its_instant(world: World) 
     assert list(event.delta.words.values()) == ["b"]
 
 
-async def test_freezes_are_told_to_those_who_ask(world: World) -> None:
+async def test_freezes_are_sent_to_subscribers_that_ask_for_them(world: World) -> None:
     coordinator = await world.open()
     subscription = coordinator.subscribe(freezes=True)
     await flushed(coordinator, "a")
@@ -88,7 +80,7 @@ async def test_freezes_are_told_to_those_who_ask(world: World) -> None:
     assert frozen.view.frozen[0].delta is stored.delta
 
 
-async def test_a_subscriber_that_lags_is_told_and_gets_the_newest_event(world: World) -> None:
+async def test_a_subscriber_that_lags_gets_an_error_and_then_the_newest_event(world: World) -> None:
     coordinator = await world.open(subscription_capacity=3)
     subscription = coordinator.subscribe()
     for number in range(5):
@@ -121,26 +113,10 @@ async def test_a_subscriber_that_waits_is_woken_and_one_that_left_is_forgotten(w
     assert [event async for event in leaves] == []
 
 
-async def test_a_cache_applies_deltas_only_from_where_it_stands(world: World) -> None:
+async def test_a_lagging_reader_arrives_where_one_that_keeps_up_does(world: World) -> None:
     coordinator = await world.open(subscription_capacity=2)
-    await flushed(coordinator, "a")
-    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
-    assert (cache.state, cache.epoch) == (["a"], 1)
-    await flushed(coordinator, "b")
-    assert await cache.step()
-    assert (cache.state, cache.epoch, cache.rebuilds) == (["a", "b"], 2, 0)
-    for word in "cdefg":
-        await flushed(coordinator, word)
-    await coordinator.close()
-    await cache.run()
-    assert cache.rebuilds == 1
-    assert (cache.state, cache.epoch) == (list("abcdefg"), 7)
-
-
-async def test_a_lagging_cache_equals_one_that_keeps_up(world: World) -> None:
-    coordinator = await world.open(subscription_capacity=2)
-    quick: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
-    slow: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
+    await flushed(coordinator, "first")
+    quick, slow = await Follower.open(coordinator), await Follower.open(coordinator)
     for number in range(40):
         await flushed(coordinator, f"{number}.a", f"{number}.b")
         await quick.step()
@@ -150,57 +126,22 @@ async def test_a_lagging_cache_equals_one_that_keeps_up(world: World) -> None:
     await slow.run()
     assert quick.rebuilds == 0
     assert slow.rebuilds > 0
-    assert slow.state == quick.state
-    assert slow.epoch == quick.epoch == 80
-
-
-async def test_a_reader_can_wait_until_the_cache_holds_its_write(world: World) -> None:
-    coordinator = await world.open()
-    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
-    following = asyncio.create_task(cache.run())
-    handle = await coordinator.write("mine")
-    epoch = await handle.epoch()
-    read = asyncio.create_task(cache.wait(epoch))
-    await turns()
-    assert not read.done()
-    await coordinator.flush()
-    await read
-    assert cache.state == ["mine"]
-    await coordinator.close()
-    await following
-    await handle.wait(Durability.DURABLE)
+    assert slow.words == quick.words
+    assert slow.epoch == quick.epoch == 81
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["closed", "failed"])
-async def test_nobody_waits_for_what_a_cache_will_never_hold(world: World, failed: bool) -> None:
+async def test_a_subscription_ends_with_the_coordinator(world: World, failed: bool) -> None:
     coordinator = await world.open()
-    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
-    waiting = asyncio.create_task(cache.wait(9))
-    following = asyncio.create_task(cache.run())
+    follower = await Follower.open(coordinator)
+    following = asyncio.create_task(follower.run())
     await turns()
     if failed:
         world.storage.fail_at(len(world.storage.calls) + 1, StorageFault.FAILED)
         await coordinator.write("a")
         await coordinator.flush()
         with pytest.raises(FlushError):
-            await following
+            await asyncio.wait_for(following, 5)
     else:
         await coordinator.close()
-        await following
-    for read in (waiting, asyncio.create_task(cache.wait(9))):
-        with pytest.raises(FlushError if failed else Shutdown):
-            await asyncio.wait_for(read, 5)
-
-
-async def test_a_cache_that_cannot_be_rebuilt_says_so_to_those_who_wait(world: World) -> None:
-    def broken(state: list[str], delta: WordDelta) -> list[str]:
-        raise Conflict("the words do not fit")
-
-    coordinator = await world.open()
-    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=broken)
-    waiting = asyncio.create_task(cache.wait(1))
-    await flushed(coordinator, "a")
-    with pytest.raises(Conflict):
-        await cache.run()
-    with pytest.raises(Shutdown, match="do not fit"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(following, 5)

@@ -105,17 +105,17 @@ def test_the_directory_of_a_url_goes_into_the_path_of_the_database(url: str, pat
 
 
 @pytest.mark.parametrize("url", ["", "nowhere", "s3://", "ftp://host/x"])
-def test_a_wrong_url_is_told(url: str) -> None:
+def test_a_wrong_url_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError):
         SlateStore(url)
 
 
-async def test_a_wrong_setting_is_told() -> None:
+async def test_a_wrong_setting_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="SlateDB"):
         await SlateStorage.open("memory:///", "db", settings={"flush_interval": 7})
 
 
-async def test_a_closed_database_and_a_long_key_are_told() -> None:
+async def test_a_closed_database_and_a_long_key_are_errors() -> None:
     storage = await SlateStorage.open("memory:///", "db")
     with pytest.raises(InvalidInput, match="1 to 65535 bytes"):
         await storage.apply([Put(b"k" * 65_536, b"")])
@@ -154,7 +154,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> _Late:
 
 
 @pytest.mark.filterwarnings("default::ResourceWarning")
-async def test_a_store_that_nobody_answers_at_is_unavailable_in_time_and_told_by_name() -> None:
+async def test_an_unresponsive_store_is_unavailable_in_time_and_named() -> None:
     store = SlateStore("s3://bucket/lake", {**NOWHERE, "aws_secret_access_key": "hidden-secret"})
     with pytest.raises(Unavailable) as told:
         await SlateStorage.open(store, "words", open_timeout_s=0.2)
@@ -188,7 +188,7 @@ async def test_a_database_whose_opening_was_cancelled_is_closed_when_it_opens(la
     await asyncio.wait_for(late.closed.wait(), 10)
 
 
-async def test_a_database_that_fails_to_open_after_all_is_told_to_nobody(late: _Late) -> None:
+async def test_an_abandoned_open_that_fails_raises_no_error(late: _Late) -> None:
     with pytest.raises(Unavailable, match="within"):
         await SlateStorage.open("memory:///", "words", open_timeout_s=0.01)
     late.error = slatedb().Error.Unavailable(message="away")
@@ -223,10 +223,10 @@ async def broken() -> SlateStorage:
     raise AssertionError("SlateDB goes on")
 
 
-async def test_a_database_that_stopped_for_good_is_not_told_as_one_to_ask_again() -> None:
+async def test_a_database_that_stopped_for_good_is_not_reported_as_one_to_retry() -> None:
     storage = await broken()
     for call in (storage.get(b"a"), storage.snapshot(), anext(storage.scan(b"")), storage.flush()):
-        with pytest.raises(OutcomeUnknown, match=r"stopped for good.*open it anew"):
+        with pytest.raises(OutcomeUnknown, match=r"stopped for good.*open it again"):
             await call
     with pytest.raises(OutcomeUnknown):
         await storage.apply([Put(b"b", b"")])
@@ -302,7 +302,7 @@ async def test_a_binding_of_another_shape_is_filled_through_its_methods(
         # The binding's is one that ours is not; ours is what can be changed.
         monkeypatch.setattr(slate_batch, "_Foreign", slatedb()._UniffiRustBuffer)
     assert not is_quick()
-    assert "not as it was" in caplog.text
+    assert "has changed" in caplog.text
     if change == "a signature":
         monkeypatch.undo()
         monkeypatch.setattr(slate_batch, "is_quick", lambda: False)

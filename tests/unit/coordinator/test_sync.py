@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.coordinator.doubles import WordDelta, WordFlusher, words_in
+from tests.unit.coordinator.doubles import WordDelta, WordFlusher
 
 from penstock import coordinator, timeseries, vector
 from penstock.blocking import loop_thread
@@ -36,7 +36,19 @@ from penstock.vector.sync import VectorStore
 APPLIED, FLUSHED, DURABLE = Durability
 Words = sync.WriteCoordinator[str, WordDelta, StorageRead]
 OF_THE_LOOP = {
-    *("start", "settle", "fail", "accept", "refuse", "take", "admit", "turn_away", "drop", "offer", "end"),
+    *(
+        "start",
+        "settle",
+        "fail",
+        "accept",
+        "refuse",
+        "take",
+        "admit",
+        "turn_away",
+        "drop",
+        "offer",
+        "end",
+    ),
     *("entered", "size"),
 }
 """What the coordinator calls on its own parts."""
@@ -50,7 +62,6 @@ OF_THE_LOOP = {
         (sync.FlushHandle, coordinator.FlushHandle),
         (sync.Channel, coordinator.Channel),
         (sync.Subscription, coordinator.Subscription),
-        (sync.IncrementalCache, coordinator.IncrementalCache),
         (TimeSeries, timeseries.TimeSeries),
         (VectorStore, vector.VectorStore),
     ],
@@ -121,28 +132,15 @@ def test_errors_arrive_as_they_are() -> None:
         words.write("late")
 
 
-def test_a_subscription_and_a_cache_follow_the_flushes() -> None:
+def test_a_subscription_follows_the_flushes() -> None:
     words = opened()
     events = words.subscribe()
-
-    async def rebuild(read: StorageRead) -> list[str]:
-        return await words_in(read)
-
-    cache = sync.IncrementalCache.open(
-        words.subscribe(), rebuild=rebuild, apply=lambda state, delta: [*state, *delta.words.values()]
-    )
-    following = threading.Thread(target=cache.run)
-    following.start()
     words.write("a").wait(APPLIED, timeout_s=10)
     words.flush().wait(timeout_s=10)
     event = next(events)
     assert isinstance(event, FlushEvent)
     assert event.epoch_range.hi == 1
-    cache.wait(1, timeout_s=10)
-    assert cache.state == ["a"]
     words.close()
-    following.join(10)
-    assert not following.is_alive()
     assert list(events) == []
 
 

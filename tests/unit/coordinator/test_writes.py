@@ -110,7 +110,7 @@ async def test_a_batch_does_not_shoot_far_over_the_threshold(world: World) -> No
     held.set()
 
 
-async def test_each_level_is_waited_for_by_itself(world: World) -> None:
+async def test_each_level_is_waited_for_separately(world: World) -> None:
     coordinator = await world.open()
     handle = await coordinator.write("a")
     waits = [asyncio.create_task(handle.wait(level)) for level in Durability]

@@ -39,4 +39,4 @@ def test_the_packages_are_those_of_the_enforced_order() -> None:
     layers = next(contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
     enforced = {name.strip(" ()") for layer in layers for name in layer.split("|")}
     table = PAGE[PAGE.index("| layer |") : PAGE.index("Codecs, manifest edits")]
-    assert enforced <= set(re.findall(r"`([a-z]+)`", table))
+    assert enforced <= set(re.findall(r"`([a-z_]+)`", table))

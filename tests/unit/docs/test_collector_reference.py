@@ -16,7 +16,7 @@ from penstock.collector import settings
 from penstock.collector.config import TelemetrySettings, parse_plan
 from penstock.collector.consumers import DirectConsumer
 from penstock.collector.export_worker import ExportCounts
-from penstock.collector.exporters.plain import NoopExporter
+from penstock.collector.exporters import NoopExporter
 from penstock.collector.limiter import ReceiverLimiter
 from penstock.metrics import Registry
 from penstock.quiver.config import QuiverConfig

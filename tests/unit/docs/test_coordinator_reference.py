@@ -10,7 +10,7 @@ from tests.unit.compatibility.surface import promised_names
 
 import penstock.coordinator
 from penstock.coordinator import CoordinatorConfig, CoordinatorError
-from penstock.coordinator.instruments import Instruments
+from penstock.coordinator.watermarks import Instruments
 from penstock.metrics import Registry
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

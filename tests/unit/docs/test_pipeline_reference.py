@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.pipeline import spec
+from penstock.spark.pipeline import sink_spec, spec
 from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
 
 ROOT = Path(__file__).parents[3]
@@ -17,13 +17,13 @@ SECTIONS = {
     "The whole": spec.PipelineSpec,
     "Source": spec.BufferSourceSpec,
     "Decode": spec.DecodeSpec,
-    "Sink": spec.SinkSpec,
-    "delta": spec.DeltaSinkSpec,
-    "parquet": spec.ParquetSinkSpec,
-    "iceberg": spec.IcebergSinkSpec,
-    "buffer": spec.BufferSinkSpec,
-    "timeseries": spec.TimeSeriesSinkSpec,
-    "vector": spec.VectorSinkSpec,
+    "Sink": sink_spec.SinkSpec,
+    "delta": sink_spec.DeltaSinkSpec,
+    "parquet": sink_spec.ParquetSinkSpec,
+    "iceberg": sink_spec.IcebergSinkSpec,
+    "buffer": sink_spec.BufferSinkSpec,
+    "timeseries": sink_spec.TimeSeriesSinkSpec,
+    "vector": sink_spec.VectorSinkSpec,
     "Trigger": spec.TriggerSpec,
 }
 
@@ -55,7 +55,7 @@ def test_every_plain_default_is_stated(title: str, kind: type) -> None:
 
 
 def test_merge_and_the_one_key_of_the_source_are_told() -> None:
-    for field in dataclasses.fields(spec.MergeSpec):
+    for field in dataclasses.fields(sink_spec.MergeSpec):
         assert f"`{field.name}` (list, required)" in section("delta")
     assert [field.name for field in dataclasses.fields(spec.SourceSpec)] == ["buffer"]
 

@@ -11,7 +11,7 @@ from tests.unit.timeseries.promql_expectations import data_sets
 from penstock.errors import PenstockError
 from penstock.timeseries.promql import EngineConfig, limits
 from penstock.timeseries.promql.aggregation import AGGREGATIONS
-from penstock.timeseries.promql.engine import PARAMETRIC_AGGREGATIONS
+from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS
 from penstock.timeseries.promql.functions import FUNCTIONS
 
 ROOT = Path(__file__).parents[3]

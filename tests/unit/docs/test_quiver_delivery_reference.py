@@ -10,13 +10,14 @@ from tests.unit.docs.test_docs_reference import TEXTS, section, words
 
 from penstock.cli.main import cli
 from penstock.metrics import Registry
-from penstock.quiver.metrics import DeliveryMetrics
+from penstock.quiver.metrics import DeliveryMetrics, RetentionMetrics
 from penstock.quiver.offsets.records import Outcome, RecordKind
 
 
 def test_metrics_reference_names_every_metric_of_delivery_and_no_other() -> None:
     registry = Registry()
     DeliveryMetrics(registry)
+    RetentionMetrics(registry)
     told = words(section(TEXTS["docs/reference/metrics.md"], "Quiver: delivery and retention"))
     assert {word for word in told if word.startswith("quiver.") and not word.endswith(".")} == set(
         registry.snapshot()

@@ -10,9 +10,9 @@ from tests.unit.quiver.engine_doubles import StepClock, open_quiver
 
 from penstock.metrics import Registry
 from penstock.quiver import errors
-from penstock.quiver.metrics import DeliveryMetrics
+from penstock.quiver.metrics import DeliveryMetrics, RetentionMetrics
 from penstock.quiver.wal.entry import ENTRY_BYTES_MAX, EntryType
-from penstock.quiver.wal.log import HEADER_BYTES
+from penstock.quiver.wal.layout import HEADER_BYTES
 from penstock.testing.disk import FakeDisk
 
 FORMAT = TEXTS["docs/formats/quiver-wal.md"]
@@ -22,6 +22,7 @@ def test_metrics_reference_names_every_metric_of_the_engine_and_no_other() -> No
     registry, delivery = Registry(), Registry()
     open_quiver(FakeDisk(), StepClock(), registry=registry).close()
     DeliveryMetrics(delivery)
+    RetentionMetrics(delivery)
     told = words(section(TEXTS["docs/reference/metrics.md"], "Quiver: log, segments and recovery"))
     expected = set(registry.snapshot()) - set(delivery.snapshot())
     assert {word for word in told if word.startswith("quiver.")} == expected

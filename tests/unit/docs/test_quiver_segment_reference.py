@@ -17,7 +17,7 @@ from penstock.quiver.model import SLOTS
 from penstock.quiver.segments.file import describe
 from penstock.quiver.segments.metadata import encode_meta, schema_metadata
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.tools.upload import Uploader
+from penstock.quiver.segments.upload import Uploader
 from penstock.spark.sources.quiver_options import _NAMES, QuiverOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk

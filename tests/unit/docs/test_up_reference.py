@@ -19,13 +19,13 @@ TEXT = (ROOT / "docs" / "reference" / "up-file.md").read_text(encoding="utf-8")
 SECTIONS = {
     "The whole": settings.UpSettings,
     "Queues": settings.QueueSettings,
-    "Collector": settings.CollectorSettings,
-    "Topics": settings.TopicsSettings,
-    "Relays": settings.RelaySettings,
-    "Pipelines": settings.PipelineSettings,
-    "Timeseries": settings.TimeSeriesSettings,
-    "Vector": settings.VectorSettings,
-    "Console": settings.ConsoleSettings,
+    "Collector": settings.CollectorPart,
+    "Topics": settings.TopicsPart,
+    "Relays": settings.RelayPart,
+    "Pipelines": settings.PipelinePart,
+    "Timeseries": settings.TimeSeriesPart,
+    "Vector": settings.VectorPart,
+    "Console": settings.ConsolePart,
 }
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import Secret, build, faults, from_env, load_mapping, mask, merge
+from penstock.config import Secret, build, closest, faults, from_env, load_mapping, mask, merge
 from penstock.errors import ConfigError
-from penstock.units import parse_duration
+from penstock.units import DurationLike, SizeLike, parse_duration
 
 
 class Compression(enum.Enum):
@@ -46,6 +46,8 @@ class Settings:
     mode: Literal["fail", "skip"] = "fail"
     key: Secret | None = None
     directory: Path | None = None
+    wait: DurationLike = "1s"
+    room: SizeLike | None = None
 
 
 def test_every_kind_of_field_is_built() -> None:
@@ -108,14 +110,14 @@ def test_text_from_the_environment_becomes_the_type_of_the_field() -> None:
     )
 
 
-def test_an_unknown_key_names_its_place_and_the_nearest_key() -> None:
+def test_an_unknown_key_names_its_place_and_the_closest_key() -> None:
     with pytest.raises(ConfigError) as caught:
         build(Settings, {"store": "x", "ingest": {"flush_intervall": "1s"}}, where="file.yaml")
     expected = "file.yaml: ingest.flush_intervall: unknown key, did you mean 'flush_interval'?"
     assert str(caught.value) == expected
 
 
-def test_a_key_near_to_nothing_lists_what_there_is() -> None:
+def test_a_key_that_is_similar_to_none_lists_all_keys() -> None:
     with pytest.raises(ConfigError, match="expected one of compression, flush_interval, flush_size_bytes"):
         build(Ingest, {"zzz": 1}, where="file.yaml")
 
@@ -137,6 +139,12 @@ def test_a_key_near_to_nothing_lists_what_there_is() -> None:
         ("interval", None, "file.yaml: interval: expected a number or text, found nothing"),
         ("mode", "skipp", "file.yaml: mode: expected one of fail, skip, found 'skipp'; did you mean 'skip'?"),
         ("directory", 5, "file.yaml: directory: expected a path, found 5"),
+        ("directory", "", "file.yaml: directory: expected a path, found ''"),
+        ("retries", 7.0, "file.yaml: retries: expected a whole number, found 7.0"),
+        ("mode", True, "file.yaml: mode: expected one of fail, skip, found True"),
+        ("wait", "5", "file.yaml: wait: '5' is not a duration: it has no unit"),
+        ("wait", None, "file.yaml: wait: None is not a duration"),
+        ("room", "5s", "file.yaml: room: '5s' is not a size"),
         ("ingest", {"compression": "ztsd"}, "expected one of none, zstd, found 'ztsd'; did you mean 'zstd'?"),
         ("ingest", {"flush_interval": "5"}, "file.yaml: ingest: '5' is not a duration"),
     ],
@@ -145,6 +153,54 @@ def test_a_wrong_value_says_where_and_what_was_expected(key: str, value: object,
     with pytest.raises(ConfigError) as caught:
         build(Settings, {"store": "x", key: value}, where="file.yaml")
     assert message in str(caught.value)
+
+
+def test_a_size_or_duration_is_left_to_the_constructor() -> None:
+    settings = build(Settings, {"store": "x", "wait": "5m", "room": 7}, where="t")
+    assert (settings.wait, settings.room) == ("5m", 7)
+
+
+SETTINGS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("1s"),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "retries"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+KEYS = st.sampled_from([*(one.name for one in fields(Settings)), "retrys"])
+INGEST = st.dictionaries(st.sampled_from([one.name for one in fields(Ingest)]), SETTINGS, max_size=3)
+
+
+@given(st.dictionaries(KEYS, SETTINGS | INGEST, max_size=5))
+def test_any_mapping_gives_settings_or_errors_with_their_places(mapping: dict[str, object]) -> None:
+    found = faults(Settings, mapping, where="file.yaml")
+    if not found:
+        assert isinstance(build(Settings, mapping, where="file.yaml"), Settings)
+        return
+    with pytest.raises(ConfigError) as caught:
+        build(Settings, mapping, where="file.yaml")
+    assert str(caught.value) == str(found[0])
+    names = {*mapping, "store"}
+    for fault in found:
+        where, _, key = str(fault).partition(": ")
+        assert where == "file.yaml"
+        assert key.partition(":")[0].partition(".")[0] in names
+
+
+@given(st.dictionaries(KEYS, SETTINGS | INGEST, max_size=5))
+def test_every_error_of_a_key_is_reported_with_those_of_other_keys(mapping: dict[str, object]) -> None:
+    alone = set()
+    for key, value in mapping.items():
+        alone |= {str(fault) for fault in faults(Settings, {"store": "x"} | {key: value}, where="f")}
+    together = {str(fault) for fault in faults(Settings, {"store": "x"} | mapping, where="f")}
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("word", "found"), [("flush_intervall", "flush_interval"), ("zzz", None), ("", None)]
+)
+def test_the_closest_choice_is_similar_or_none(word: str, found: str | None) -> None:
+    assert closest(word, ["flush_interval", "flush_size_bytes"]) == found
 
 
 def test_a_missing_required_key_is_named() -> None:
@@ -255,7 +311,7 @@ def test_a_wrong_secret_is_not_shown_in_the_error() -> None:
     assert "12345" not in str(caught.value)
 
 
-def test_a_masked_text_tells_only_whether_it_is_set() -> None:
+def test_a_masked_text_shows_only_whether_it_is_set() -> None:
     assert mask("hush") == "***"
     assert mask("") == mask(None) == "(not set)"
 
@@ -278,7 +334,7 @@ class _Outer:
     named: dict[str, _Inner] = field(default_factory=dict)
 
 
-def test_every_fault_is_found_each_by_its_place() -> None:
+def test_every_fault_is_reported_with_its_place() -> None:
     found = faults(
         _Outer,
         {
@@ -311,7 +367,7 @@ def test_every_fault_is_found_each_by_its_place() -> None:
         {"name": "x", "many": [{"port": "1"}]},
     ],
 )
-def test_faults_are_found_exactly_where_build_refuses(mapping: dict[str, object]) -> None:
+def test_faults_are_found_exactly_if_build_refuses(mapping: dict[str, object]) -> None:
     refused = []
     try:
         build(_Outer, mapping, where="f")

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
+import dataclasses
 import datetime
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.units import format_count, format_duration, format_size, parse_duration, parse_size
+from penstock.units import (
+    DurationLike,
+    SizeLike,
+    convert_units,
+    duration_text,
+    format_count,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+    seconds_of,
+    size_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +161,71 @@ def test_sizes_are_shown_in_binary_units(size: int, text: str) -> None:
 )
 def test_counts_are_exact_until_a_million(count: int, text: str) -> None:
     assert format_count(count) == text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    target_size: SizeLike = "32MB"
+    max_open: DurationLike = "5s"
+    timeout: DurationLike | None = None
+
+    target_bytes = size_of("target_size")
+    max_open_s = seconds_of("max_open")
+    timeout_s = seconds_of("timeout", optional=True)
+
+    def __post_init__(self) -> None:
+        convert_units(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallSegment(Segment):
+    target_size: SizeLike = "1MB"
+    wait: DurationLike = "1ms"
+
+    wait_s = seconds_of("wait")
+
+
+def test_fields_of_settings_become_numbers_with_a_second_name() -> None:
+    settings = Segment(max_open=datetime.timedelta(milliseconds=250))
+    assert (settings.target_size, settings.target_bytes) == (32_000_000, 32_000_000)
+    assert (settings.max_open, settings.max_open_s) == (0.25, 0.25)
+    assert settings.timeout_s is None
+    assert Segment(timeout="2m").timeout_s == 120.0
+
+
+def test_settings_are_equal_however_a_number_was_written() -> None:
+    assert Segment(target_size="32MB", max_open="5s") == Segment(target_size=32_000_000, max_open=5)
+    assert dataclasses.replace(Segment(), max_open="1s").max_open_s == 1.0
+
+
+def test_settings_inherit_the_conversion() -> None:
+    settings = SmallSegment()
+    assert (settings.target_bytes, settings.max_open_s, settings.wait_s) == (1_000_000, 5.0, 0.001)
+    assert [field.name for field in dataclasses.fields(settings)] == [
+        "target_size",
+        "max_open",
+        "timeout",
+        "wait",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"target_size": "big"}, "target_size: 'big' is not a size"),
+        ({"max_open": "5"}, "max_open: '5' is not a duration"),
+        ({"max_open": None}, "max_open: None is not a duration"),
+        ({"timeout": -1}, "timeout: -1 is not a duration"),
+    ],
+)
+def test_a_wrong_field_is_named_in_the_error(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Segment(**wrong)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+@given(st.floats(0, 10**9) | st.integers(0, 10**9) | st.timedeltas(min_value=datetime.timedelta(0)))
+def test_a_duration_written_as_text_is_read_to_the_microsecond(duration: DurationLike) -> None:
+    written = parse_duration(duration_text(duration))
+    assert written == pytest.approx(parse_duration(duration), abs=1e-6)
+    assert duration_text("100ms") == "100ms"

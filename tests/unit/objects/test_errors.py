@@ -59,7 +59,7 @@ def status(code: int, name: str | None = None, kind: str = "GenericError") -> Fa
     ],
     ids=str,
 )
-def test_only_what_is_definite_is_told_as_such(
+def test_only_definite_failures_are_classified_as_definite(
     fault: Fault, plain: type[PenstockError], conditional: type[PenstockError]
 ) -> None:
     assert outcome(fault, conditional=False) is plain

@@ -12,27 +12,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from penstock.errors import InvalidInput, LimitExceeded
-from penstock.otlp import Decoded, Signal, count_items, decode, encode, schema_of, split
-from penstock.otlp.columns import varint
-from penstock.otlp.messages import parse
-from penstock.otlp.schema import ARRAY, BOOL, BYTES, DOUBLE, EMPTY, INT, MAP, STR
+from penstock.errors import InvalidInput, LimitExceeded, Unsupported
+from penstock.otlp import Decoded, Signal, check_installed, count_items, decode, encode, schema_of, split
+from penstock.otlp.messages import handler_of, messages_of, parse
+from penstock.otlp.schema import ARRAY, BOOL, BYTES, DOUBLE, EMPTY, INT, MAP, OTHER, STR
+from penstock.protowire import varint
 from penstock.testing.otlp_kit import telemetry
-
-WAYS = ["native", "walked"]
-
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs with ptars, however few items it has, and without."""
-    modules = [sys.modules[function.__module__] for function in (decode, encode)]
-    if request.param == "walked":
-        for module in modules:
-            monkeypatch.setattr(module, "available", lambda: False)
-    else:
-        monkeypatch.setattr(modules[0], "_FEW", dict.fromkeys(Signal, -1))
-        monkeypatch.setattr(modules[1], "_FEW", -1)
-    return str(request.param)
 
 
 def traces() -> tuple[ExportTraceServiceRequest, object]:
@@ -135,7 +120,7 @@ def test_the_name_of_the_service_is_lifted_from_the_resource() -> None:
     assert column.to_pylist() == ["cart", None, "cart", None]
 
 
-def test_the_body_of_a_log_is_told_as_text_too() -> None:
+def test_the_body_of_a_log_is_also_converted_to_text() -> None:
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records
     records.add().body.string_value = "hello"
@@ -260,7 +245,7 @@ def test_a_time_after_2262_goes_back_as_it_came() -> None:
     assert parse(encode(batch, Signal.TRACES), Signal.TRACES) == request
 
 
-def test_threads_decode_and_encode_beside_each_other() -> None:
+def test_threads_decode_and_encode_concurrently() -> None:
     def work(seed: int) -> bool:
         signal = list(Signal)[seed % 3]
         data = telemetry(signal, items=20, seed=seed)
@@ -268,3 +253,49 @@ def test_threads_decode_and_encode_beside_each_other() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(40)))
+
+
+def negative_zeros() -> ExportMetricsServiceRequest:
+    request = ExportMetricsServiceRequest()
+    metrics = request.resource_metrics.add().scope_metrics.add().metrics
+    for zero in (0.0, -0.0):
+        metrics.add().summary.data_points.add(sum=zero, quantile_values=[{"quantile": zero, "value": zero}])
+        metrics.add().exponential_histogram.data_points.add(zero_threshold=zero, sum=zero, min=zero)
+        metrics.add().gauge.data_points.add(as_double=zero)
+    return request
+
+
+def test_a_negative_zero_goes_back_as_it_came() -> None:
+    data = negative_zeros().SerializeToString()
+    batch = decode(data, Signal.METRICS).batch
+    assert encode(batch, Signal.METRICS) == data
+    assert batch.column("zero_threshold").to_pylist() == [None, 0.0, None, None, 0.0, None]
+
+
+def test_a_reference_to_a_string_is_kept_as_a_value_of_another_kind() -> None:
+    request, span = traces()
+    span.attributes.add(key="k").value.string_value_strindex = 7
+    batch = decoded(request).batch
+    ((_, value),) = batch.column("attributes").to_pylist()[0]
+    assert (value["type"], AnyValue.FromString(value["ser"])) == (OTHER, AnyValue(string_value_strindex=7))
+    assert parse(encode(batch, Signal.TRACES), Signal.TRACES) == request
+
+
+def test_unknown_fields_do_not_confuse_a_request_with_refused_items() -> None:
+    request, span = traces()
+    span.trace_id = bytes(3)
+    good = request.resource_spans[0].scope_spans[0].spans.add(name="good")
+    good.ParseFromString(good.SerializeToString() + b"\xfa\x07\x03new")
+    found = decoded(request)
+    assert (found.batch.column("name").to_pylist(), found.rejected) == (["good"], 1)
+
+
+@pytest.mark.parametrize("missing", ["ptars", "opentelemetry.proto.collector.logs.v1"])
+def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    handler_of.cache_clear()
+    messages_of.cache_clear()
+    with pytest.raises(Unsupported, match=rf"OTLP needs the package {missing}.*penstock\[collector\]"):
+        check_installed()

@@ -6,9 +6,9 @@ import pytest
 
 from penstock import otlp
 from penstock.errors import LimitExceeded
-from penstock.otlp.columns import varint
 from penstock.otlp.limits import SMALL_PARTS_MAX, check_density
 from penstock.otlp.schema import Signal
+from penstock.protowire import varint
 from penstock.testing.otlp_kit import telemetry
 
 

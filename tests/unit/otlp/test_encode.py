@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from penstock.errors import InvalidInput
 from penstock.otlp import Signal, count_items, decode, encode, response, schema_of, split
-from penstock.otlp.arrow_to_proto import changes, same
+from penstock.otlp.columns import changes, same
 from penstock.otlp.messages import messages_of, parse
+from penstock.otlp.schema import ARRAY, INT, MAP, STR
 from penstock.testing.otlp_kit import telemetry
 
 
@@ -112,3 +114,53 @@ def test_changes_are_found_row_by_row_also_in_a_slice() -> None:
     maps = pa.array([[("a", 1)], [("a", 1)], [("a", 2)], None, None, []], pa.map_(pa.string(), pa.int64()))
     assert changes([maps]).tolist() == [True, False, True, True, False, True]
     assert changes([maps.slice(1)]).tolist() == [True, True, True, False, True]
+
+
+def with_value(**cells: object) -> pa.RecordBatch:
+    """A log record with one attribute, whose value has these cells."""
+    batch = decode(telemetry(Signal.LOGS, items=1), Signal.LOGS).batch
+    attributes = pa.array([[("k", cells)]], schema_of(Signal.LOGS).field("attributes").type)
+    return batch.set_column(batch.schema.get_field_index("attributes"), "attributes", attributes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"type": STR}, "a value has the type 1, but its column str is null"),
+        ({"type": ARRAY, "ser": b"\xff"}, "the column ser of a value is no AnyValue"),
+        ({"type": MAP, "ser": AnyValue(int_value=1).SerializeToString()}, "holds a int_value"),
+    ],
+)
+def test_a_value_that_contradicts_its_type_is_refused(cells: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        encode(with_value(**cells), Signal.LOGS)
+
+
+def test_cells_of_other_types_than_the_value_are_ignored() -> None:
+    request = parse(encode(with_value(type=INT, int=5, str="x"), Signal.LOGS), Signal.LOGS)
+    (pair,) = request.resource_logs[0].scope_logs[0].log_records[0].attributes
+    assert pair.value == AnyValue(int_value=5)
+
+
+def test_values_of_rows_that_are_null_are_not_encoded() -> None:
+    batch = decode(telemetry(Signal.LOGS, items=2), Signal.LOGS).batch
+    place = batch.schema.get_field_index("attributes")
+    column = batch.column(place)
+    masked = pa.MapArray.from_arrays(
+        column.offsets, column.keys, column.items, type=column.type, mask=pa.array([True, False])
+    )
+    request = parse(encode(batch.set_column(place, "attributes", masked), Signal.LOGS), Signal.LOGS)
+    first, second = (
+        record
+        for resource in request.resource_logs
+        for scope in resource.scope_logs
+        for record in scope.log_records
+    )
+    assert (len(first.attributes), bool(second.attributes)) == (0, True)
+
+
+def test_a_metric_of_an_unknown_type_is_refused() -> None:
+    batch = decode(telemetry(Signal.METRICS, items=1), Signal.METRICS).batch
+    changed = batch.set_column(batch.schema.get_field_index("type"), "type", pa.array(["trend"]))
+    with pytest.raises(InvalidInput, match="a metric cannot be of type 'trend'; expected one of gauge, sum"):
+        encode(changed, Signal.METRICS)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.otlp import Signal, schema_of
 from penstock.otlp.limits import ITEMS_MAX
-from penstock.otlp.proto_to_arrow import REPEATED_BYTES_MAX
 from penstock.otlp.schema import ANY_VALUE
+from penstock.otlp.to_arrow import REPEATED_BYTES_MAX
 
 TEXT = (Path(__file__).parents[3] / "docs/formats/otlp-arrow.md").read_text(encoding="utf-8")
 SECTIONS = {Signal.TRACES: "Spans", Signal.LOGS: "Logs", Signal.METRICS: "Metrics"}

@@ -7,8 +7,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.otlp import Signal, count_items, decode
-from penstock.otlp.columns import varint
 from penstock.otlp.limits import ITEMS_MAX, check_item_count
+from penstock.protowire import varint
 from penstock.testing.otlp_kit import telemetry
 
 

@@ -1,4 +1,4 @@
-"""Segments and books for the tests of acknowledgements: everything real but the disk and the clock."""
+"""Segments and offsets for the tests of acknowledgements: everything real but the disk and the clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.model import BundleRef, SegmentInfo, Signal
 from penstock.quiver.offsets.log import OffsetLogSettings
 from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.state import Subscriber
 from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
@@ -43,7 +44,7 @@ def segment(seq: int, bundles: int = 2, *, size: int = 1000, ingest_ns: int = ST
 
 
 class Core:
-    """A book over a fake disk, and the segments that a store would have."""
+    """Offsets on a fake disk, and the segments that a store would have."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Core:
         self.registry = Registry()
 
     def open(self, *, expired_before_ns: int | None = None) -> Core:
-        self.offsets = SubscriptionStore.open(self.disk, CORE, self.settings, self.clock)
+        self.offsets = SubscriptionStore(self.disk, CORE, self.settings, self.clock)
         self.found = self.offsets.reconcile(self.infos.values(), expired_before_ns=expired_before_ns)
         self.deliveries = Deliveries(
             self.offsets,
@@ -83,13 +84,18 @@ class Core:
             self.offsets.activate(name)
 
     def remove(self) -> list[int]:
-        """What the sweeper does with segments that nobody needs."""
+        """What the reaper does with segments that nobody needs."""
         self.offsets.mark_deleted(self.offsets.finished())
         self.offsets.sync()
         gone = self.offsets.removable()
         for seq in gone:
             del self.infos[seq]
             self.offsets.forget_segment(seq)
+        return gone
+
+    def unregister(self, name: str) -> Subscriber:
+        gone = self.offsets.leave(name)
+        self.offsets.confirm_leave(name)
         return gone
 
     def ack(self, name: str, seq: int, *bundles: int) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.quiver.model import Pending
-from penstock.quiver.segments.memtable import SealedSegment, StreamKey, Trigger
+from penstock.quiver.model import Pending, SealedSegment, StreamKey, Trigger
 from penstock.quiver.wal.payload import fingerprint
 
 SLOT = 63

@@ -15,8 +15,7 @@ from penstock.errors import ConfigError, LimitExceeded, StorageFull
 from penstock.metrics import Registry
 from penstock.quiver import AsyncQuiver, AtCapacity, Closed, Quiver, QuiverConfig
 from penstock.quiver.append import encode_bundle
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segments.memtable import SealedSegment
+from penstock.quiver.model import SealedSegment, SegmentInfo
 from penstock.testing.disk import FakeDisk
 
 CAP = 90_000
@@ -96,7 +95,7 @@ def test_bundles_of_any_size_stay_within_the_cap(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others(
+def test_the_largest_bundle_is_accepted_once_the_others_are_delivered(
     disk: FakeDisk, clock: StepClock, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -189,15 +188,15 @@ def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> N
             assert quiver.stats().wal_files <= 2
 
 
-def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_path: Path) -> None:
+def test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
-    maintenance = quiver.core.maintenance
-    with maintenance.at_work():
+    guard = quiver.core.guard
+    with guard.at_work():
         closing = threading.Thread(target=quiver.close)
         closing.start()
         closing.join(0.2)
         assert closing.is_alive()
-        with pytest.raises(Closed), maintenance.at_work():
+        with pytest.raises(Closed), guard.at_work():
             pytest.fail("nobody begins while it ends")
     closing.join(20)
     assert not closing.is_alive()
@@ -205,13 +204,13 @@ def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_pat
     with pytest.raises(Closed):
         quiver.core.appender.rotate()
     with pytest.raises(Closed):
-        maintenance.reclaim(30_000)
+        quiver.core.space.reclaim(30_000)
     assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
 
 
-def test_who_is_at_work_may_close_too(tmp_path: Path) -> None:
+def test_a_thread_at_work_may_close_too(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
-    with quiver.core.maintenance.at_work():
+    with quiver.core.guard.at_work():
         quiver.close()  # as a handler of signals does
 
 
@@ -243,20 +242,20 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
     quiver.ingest(rows(1000, 80))
     assert quiver.core.memtable.open_bytes >= 3000
     store, free = quiver.core.store, [0]
-    write, remove = store.write, quiver.core.remove
+    write, remove = store.write, quiver.core.segments.remove
 
     def write_if_possible(sealed: SealedSegment, seq: int) -> SegmentInfo:
         if free[0] < 1000:
             raise StorageFull("no space left on device")
         return write(sealed, seq)
 
-    def make_space(*seqs: int) -> None:
-        remove(*seqs)
+    def make_space(seq: int) -> None:
+        remove(seq)
         free[0] += 5_000_000
 
     disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
     store.write = write_if_possible  # type: ignore[method-assign]
-    quiver.core.remove = make_space  # type: ignore[method-assign]
+    quiver.core.segments.remove = make_space  # type: ignore[method-assign]
     clock.step(5)
     quiver.ingest(rows(2000))
     clock.step(60)
@@ -399,7 +398,7 @@ def test_writers_that_come_together_stay_within_the_cap(tmp_path: Path, policy: 
                     taken[number] += 1
                 except AtCapacity:
                     pass
-                used = quiver.core.maintenance.disk_bytes()
+                used = quiver.core.space.used_bytes()
                 if used > 200_000:
                     over.append(used)
 

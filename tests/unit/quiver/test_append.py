@@ -63,7 +63,7 @@ def opened(disk: Disk, path: Path, **wal: object) -> Quiver:
     return quiver
 
 
-def test_a_failed_sync_is_told_and_the_next_bundle_is_accepted(tmp_path: Path) -> None:
+def test_a_failed_sync_is_reported_and_the_next_bundle_is_accepted(tmp_path: Path) -> None:
     disk = Disk()
     with opened(disk, tmp_path) as quiver:
         quiver.ingest(rows(1))
@@ -125,7 +125,7 @@ def test_without_a_sync_the_answer_comes_after_the_write(tmp_path: Path, flush: 
         assert bool(disk.syncs[before:]) is syncs, "an idle tail is synced by a timer, or never"
 
 
-def test_whoever_writes_while_it_is_closed_is_answered(tmp_path: Path) -> None:
+def test_writers_get_an_answer_while_it_is_closed(tmp_path: Path) -> None:
     disk = Disk()
     quiver = opened(disk, tmp_path)
     answers: list[str] = []

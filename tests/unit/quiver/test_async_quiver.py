@@ -52,7 +52,7 @@ async def test_a_reader_that_waits_gets_nothing_when_it_is_closed(tmp_path: Path
         await quiver.ingest(rows(1))
 
 
-async def test_a_cap_is_told_without_blocking_the_loop(tmp_path: Path) -> None:
+async def test_a_cap_is_reported_without_blocking_the_loop(tmp_path: Path) -> None:
     async with await opened(tmp_path, retention={"size_cap": 70_000}) as quiver:
         with pytest.raises(AtCapacity):  # noqa: PT012
             for n in range(500):

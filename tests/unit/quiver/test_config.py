@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.quiver import QuiverConfig
+from penstock.quiver.config import SegmentConfig
 
 
 def test_the_defaults_are_those_of_the_reference() -> None:
@@ -34,6 +35,14 @@ def test_the_settings_of_a_collector_are_read_as_they_are_written() -> None:
     assert config.cap_per_core(4) == 125_000_000_000
 
 
+def test_sizes_and_durations_are_numbers_however_they_are_written() -> None:
+    read = QuiverConfig.from_mapping({"segment": {"target_size": "1MB", "max_open_duration": "250ms"}})
+    made = QuiverConfig(segment=SegmentConfig(target_size=1_000_000, max_open_duration=0.25))
+    assert read == made
+    assert (read.segment.target_size, read.segment.max_open_duration) == (1_000_000, 0.25)
+    assert read.with_path("x").segment is read.segment
+
+
 def test_keys_may_be_dotted_nested_or_both() -> None:
     config = QuiverConfig.from_mapping(
         {"retention.size_cap_policy": "drop_oldest", "retention": {"size_cap": "1GB"}, "wal.flush": "none"}
@@ -50,12 +59,12 @@ def test_keys_may_be_dotted_nested_or_both() -> None:
         ({"wal.flush": "grup"}, r"wal\.flush: expected one of .* did you mean 'group'"),
         ({"wal": {"flush": "none"}, "wal.flush": "none"}, r"wal\.flush: set twice"),
         ({"wal": 5}, r"wal: expected a mapping"),
-        ({"segment": {"layout": "otap"}}, r"layout 'otap' is not built"),
+        ({"segment": {"layout": "otap"}}, r"layout 'otap' is not implemented"),
         ({"segment": {"target_size": "2GiB"}}, "target_size must be at most"),
         ({"segment": {"target_size": 0}}, "target_size must be at least 1"),
         ({"wal": {"max_size": 100}}, "max_size must be at least 4096"),
         ({"delivery": {"max_in_flight": 0}}, "max_in_flight must be at least 1"),
-        ({"maintenance_interval": "0s"}, "maintenance_interval must be longer"),
+        ({"maintenance_interval": "0s"}, "maintenance_interval must be above 0"),
         ({"path": ""}, "path must name a directory"),
         ({"retry": {"multiplier": 0.5}}, "multiplier must be at least 1"),
     ],

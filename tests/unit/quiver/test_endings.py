@@ -31,7 +31,7 @@ from penstock.testing.disk import FakeDisk, Survival
 pytestmark = pytest.mark.unit
 
 
-def failing_finalizer() -> SegmentWriter:
+def failing_writer() -> SegmentWriter:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
 
     def refuse(*_: object) -> None:
@@ -65,8 +65,8 @@ def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseE
     return thread, went
 
 
-def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
-    segment_writer = failing_finalizer()
+def test_a_wait_for_segments_ends_when_the_writer_stops() -> None:
+    segment_writer = failing_writer()
     segment_writer.start()
     segment_writer.submit(sealed_of(batch(1)))
     while segment_writer.last_error is None:
@@ -90,7 +90,7 @@ def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
     assert isinstance(went[0], Unavailable)
 
 
-def test_a_finalizer_that_ended_writes_nothing_more() -> None:
+def test_a_writer_that_stopped_writes_nothing_more() -> None:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
     segment_writer = SegmentWriter(
         store,
@@ -109,7 +109,7 @@ def test_a_finalizer_that_ended_writes_nothing_more() -> None:
     assert store.infos() == []
 
 
-def test_a_closed_book_writes_nothing_more() -> None:
+def test_closed_offsets_write_nothing_more() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.add(1)
@@ -123,7 +123,7 @@ def test_a_closed_book_writes_nothing_more() -> None:
     core.offsets.close()
 
 
-def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
+def test_a_subscriber_that_returns_while_it_leaves_starts_over() -> None:
     core = Core().open()
     core.subscribe("lake", "keeper")
     core.add(1)
@@ -140,7 +140,7 @@ def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
     assert core.refs("lake") == [(1, 0), (1, 1)]
 
 
-async def test_a_forgotten_bundle_makes_room_in_flight_for_whoever_waits() -> None:
+async def test_a_forgotten_bundle_makes_room_in_flight_for_a_waiter() -> None:
     core = Core(delivery=DeliverySettings(max_in_flight=1)).open()
     core.subscribe("lake")
     core.add(1)
@@ -167,7 +167,7 @@ def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note(
     assert again.subscribers() == []
 
 
-def test_a_reader_whose_notes_go_on_is_no_orphan() -> None:
+def test_a_reader_that_keeps_writing_notes_is_no_orphan() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(subscribers={"orphan_timeout": "10s"}))
     commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=0))
@@ -228,7 +228,7 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
     quiver = Quiver.open(str(tmp_path), small, registry=Registry())
     quiver.register("nobody")
     held = threading.Event()
-    reclaim = quiver.core.maintenance._reclaim
+    reclaim = quiver.core.space._reclaim
 
     def noted(byte_count: int) -> bool:
         if reclaim(byte_count):
@@ -236,7 +236,7 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
         held.set()
         return False
 
-    quiver.core.maintenance._reclaim = noted  # type: ignore[method-assign]
+    quiver.core.space._reclaim = noted  # type: ignore[method-assign]
 
     def fill() -> None:
         for n in range(10_000):
@@ -315,19 +315,19 @@ def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_
     quiver.flush()
     free, is_full = [10_000_000], [True]
     disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
-    write, remove = quiver.core.store.write, quiver.core.remove
+    write, remove = quiver.core.store.write, quiver.core.segments.remove
 
     def write_if_possible(*arguments: object) -> object:
         if is_full[0]:
             raise StorageFull("no space left on device")
         return write(*arguments)  # type: ignore[arg-type]
 
-    def make_space(*seqs: int) -> None:
-        remove(*seqs)
+    def make_space(seq: int) -> None:
+        remove(seq)
         free[0], is_full[0] = 10_000_000, False
 
     quiver.core.store.write = write_if_possible  # type: ignore[method-assign, assignment]
-    quiver.core.remove = make_space  # type: ignore[method-assign]
+    quiver.core.segments.remove = make_space  # type: ignore[method-assign]
     with contextlib.suppress(PenstockError):
         for n in range(100):
             quiver.ingest(rows(1000 + n * 100, 20))
@@ -345,10 +345,10 @@ def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
         tries.append(byte_count)
         return False
 
-    quiver.core.maintenance._reclaim = no_room  # type: ignore[method-assign]
+    quiver.core.space._reclaim = no_room  # type: ignore[method-assign]
     quiver.core.maintenance.stop()
     with pytest.raises(Closed):
-        quiver.core.maintenance.reclaim(10)
+        quiver.core.space.reclaim(10)
     assert len(tries) <= 2
 
 
@@ -362,7 +362,7 @@ def test_maintenance_does_nothing_after_the_end() -> None:
     assert len(disk.calls) == calls
 
 
-def test_a_subscriber_that_left_is_behind_with_nothing() -> None:
+def test_a_subscriber_that_left_has_no_lag() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.add(1)

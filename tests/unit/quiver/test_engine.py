@@ -56,7 +56,7 @@ def test_a_batch_comes_out_as_it_went_in(disk: FakeDisk, clock: StepClock) -> No
     assert quiver.next_bundle("lake") is None
 
 
-def test_each_slot_of_a_bundle_is_delivered_by_itself(disk: FakeDisk, clock: StepClock) -> None:
+def test_each_slot_of_a_bundle_is_delivered_separately(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest({51: rows(20), 50: rows(10), 52: words(30)})
     quiver.flush()
@@ -217,7 +217,7 @@ def test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read(
     assert registry.value("quiver.recovery.replayed") == 1
 
 
-def test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_segment_is_deleted_only_when_the_log_is_cut_after_it(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1), slot=51)
     quiver.ingest(rows(10, 60), slot=50)
@@ -236,7 +236,7 @@ def test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it(disk: FakeDisk,
     assert [info.slot for info in again.core.store.infos()] == [51]
 
 
-def test_numbers_go_on_after_everything_was_deleted(disk: FakeDisk, clock: StepClock) -> None:
+def test_numbers_continue_after_everything_was_deleted(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     for n in range(5):
         quiver.ingest(rows(n * 10))
@@ -274,7 +274,7 @@ def test_a_log_that_was_wiped_does_not_hide_what_comes_next(disk: FakeDisk, cloc
 
 
 def again_disk(quiver: Engine) -> FakeDisk:
-    fs = quiver.core.maintenance._fs
+    fs = quiver.core.fs
     assert isinstance(fs, FakeDisk)
     return fs
 
@@ -294,7 +294,7 @@ def test_bundles_of_the_log_that_are_too_old_are_not_renewed(disk: FakeDisk, clo
     assert registry.value("quiver.loss.bundles", reason="age", signal="unknown") == 1
 
 
-def test_a_subscriber_goes_on_where_it_was(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_subscriber_continues_where_it_was(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     quiver.ingest(rows(10))
@@ -342,7 +342,7 @@ def test_a_log_that_is_there_is_read_even_if_none_is_wanted_any_more(
 # ---- caps -----------------------------------------------------------------------------------------------
 
 
-def test_a_full_log_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_full_log_is_emptied_by_a_flush(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(
         segment={"target_size": 20_000}, wal={"max_size": 12_000}, retention={"size_cap": "1MB"}
     )
@@ -354,7 +354,7 @@ def test_a_full_log_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -
     assert quiver.stats().wal_bytes <= 12_000
 
 
-def test_a_log_with_too_many_files_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_log_with_too_many_files_is_emptied_by_a_flush(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(
         disk, clock, settings=config(segment={"target_size": 90_000}, wal={"max_rotated_files": 2})
     )
@@ -476,7 +476,7 @@ def test_a_damaged_segment_is_set_aside_and_never_delivered(disk: FakeDisk, cloc
     quiver.ingest(rows(100))
     quiver.flush()
     quiver.core.appender.rotate()
-    quiver.core.cut()
+    quiver.core.flusher.cut_log()
     quiver.close()
     after = disk.crash(Survival.NOTHING)
     flip(after, f"{CORE}/segments/seg-{1:016d}.arrow", 900)
@@ -527,7 +527,7 @@ def test_a_damaged_log_stops_the_start_if_that_is_wanted(disk: FakeDisk, clock: 
 # ---- life -----------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_at_once(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_second_writer_is_refused_immediately(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     with pytest.raises(Locked, match="in use by process"):
         open_quiver(disk, clock)
@@ -681,7 +681,7 @@ def test_many_threads_write_while_segments_are_made(tmp_path: Path, flush: str) 
     assert sorted(given) == sorted(t * 100_000 + n * 10 for t in range(1, 5) for n in range(40))
 
 
-def test_cores_of_one_directory_work_beside_each_other(tmp_path: Path) -> None:
+def test_cores_of_one_directory_work_concurrently(tmp_path: Path) -> None:
     settings = config(retention={"size_cap": "2MB"})
     opened = [
         Quiver.open(str(tmp_path), settings, core_id=core, cores=2, registry=Registry(), maintenance=False)
@@ -714,7 +714,7 @@ def test_segments_are_copied_to_a_store_before_they_are_deleted(disk: FakeDisk, 
     assert bundle is not None
     bundle.ack()
     assert quiver.core.uploader is not None
-    assert not quiver.core.maintenance._may_remove(1)
+    assert not quiver.core.segments.may_remove(1)
     clock.step(1)
     quiver.maintain()
     quiver.maintain()

@@ -71,7 +71,7 @@ def test_a_note_registers_a_reader_keeps_its_segments_and_lets_them_go() -> None
     assert [info.seq for info in LocalSegments(PATH, disk).infos()] == [3]
 
 
-def test_a_note_waits_while_nobody_runs_the_directory() -> None:
+def test_a_note_waits_while_no_process_runs_the_directory() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     quiver.register("lake")

@@ -118,7 +118,7 @@ def test_loopback_needs_no_keys(host: str) -> None:
     check_exposure(ServerSettings.from_env({"TOPICS_HOST": host}))
 
 
-def test_a_variable_that_means_nothing_is_told_with_the_nearest_that_does() -> None:
+def test_an_unknown_variable_is_reported_with_the_closest_known_one() -> None:
     told = unknown_variables({"TOPICS_PROT": "secret", "TOPICS_ZZZ": "secret", "PATH": "/bin"})
     assert told == [
         "TOPICS_PROT is set and has no meaning; did you mean TOPICS_PORT?",
@@ -152,8 +152,8 @@ def test_every_variable_that_is_read_is_known() -> None:
     assert unknown_variables(dict.fromkeys(asked, "")) == []
 
 
-def test_what_the_engine_refuses_is_told_with_the_name_of_the_variable() -> None:
-    with pytest.raises(ConfigError, match=r"^TOPICS_COLD_DIR: expected another place"):
+def test_an_error_of_the_engine_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match=r"^TOPICS_COLD_DIR: expected a directory other than data_dir"):
         ServerSettings.from_env({"TOPICS_DATA_DIR": "/data", "TOPICS_COLD_DIR": "/data/"})
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.unit.topics.fake_server import FakeServer, Step, answer, page, refusal
+from tests.unit.topics.client.fake_server import FakeServer, Step, answer, page, refusal
 
 from penstock import errors
 from penstock.buffer import Consumer, ConsumerConfig, ProducerConfig
@@ -89,7 +89,7 @@ async def test_the_next_batch_is_read_while_one_is_stored() -> None:
     assert await delivered(store) == [1, 2, 3]
 
 
-async def test_a_server_that_stays_away_is_told_after_a_while_and_a_refusal_at_once() -> None:
+async def test_an_unavailable_server_is_reported_after_a_while_and_a_refusal_immediately() -> None:
     away = FakeServer(*[refusal(503, "not_ready") for _ in range(200)])
     with pytest.raises(errors.Unavailable):
         await relay(away, MemoryStore("away")).run(once=True)
@@ -99,7 +99,7 @@ async def test_a_server_that_stays_away_is_told_after_a_while_and_a_refusal_at_o
         await relay(absent, MemoryStore("absent")).run(once=True)
 
 
-async def test_a_relay_that_is_stopped_while_it_waits_ends_at_once() -> None:
+async def test_a_relay_that_is_stopped_while_it_waits_ends_immediately() -> None:
     store = MemoryStore("waiting")
     client = FakeServer(state(0)).client()
     asked = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_a_relay_that_is_stopped_while_it_waits_ends_at_once() -> None:
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
-async def test_a_relay_that_is_stopped_before_it_has_begun_ends_at_once() -> None:
+async def test_a_relay_that_is_stopped_before_it_has_begun_ends_immediately() -> None:
     client = FakeServer().client()
     asked = asyncio.Event()
 

@@ -6,12 +6,12 @@ import logging
 import random
 
 import pytest
-from tests.unit.services.test_relay_draft import draft, page
+from tests.unit.services.test_relay_batch import draft, page
 
 from penstock.buffer import ProducerConfig
 from penstock.errors import Corrupt
 from penstock.objects import MemoryStore
-from penstock.services.relay_target import RelayTarget
+from penstock.services.relay import RelayTarget
 from penstock.testing import ManualClock
 
 MANIFEST = "ingest/manifest"

@@ -11,7 +11,7 @@ from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.coordinator import FlushFenced
 from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import MemoryStore
-from penstock.services.feeding import Feed, FeedConfig
+from penstock.services.feed import Feed, FeedConfig
 from penstock.services.vector_feed import FedVectors
 from penstock.vector import Collection, Metric, Vector, VectorStore, Write
 from penstock.vector.delta import VectorDelta
@@ -122,7 +122,7 @@ async def test_no_position_goes_back_and_none_passes_over_a_refused_write() -> N
     store = await World().open()
     await store.write(Write.upsert([vector("a", 1, 0, 0)]))
     await store.write(Write((), position=3))
-    with pytest.raises(InvalidInput, match="is not behind 3"):
+    with pytest.raises(InvalidInput, match="is not after 3"):
         await store.write(Write((), position=3))
     with pytest.raises(InvalidInput, match="has 2 components"):
         await store.write(Write((("b", vector("b", 1, 0)),), position=4))

@@ -53,7 +53,7 @@ def test_a_position_leads_to_the_bytes(fs: FileSystem, directory: str) -> None:
         assert bytes(log.view(file)[offset : offset + len(data)]) == data
 
 
-def test_a_log_goes_on_in_a_new_file_after_every_opening(fs: FileSystem, directory: str) -> None:
+def test_a_log_continues_in_a_new_file_after_every_opening(fs: FileSystem, directory: str) -> None:
     for n in range(4):
         log = open_log(fs, directory)
         assert append(log, b"life %d" % n)
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_made_ahead_is_made_when_it_is_needed() -> None:
     assert bodies(scan(disk, DIRECTORY, TINY)) == [b"x"]
 
 
-def test_a_log_opens_with_a_small_file_and_goes_on_in_full_ones() -> None:
+def test_a_log_opens_with_a_small_file_and_continues_in_full_ones() -> None:
     disk = FakeDisk()
     log = open_log(disk, file_bytes=5 * 1024**2)
     assert disk.stat(f"{DIRECTORY}/wal-{log.end.file:016d}.log").size == 4 * 1024**2

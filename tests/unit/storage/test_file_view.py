@@ -108,7 +108,7 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     assert len(kept) >= 10
 
 
-def test_a_bad_sector_behind_the_end_of_a_log_is_no_damage() -> None:
+def test_a_bad_sector_after_the_end_of_a_log_is_no_damage() -> None:
     disk = FakeDisk()
     log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1 << 16)
     log.append([numbered(1)], len(numbered(1)), 1, sync=True)

@@ -22,7 +22,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.storage.fs import LogFile, OsFileSystem, explain, publish, stage
+from penstock.storage.fs import LogFile, OsFileSystem, explain, posix, publish, stage
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "f").read_bytes() == b"0123456789abc"
 
 
-def test_a_file_that_cannot_grow_is_not_left_behind(tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_is_removed(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
@@ -195,9 +195,7 @@ def test_a_failed_write_in_place_says_what_to_do(tmp_path: Path, monkeypatch: py
         log.write_at(0, [b"x"])
 
 
-def test_a_file_that_cannot_be_allocated_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_allocated_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "x")
 
@@ -218,7 +216,7 @@ def test_where_room_cannot_be_reserved_the_zeros_are_written(
     assert (tmp_path / "log").read_bytes() == bytes(3_000_000)
 
 
-def test_a_file_whose_room_cannot_be_reserved_is_not_left_behind(
+def test_a_file_whose_space_cannot_be_reserved_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -228,3 +226,33 @@ def test_a_file_whose_room_cannot_be_reserved_is_not_left_behind(
     with pytest.raises(StorageFull):
         OsFileSystem().allocate(str(tmp_path / "log"), 100, reserve_only=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(posix, "_sync_dir", fail)
+        with pytest.raises(PenstockError):
+            OsFileSystem().make_dirs(str(tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_directory_of_another_process_stays_when_its_name_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "data"
+    seen = iter([False, True])
+    made.mkdir()
+    monkeypatch.setattr(posix.os.path, "isdir", lambda path: str(path) != str(made) or next(seen))
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, path)
+
+    monkeypatch.setattr(posix, "_sync_dir", fail)
+    with pytest.raises(PenstockError):
+        OsFileSystem().make_dirs(str(made))
+    assert made.exists()

@@ -363,7 +363,7 @@ def test_held_entries_fail_with_those_they_were_built_on(
     assert gate.entries[-1].error is None
 
 
-def test_where_syncs_are_quick_a_lone_entry_is_committed_by_who_submits_it(
+def test_where_syncs_are_quick_a_single_entry_is_committed_by_its_submitter(
     quick: GroupCommitter, gate: Gate, log: AppendLog
 ) -> None:
     quick.start()
@@ -456,7 +456,7 @@ def test_where_syncs_are_quick_no_commit_is_held_open(log: AppendLog, gate: Gate
     assert [done.held_s for done in gate.entries] == [0.0, 0.0, 0.0]
 
 
-def test_the_order_is_kept_whoever_commits(quick: GroupCommitter, gate: Gate) -> None:
+def test_the_order_is_kept_by_any_committing_thread(quick: GroupCommitter, gate: Gate) -> None:
     rng = random.Random(7)
     quick.start()
     for n in range(2000):

@@ -44,7 +44,7 @@ def missing(found: LogScan) -> list[bytes]:
     return [body for body in RECORDS if body not in bodies(found)]
 
 
-def test_a_flipped_bit_anywhere_is_told_or_harmless() -> None:
+def test_a_flipped_bit_anywhere_is_reported_or_harmless() -> None:
     disk = FakeDisk()
     log = written(disk)
     assert len(log.files()) >= 3
@@ -94,7 +94,7 @@ def test_a_torn_tail_is_cut_and_nothing_before_it_is_lost() -> None:
     assert bodies(scan(disk, DIRECTORY, TINY)) == RECORDS
 
 
-def test_what_was_written_behind_a_torn_frame_does_not_count() -> None:
+def test_bytes_after_a_torn_frame_do_not_count() -> None:
     disk = FakeDisk()
     log = written(disk, RECORDS[:2])
     start = log.end.offset
@@ -141,7 +141,7 @@ def test_bytes_of_a_record_that_look_like_marks_and_frames_are_not_taken_for_the
     assert bodies(found) == [b"first", b"last"]
 
 
-def test_a_missing_file_is_told_and_the_others_are_read() -> None:
+def test_a_missing_file_is_reported_and_the_others_are_read() -> None:
     disk = FakeDisk()
     log = written(disk)
     first, second, *_ = log.files()
@@ -157,7 +157,7 @@ def test_a_missing_file_is_told_and_the_others_are_read() -> None:
     assert [damage.file for damage in found.damage] == [second], "unless the reader needs them"
 
 
-def test_a_missing_active_file_is_told() -> None:
+def test_a_missing_active_file_is_reported() -> None:
     disk = FakeDisk()
     log = written(disk)
     disk.unlink(path(log.end.file))
@@ -169,7 +169,7 @@ def test_a_missing_active_file_is_told() -> None:
 
 
 @pytest.mark.parametrize("text", [None, b"", b"wal-1.log\n", b"\xff\xfe"])
-def test_a_damaged_current_is_told(text: bytes | None) -> None:
+def test_a_damaged_current_is_reported(text: bytes | None) -> None:
     disk = FakeDisk()
     written(disk)
     disk.unlink(f"{DIRECTORY}/CURRENT")

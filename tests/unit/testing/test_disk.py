@@ -167,7 +167,7 @@ def test_a_cut_is_durable_after_the_next_sync_of_the_handle(disk: FakeDisk) -> N
     assert after(disk) == b"0123new"
 
 
-def test_a_truncation_is_durable_at_once(disk: FakeDisk) -> None:
+def test_a_truncation_is_durable_immediately(disk: FakeDisk) -> None:
     log = log_file(disk)
     log.write_at(0, [b"x" * 200])
     disk.truncate("/d/log", 100)

@@ -150,7 +150,7 @@ async def test_a_lost_answer_hides_a_conflict_too() -> None:
 
 
 @CONDITIONAL
-async def test_a_late_write_is_unknown_at_once_and_wins_if_nobody_came_first(write: Write) -> None:
+async def test_a_late_write_is_unknown_immediately_and_wins_without_a_competitor(write: Write) -> None:
     rig = Rig(FaultPlan.at(0, FaultKind.LATE_LANDING))
     with pytest.raises(OutcomeUnknown):
         await write(rig)

@@ -138,7 +138,7 @@ def test_an_unknown_append_once_seen_cannot_vanish() -> None:
     assert not accepted(op(0, None, Append("a")), op(1, 2, Peek(0), ((0, "a"),)), op(3, 4, Peek(0), ()))
 
 
-def test_an_unknown_append_that_nobody_saw_may_explain_a_missing_sequence() -> None:
+def test_an_unobserved_unknown_append_may_explain_a_missing_sequence() -> None:
     unseen = [op(0, None, Append("a")), op(2, 3, Append("b"), 1)]
     assert accepted(*unseen)
     assert not accepted(unseen[1])

@@ -103,7 +103,7 @@ def _order_of_ten(*, shuffle: bool, seed: int) -> list[int]:
     return order
 
 
-def test_hours_of_virtual_time_pass_at_once() -> None:
+def test_hours_of_virtual_time_pass_immediately() -> None:
     async def main(sim: Simulation) -> tuple[float, int]:
         clock = sim.clock()
         start_ms = clock.now_ms()
@@ -147,7 +147,7 @@ def test_tasks_that_wait_for_what_cannot_happen_are_named_in_a_deadlock() -> Non
         run_simulation(main, seed=7, horizon_s=1)
 
 
-def test_a_waiting_task_that_nobody_refers_to_is_kept_and_named() -> None:
+def test_a_waiting_task_without_references_is_kept_and_named() -> None:
     async def main(sim: Simulation) -> None:
         async def orphan() -> None:
             await asyncio.get_running_loop().create_future()
@@ -252,12 +252,12 @@ def test_a_leftover_task_that_will_not_be_cancelled_is_reported() -> None:
         run_simulation(main, seed=1, horizon_s=10)
 
 
-def test_an_error_in_a_callback_that_reaches_nobody_fails_the_run() -> None:
+def test_an_error_in_a_callback_that_is_never_retrieved_fails_the_run() -> None:
     async def main(sim: Simulation) -> None:
         sim.loop.call_soon(int, "not a number")
         await asyncio.sleep(1)
 
-    with pytest.raises(ExceptionGroup, match="reached nobody") as caught:
+    with pytest.raises(ExceptionGroup, match="never retrieved") as caught:
         run_simulation(main, seed=3, horizon_s=2)
     assert [type(error) for error in caught.value.exceptions] == [ValueError]
 
@@ -271,7 +271,7 @@ def test_an_error_of_a_forgotten_task_fails_the_run() -> None:
         await asyncio.sleep(1)
         assert task.done()
 
-    with pytest.raises(ExceptionGroup, match="reached nobody"):
+    with pytest.raises(ExceptionGroup, match="never retrieved"):
         run_simulation(main, seed=3, horizon_s=2)
 
 

@@ -134,7 +134,7 @@ def test_series_need_a_selector_and_labels_do_not() -> None:
     assert [len(matchers) for matchers in request.selectors] == [2, 1]
     assert (request.start_ms, request.end_ms, request.limit) == (1000, None, 5)
     assert labels_request({}).selectors == ()
-    with pytest.raises(InvalidInput, match=r'"match\[\]": 1:'):
+    with pytest.raises(InvalidInput, match=r'"match\[\]": parse error'):
         labels_request({"match[]": ["sum("]})
     with pytest.raises(InvalidInput, match="limit"):
         labels_request({"limit": ["-1"]})
@@ -197,7 +197,7 @@ def test_numbers_print_as_prometheus_prints_them(value: float, text: str, label:
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
-        (ParseError("x", 1, 2), 400, "bad_data"),
+        (ParseError("x"), 400, "bad_data"),
         (InvalidInput("x"), 400, "bad_data"),
         (BadRange("x"), 400, "bad_data"),
         (ExecutionError("x"), 422, "execution"),
@@ -224,7 +224,7 @@ def test_names_and_series_come_sorted_and_once() -> None:
     assert json.loads(series_answer(labels).body)["data"] == [{"a": "1"}, {"b": "1"}]
 
 
-def test_a_limit_is_told() -> None:
+def test_a_limit_adds_a_warning() -> None:
     body = json.loads(names_answer(["b", "a"], limit=1).body)
     assert body["data"] == ["a"]
     assert "truncated" in body["warnings"][0]
@@ -275,7 +275,7 @@ def test_names_that_are_not_plain_are_left_out_of_the_plain_text_and_counted() -
     )
 
 
-def test_who_reads_any_name_gets_names_in_quotes_and_no_line_of_their_making() -> None:
+def test_a_scraper_that_reads_any_name_gets_quoted_names_without_injected_lines() -> None:
     answer = federation_answer(map(newest, ODD_NAMES), any_name=True)
     assert "escaping=allow-utf-8" in answer.content_type
     text = answer.body.decode()
@@ -306,7 +306,7 @@ def test_a_scraper_says_whether_it_reads_any_name(accept: str, reads: bool) -> N
 
 @pytest.mark.parametrize("text", ["up offset 5m", "up @ 5", "up @ start()", "up[5m]", "sum(up)", "1"])
 def test_a_series_selector_takes_no_modifier(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r'parameter "match\[\]": 1:\d+: parse error'):
+    with pytest.raises(InvalidInput, match=r'parameter "match\[\]": parse error'):
         series_request({"match[]": [text]})
 
 

@@ -122,7 +122,7 @@ async def test_the_id_of_damaged_labels_is_not_given_again_though_nothing_else_n
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_dictionary_record_that_is_damaged_or_lost_is_made_anew_from_the_labels(lost: bool) -> None:
+async def test_a_dictionary_record_that_is_damaged_or_lost_is_rebuilt_from_the_labels(lost: bool) -> None:
     there, registry = disk(), Registry()
     await filled(there)
     key = DictionaryKey(FIRST, DOWN.fingerprint()).encode()
@@ -172,7 +172,7 @@ async def test_a_damaged_block_does_not_refuse_the_writes_of_its_hour_and_keeps_
     assert registry.value("timeseries.records_damaged") == 1
 
 
-async def test_damage_is_told_and_counted_once_however_often_the_hour_is_read(
+async def test_damage_is_logged_and_counted_once_however_often_the_hour_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     there, registry = disk(), Registry()
@@ -224,7 +224,7 @@ async def test_the_damaged_description_of_one_metric_leaves_those_of_others(
         assert database.metadata() == {"up": [about], "down": [about]}
 
 
-async def test_an_hour_whose_blocks_cannot_be_counted_keeps_nobody_from_opening(
+async def test_an_hour_whose_blocks_cannot_be_counted_does_not_prevent_an_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = disk()
@@ -269,7 +269,7 @@ async def test_an_expired_hour_that_cannot_be_read_stays_and_later_ones_are_drop
     assert not any(key.startswith(second) for key in there.persisted)
 
 
-async def test_an_hour_that_could_not_be_folded_is_dropped_when_its_time_is_over() -> None:
+async def test_an_hour_that_could_not_be_compacted_is_dropped_when_it_expires() -> None:
     clock = ManualClock(START_MS)
     there = MemoryDisk(merge=merge_records, clock=clock)
     async with await TimeSeries.open(there.open(), config(), clock=clock) as database:
@@ -287,7 +287,7 @@ async def test_an_hour_that_could_not_be_folded_is_dropped_when_its_time_is_over
     assert not any(key.startswith(bucket_prefix(FIRST)) for key in there.persisted)
 
 
-async def test_the_hour_and_the_record_that_keep_a_fold_from_happening_are_named(
+async def test_the_hour_and_the_record_that_prevent_a_compaction_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for key, what in ((forward(1), "labels of series 1"), (block_key(FIRST, 0), "block 0")):
@@ -300,13 +300,13 @@ async def test_the_hour_and_the_record_that_keep_a_fold_from_happening_are_named
                 for at in range(3):
                     await database.write([series("up", (2 * HOUR_MS + at, 1.0))])
                     await database.sync()
-        told = lines(caplog, "is not folded")
+        told = lines(caplog, "is not compacted")
         assert len(told) == 1
         assert HOUR in told[0]
         assert what in told[0]
 
 
-async def test_damaged_labels_keep_nobody_from_folding_the_samples_of_others() -> None:
+async def test_damaged_labels_do_not_stop_the_compaction_of_other_series() -> None:
     there = disk()
     await folded(there)
     damage(there, forward(1))
@@ -354,7 +354,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-async def test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_record(what: str) -> None:
+async def test_without_a_list_of_warnings_damage_is_an_error_that_names_hour_and_record(what: str) -> None:
     there = disk()
     await (folded if what.startswith("samples") else filled)(there)
     damage(there, DAMAGE[what])
@@ -367,7 +367,7 @@ async def test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_re
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-async def test_who_listens_gets_the_rest_and_is_told_of_what_is_left_out(what: str) -> None:
+async def test_with_a_list_of_warnings_damaged_records_are_left_out_and_named(what: str) -> None:
     there, registry = disk(), Registry()
     await (folded if what.startswith("samples") else filled)(there)
     damage(there, DAMAGE[what])
@@ -382,7 +382,7 @@ async def test_who_listens_gets_the_rest_and_is_told_of_what_is_left_out(what: s
     assert registry.value("timeseries.records_damaged") == 1
 
 
-async def test_labels_that_are_lost_are_told_too() -> None:
+async def test_lost_labels_are_reported_too() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0), n=str(number)) for number in range(2000)])

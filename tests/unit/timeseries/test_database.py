@@ -24,10 +24,17 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Labels, Metadata, MetricType, Samples, Series, TimeSeries
-from penstock.timeseries.keys import DictionaryKey, ForwardKey, RecordType, bucket_prefix, record_prefix
+from penstock.timeseries.keys import (
+    FAMILY_PREFIX,
+    DictionaryKey,
+    ForwardKey,
+    RecordType,
+    bucket_prefix,
+    record_prefix,
+)
 from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.promql import StaticSource, TooManySamples, parse_selector
-from penstock.timeseries.records import block_prefix, family_prefix, merge_records
+from penstock.timeseries.records import block_prefix, merge_records
 from penstock.timeseries.series_index import BucketSeries
 
 FIRST = Bucket.at(START_MS)
@@ -98,7 +105,7 @@ async def test_the_sample_written_last_counts_within_a_write_a_delta_and_between
         assert await contents(database) == {"up{}": {0: 3.0, 1: 5.0}}
 
 
-async def test_ids_go_on_behind_the_largest_after_a_restart() -> None:
+async def test_ids_continue_after_the_largest_after_a_restart() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, float(number)), n=str(number)) for number in range(3)])
@@ -139,7 +146,7 @@ async def test_a_flush_stores_one_block_for_a_bucket_and_no_merge_of_samples() -
         assert (len(blocks), len(streams)) == (3, 0)
 
 
-async def test_folded_samples_are_what_they_were_in_blocks() -> None:
+async def test_compacted_samples_are_what_they_were_in_blocks() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         rng = random.Random(4)
@@ -165,7 +172,7 @@ async def test_folded_samples_are_what_they_were_in_blocks() -> None:
     assert after == before
 
 
-async def test_a_late_sample_wins_over_a_folded_one_and_folds_again() -> None:
+async def test_a_late_sample_wins_over_a_compacted_one_and_is_compacted_again() -> None:
     there = disk()
     async with await opened(there.open(), fold_blocks=1) as database:
         for value in (1.0, 2.0, 3.0, 4.0):
@@ -282,7 +289,7 @@ async def test_what_writers_say_of_metrics_is_kept() -> None:
 
 
 async def test_a_name_as_long_as_a_key_can_hold_is_stored_and_a_longer_one_is_refused() -> None:
-    longest = "m" * (KEY_BYTES_MAX - len(family_prefix()))
+    longest = "m" * (KEY_BYTES_MAX - len(FAMILY_PREFIX))
     about = Metadata(metric_type=MetricType.GAUGE)
     async with await opened(disk().open()) as database:
         with pytest.raises(InvalidInput, match="metadata"):
@@ -398,7 +405,7 @@ async def test_a_sequence_is_stored_with_its_write_and_never_goes_back() -> None
         await database.write([series("up", (0, 1.0))], sequence=0)
         assert await database.stored_sequence() == 0
         again = await database.write([series("up", (0, 2.0))], sequence=0)
-        with pytest.raises(ApplyError, match="not behind 0"):
+        with pytest.raises(ApplyError, match="not after 0"):
             await again.epoch()
         await database.write([], sequence=7)
     async with await opened(there.open()) as database:
@@ -475,7 +482,7 @@ async def test_a_dictionary_that_lost_a_record_is_noticed() -> None:
             await contents(database, "up")
 
 
-async def test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on() -> None:
+async def test_a_bucket_that_cannot_be_compacted_is_left_as_it_is_and_writes_continue() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0)), series("down", (0, 2.0))])

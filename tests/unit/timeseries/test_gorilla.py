@@ -74,7 +74,7 @@ def test_samples_are_sorted_before_they_are_encoded() -> None:
     assert bits_of(decode(encode(shuffled))) == bits_of(Samples.of([(T, 0.0), (T + 2, 3.0)]))
 
 
-def test_many_are_encoded_as_each_by_itself() -> None:
+def test_many_are_encoded_as_each_alone() -> None:
     rng = np.random.default_rng(7)
     batch = [
         Samples(T + np.cumsum(rng.integers(1, 5000, count)), rng.choice([1.0, 2.5, np.nan, 1e300], count))

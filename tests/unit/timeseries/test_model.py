@@ -87,6 +87,6 @@ def test_a_bucket_that_cannot_be_is_refused(wrong: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("at_ms", [-1, 2**32 * 60_000, 2**62])
-def test_a_time_that_is_in_no_bucket_is_told(at_ms: int) -> None:
+def test_a_time_that_is_in_no_bucket_is_refused(at_ms: int) -> None:
     with pytest.raises(InvalidInput, match=f"{at_ms} ms since 1970 is not a time from 1970 to 10135"):
         Bucket.at(at_ms)

@@ -8,7 +8,7 @@ import pytest
 from penstock.timeseries.matchers import MatchOp
 from penstock.timeseries.promql.engine import parse_selector
 from penstock.timeseries.promql.limits import ParseError
-from penstock.timeseries.promql.syntax import parse
+from penstock.timeseries.promql.parser import parse
 
 SLOW = r"(\\w{200})"
 

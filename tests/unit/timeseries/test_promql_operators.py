@@ -172,7 +172,7 @@ def test_topk_of_more_series_than_there_are_takes_all(numbers: StaticSource) -> 
     assert len(at(numbers, "topk(9e18, n)", 0)) == len(at(numbers, "n", 0))
 
 
-def test_topk_chooses_anew_at_every_step() -> None:
+def test_topk_chooses_again_at_every_step() -> None:
     source = load({'v{i="1"}': "1 5", 'v{i="2"}': "2 2"})
     found = over(source, "topk(1, v)", 0, 1)
     assert found['v{i="2"}'][0] == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from tests.unit.timeseries.promql_doubles import ENGINE, load
 
@@ -23,126 +21,46 @@ from penstock.timeseries.promql import (
 
 
 @pytest.mark.parametrize(
-    ("query", "place"),
+    ("query", "message"),
     [
-        ("", (1, 1)),
-        ("x +", (1, 4)),
-        ("x y", (1, 3)),
-        ("sum(x", (1, 6)),
-        ("x[5m", (1, 5)),
-        ('x{a="b"', (1, 8)),
-        ("x{a}", (1, 4)),
-        ('x{a="b}', (1, 5)),
-        ("1 +* 2", (1, 4)),
-        ("a\n  + b\n  + * c", (3, 5)),
-        ("rate(x[5m]) by (a)", (1, 13)),
-        ("x[0s]", (1, 3)),
-        ("x[5m:0s]", (1, 6)),
-        ("sum(x,", (1, 7)),
-        ("x @ start", (1, 10)),
-        ("x @ start(", (1, 11)),
-        ("group_left", (1, 1)),
-        ("x + bool", (1, 9)),
-        ("x + group_left y", (1, 5)),
-        ('x(a="b")', (1, 4)),
-        ("x = y", (1, 3)),
-        ("x => y", (1, 3)),
-        ("x ! y", (1, 3)),
-        ("on(a) x", (1, 1)),
-        ("gr\u00fcn", (1, 3)),
-        ('x{gr\u00fcn="1"}', (1, 5)),
-        ('sum(rate(http{a="b"}[5m]) by (x)', (1, 27)),
-        ("x + x @ 1e30", (1, 9)),
-        ("x @ 99999999999999999999", (1, 5)),
-        ("x[285617y]", (1, 3)),
-        ("x[99999999y]", (1, 3)),
-        ("x[5m:99999999y]", (1, 6)),
-        ("x offset 99999999y", (1, 10)),
-        ("x offset -99999999y", (1, 11)),
-        ("x[1e18]", (1, 3)),
-        ("x[1e30]", (1, 3)),
-        ("x[5m:1e400]", (1, 6)),
-        ("x\n  OFFSET -1e400", (2, 11)),
-        ("x offset NaN", (1, 10)),
-        ("x offset Inf", (1, 10)),
-        ('x{a=~"("}', (1, 3)),
-        ('x{a=~"b"} + x{a!~"a{1001}"}', (1, 15)),
+        ("", "no expression found"),
+        ("x +", "invalid promql query"),
+        ("x y", "invalid promql query"),
+        ("sum(x", "unclosed left parenthesis"),
+        ("x[5m", "inside brackets"),
+        ('x{a="b"', "inside braces"),
+        ("x{a}", "label matching operator after 'a'"),
+        ('x{a="b}', "unterminated quoted string"),
+        ("x[0s]", "duration must be greater than 0"),
+        ("x ! y", "unexpected character after '!'"),
+        ("gr\u00fcn", "unexpected character: '\u00fc'"),
+        ("nosuch(x)", "'nosuch'"),
+        ("abs()", r"expected 1 argument\(s\) in call to 'abs', got 0"),
+        ("rate(x)", "expected type matrix in call to function 'rate', got vector"),
+        ("x[5m] + 1", "binary expression must contain"),
+        ("1 == 2", "must use BOOL modifier"),
+        ("x and 1", "'and' not allowed"),
+        ("x @ 1 @ end()", "may not be set multiple times"),
+        ("{}", "at least one non-empty matcher"),
+        ("x + x @ 1e30", "the time after @ 1e30 is out of range"),
+        ("x @ 99999999999999999999", "the time after @ 99999999999999999999 is out of range"),
+        ("x[285617y]", "the duration 285617y is out of range"),
+        ("x[5m:99999999y]", "the duration 99999999y is out of range"),
+        ("x offset -99999999y", "the duration 99999999y is out of range"),
+        ("x[1e18]", "the duration 1e18 is out of range"),
+        ("x[5m:1e400]", "the duration 1e400 is out of range"),
+        ("x\n  OFFSET -1e400", "the duration 1e400 is out of range"),
+        ("x offset NaN", "the duration NaN is out of range"),
+        ("x offset Inf", "the duration Inf is out of range"),
+        ('x{a=~"("}', r"'\(' is not a regular expression"),
+        ('x{a=~"b"} + x{a!~"a{1001}"}', r"'a\{1001\}' is not a regular expression"),
     ],
 )
-def test_a_parse_error_points_at_what_does_not_fit(query: str, place: tuple[int, int]) -> None:
-    with pytest.raises(ParseError) as caught:
+def test_a_parse_error_says_what_the_parser_says(query: str, message: str) -> None:
+    with pytest.raises(ParseError, match=message) as caught:
         ENGINE.instant(query, 0)
-    assert (caught.value.line, caught.value.column) == place
-    assert str(caught.value).startswith(f"{place[0]}:{place[1]}: parse error: ")
+    assert str(caught.value).startswith("parse error: ")
     assert isinstance(caught.value, InvalidInput)
-
-
-@pytest.mark.parametrize(
-    ("query", "place"),
-    [
-        ("nosuch(x)", (1, 1)),
-        ("(sum(rate(x[5m])) / (nosuch(y)))", (1, 22)),
-        ("sum by (job) (nosuch(x)) + 1", (1, 15)),
-        ("-nosuch(x)", (1, 2)),
-        ("abs()", (1, 1)),
-        ('1 + label_replace(x, "a", "b")', (1, 5)),
-        ("2 * sum(x, y)", (1, 5)),
-        ("topk(x)", (1, 1)),
-        ("sum() by (a)", (1, 1)),
-        ("{}", (1, 1)),
-        ('x + {a=~".*"}', (1, 5)),
-        ('x{__name__="y"}', (1, 1)),
-        ("rate(x)", (1, 6)),
-        ("sum(\n  rate(\n    x\n  )\n)", (3, 5)),
-        ("abs((x[5m]))", (1, 5)),
-        ("sum by (job) (x[5m])", (1, 15)),
-        ("sum(x[5m]) without (job)", (1, 5)),
-        ("clamp(x, x, y)", (1, 10)),
-        ('clamp(x, 1, "a")', (1, 13)),
-        ("quantile_over_time(0.5, x)", (1, 25)),
-        ("max_over_time(rate(x)[5m:1m])", (1, 20)),
-        ("topk(x, x)", (1, 6)),
-        ("x[5m] + 1", (1, 1)),
-        ("1 + x[5m]", (1, 5)),
-        ("x * on (a) group_left (b) y[5m]", (1, 27)),
-        ("x * ignoring (a) group_left y[5m]", (1, 29)),
-        ("1 == 2", (1, 3)),
-        ("x + (1 > 2)", (1, 8)),
-        ("1 + 2 == 3", (1, 7)),
-        ("1 == 2 ^ 3 ^ 4", (1, 3)),
-        ("x + bool y", (1, 3)),
-        ("x + on (a) group_left (a) y", (1, 3)),
-        ("x and 1", (1, 1)),
-        ("x or y and 1", (1, 6)),
-        ("x > y > bool 5 > 1 and 1", (1, 1)),
-        ("x + on (a) 1", (1, 1)),
-        ("x and on (a) group_left y", (1, 1)),
-        ("x - -y[5m]", (1, 5)),
-        ("-2 ^ 'a'", (1, 6)),
-        ("sum(x)[5m]", (1, 7)),
-        ("1[5m:]", (1, 1)),
-        ("y + x offset 5m offset -5m", (1, 5)),
-        ("x @ 1 @ end()", (1, 1)),
-        ("sum(x) offset 5m", (1, 1)),
-        ("(x) @ 5", (1, 1)),
-        ("x # nosuch(\n + nosuch(y)", (2, 4)),
-        ("+".join(["1"] * 100) + " + nosuch(x)", (1, 203)),
-    ],
-)
-def test_an_error_of_meaning_points_at_the_part_that_prometheus_names(
-    query: str, place: tuple[int, int]
-) -> None:
-    with pytest.raises(ParseError) as caught:
-        ENGINE.instant(query, 0)
-    assert (caught.value.line, caught.value.column) == place
-
-
-@pytest.mark.parametrize("text", ["nosuch(x)", "x ^ " * 900 + "nosuch(x)", "1 + " * 990 + "nosuch(x)"])
-def test_the_part_that_is_wrong_is_looked_for_within_a_bound(text: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(ParseError, match="nosuch"):
-        ENGINE.instant(text, 0)
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

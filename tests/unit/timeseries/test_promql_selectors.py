@@ -26,7 +26,7 @@ def test_a_sample_counts_for_five_minutes_and_not_at_the_fifth(source: StaticSou
     assert at(source, 'up{job="a"}', 7) == {}
 
 
-def test_a_stale_marker_hides_a_series_at_once(source: StaticSource) -> None:
+def test_a_stale_marker_hides_a_series_immediately(source: StaticSource) -> None:
     assert number_at(source, 'up{job="b"}', 0.999) == 5
     assert at(source, 'up{job="b"}', 1) == {}
 

@@ -10,9 +10,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from penstock.storage import AppendLog, OsFileSystem
+from penstock.topics.checkpoints.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat
-from penstock.topics.log.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.segments.format import HAS_TAG, IDX_DTYPE, Part, SegmentEntry, checksum, encode_deleted
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.segments.tags import TagTable

@@ -29,7 +29,7 @@ from penstock.topics.config import EngineConfig
         ("segment_max_events", True, "a whole number"),
         ("segment_max_events", 1.5, "a whole number"),
         ("data_dir", "", "a directory"),
-        ("cold_dir", "", "a directory or a store url"),
+        ("cold_dir", "", "a directory or a store URL"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_with_what_was_expected(
@@ -54,6 +54,6 @@ def test_the_least_values_are_taken() -> None:
 def test_old_segments_cannot_be_moved_to_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     for cold in (tmp_path, f"{tmp_path}/x/..", f"file://{tmp_path}", tmp_path / "link"):
-        with pytest.raises(ConfigError, match="cold_dir: expected another place"):
+        with pytest.raises(ConfigError, match="cold_dir: expected a directory other than data_dir"):
             EngineConfig(data_dir=str(tmp_path), cold_dir=str(cold))
     EngineConfig(data_dir=str(tmp_path), cold_dir=str(tmp_path / "cold"))

@@ -138,7 +138,7 @@ async def test_the_tags_of_every_segment_are_read_by_the_workers(
     engine = await world.open(segment_max_events=4)
     await engine.write("t", tagged(), config=FSYNC)
     await engine.checkpoint()
-    assert [segment.sealed for segment in engine._catalog.get("t").segments] == [True, False]
+    assert [segment.sealed for segment in engine._catalog.get("t").log.segments] == [True, False]
     read: list[int] = []
     tags = Segment.tags
 
@@ -169,7 +169,7 @@ async def test_a_segment_that_grows_while_its_tags_are_read_keeps_none_of_them(w
     deleting = asyncio.create_task(engine.delete("t", match=Predicate(value="x")))
     await settle()
     await engine.checkpoint()
-    assert [segment.count for segment in engine._catalog.get("t").segments] == [3]
+    assert [segment.count for segment in engine._catalog.get("t").log.segments] == [3]
     world.committers.release()
     assert (await deleting).deleted == 3
     for stop in ("kill", "restart"):

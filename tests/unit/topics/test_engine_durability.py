@@ -9,7 +9,7 @@ from tests.unit.topics.engine_doubles import FSYNC, World, read_all, recs, seqs,
 
 from penstock.testing.disk import Survival
 from penstock.topics import Durability, TopicConfig
-from penstock.topics.topic.topic import RESERVE_MIN
+from penstock.topics.topic.topic_log import RESERVE_MIN
 
 EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
 MEMORY = TopicConfig(durability=Durability.MEMORY)
@@ -114,7 +114,7 @@ async def test_an_ephemeral_topic_with_a_cap_lets_go_of_its_memory(world: World)
     for n in range(1000):
         await engine.write("t", recs(n))
     assert list((await read_all(engine, "t")).values()) == list(range(990, 1000))
-    assert len(engine._catalog.get("t")._chunks) < 200
+    assert len(engine._catalog.get("t").log._chunks) < 200
 
 
 @pytest.mark.parametrize("how", ["deleted", "by the cap"])
@@ -130,7 +130,7 @@ async def test_an_ephemeral_topic_holds_no_more_memory_than_its_live_records_nee
             await engine.delete("t", before_seq=written.last_seq + 1)
     topic = engine._catalog.get("t")
     assert engine.state("t").bytes == 0
-    assert sum(map(len, topic._chunks.values())) < 512 * 1024
+    assert sum(map(len, topic.log._chunks.values())) < 512 * 1024
 
 
 async def test_a_topic_that_becomes_ephemeral_keeps_what_it_had(world: World) -> None:

@@ -355,7 +355,7 @@ async def test_a_claim_whose_queue_is_deleted_meanwhile_is_told(world: World) ->
 async def test_a_job_that_cannot_be_read_does_not_hold_up_the_others(world: World) -> None:
     engine = await opened(world, 3)
     topic = engine._catalog.get("q")
-    topic.index.runs[0].mark(0, DAMAGED)
+    topic.log.index.runs[0].mark(0, DAMAGED)
     assert taken(await engine.claim("q", "w", max=2)) == [2]
     assert counts(engine) == (1, 1, 0)
     assert taken(await engine.claim("q", "w", max=2)) == [3]

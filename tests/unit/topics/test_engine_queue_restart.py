@@ -89,7 +89,9 @@ async def test_a_snapshot_knows_the_deliveries_of_jobs_that_are_there_and_of_no_
     await engine.ack("q", "w", [1])
     await engine.delete("q", before_seq=3)
     engine.state("q")
-    entry = engine._catalog.get("q").queue_entry()
+    queue = engine._catalog.get("q").queue
+    assert queue is not None
+    entry = queue.entry()
     assert entry is not None
     assert [(job.seq, job.deliveries, job.lease_id, job.node) for job in entry.jobs] == [
         (3, 1, 0, ""),
@@ -117,15 +119,16 @@ async def test_a_lease_number_is_never_given_out_twice(world: World, stop: str, 
 async def test_more_numbers_are_reserved_before_they_run_out(world: World) -> None:
     engine = await opened(world, 1)
     await claimed(engine)
-    table = engine._catalog.get("q").leases
-    assert table is not None
+    queue = engine._catalog.get("q").queue
+    assert queue is not None
+    table = queue.leases
     for _ in range(5):
         await settle()
         table.next_lease_id = table.reserved_lease_id - 1
         await engine.nack("q", "w", [1])
         (job,) = await claimed(engine)
         engine = await world.crash()
-        table = engine._catalog.get("q").leases
+        table = engine._catalog.get("q").queue.leases
         assert table is not None
         assert table.next_lease_id > int(job.lease_id.removeprefix("lease_"), 16)
 

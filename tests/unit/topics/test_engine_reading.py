@@ -98,7 +98,7 @@ async def test_waiting_ends_when_the_time_is_over(world: World) -> None:
     await world.clock.advance(0.001)
     page = await waiting
     assert (page.fragments, page.caught_up) == ([], True)
-    assert len(engine._catalog.get("t").waiters) == 0
+    assert len(engine._catalog.get("t").subscribers) == 0
 
 
 async def test_nobody_waits_who_has_something_to_read_or_to_be_told(world: World) -> None:

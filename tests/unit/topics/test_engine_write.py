@@ -17,6 +17,7 @@ from penstock.topics import (
     TopicConfig,
     TopicFull,
     TopicNotFound,
+    WriteResult,
 )
 
 
@@ -313,3 +314,32 @@ async def test_a_closed_engine_takes_nothing_and_says_so(world: World) -> None:
         await engine.write("t", recs(2))
     with pytest.raises(ShuttingDown):
         engine.state("t")
+
+
+async def test_append_has_its_place_unless_it_waits_for_its_topic_or_key(world: World) -> None:
+    engine = await world.open()
+    outcomes: list[WriteResult | Exception] = []
+    assert not engine.append("t", recs(1), outcomes.append, create=False)
+    await settle()
+    assert [type(outcome) for outcome in outcomes] == [TopicNotFound]
+    assert not engine.append("t", recs(1), outcomes.append, idempotency_key="k")
+    assert not engine.append("t", recs(2), outcomes.append, idempotency_key="k")
+    await settle()
+    assert engine.append("t", recs(3), outcomes.append, idempotency_key="k")
+    assert engine.append("t", recs(4), outcomes.append)
+    await settle()
+    written = [outcome for outcome in outcomes[1:] if isinstance(outcome, WriteResult)]
+    assert [(one.first_seq, one.created, one.deduped) for one in written] == [
+        (1, True, False),
+        (1, False, True),
+        (1, False, True),
+        (2, False, False),
+    ]
+
+
+async def test_append_raises_what_is_known_before_it_waits(world: World) -> None:
+    engine = await world.open()
+    with pytest.raises(InvalidRequest):
+        engine.append("t", [], lambda outcome: None)
+    with pytest.raises(InvalidRequest, match="idempotency_key is empty"):
+        engine.append("t", recs(1), lambda outcome: None, idempotency_key="")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.servers import free_ports
 
+from penstock.child_process import AsyncChild, Lines
 from penstock.up import Fleet, PartState, PartStatus, Plan, UpSettings, lifecycle, runner
-from penstock.up.child import Child, Lines
 from penstock.up.parts import Layout, PartPlan, Probe
 from penstock.up.status import FleetMap, Level, PartKind
 
@@ -156,15 +156,15 @@ async def test_a_part_that_ends_is_started_again(tmp_path: Path) -> None:
     async with running(tmp_path, part("once", "once", str(tmp_path / "was-here"))) as stage:
         await stage.until(lambda: stage.part("once").state is PartState.READY)
         found = stage.part("once")
-        assert (found.restarts, found.last_error) == (1, "ended by itself (exit code 7)")
+        assert (found.restarts, found.last_error) == (1, "ended unexpectedly (exit code 7)")
 
 
 async def test_a_part_that_was_killed_has_that_as_its_last_error(tmp_path: Path) -> None:
     async with running(tmp_path, part("killed", kind=PartKind.PIPELINE)) as stage:
         await stage.until(
-            lambda: any("was killed by signal 9; it is started" in text for text in stage.texts)
+            lambda: any("was killed by signal 9 (SIGKILL); it is restarted" in text for text in stage.texts)
         )
-        assert stage.part("killed").last_error == "was killed by signal 9"
+        assert stage.part("killed").last_error == "was killed by signal 9 (SIGKILL)"
 
 
 async def test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error(tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ async def test_a_part_that_floods_the_log_is_limited_and_counted(tmp_path: Path,
         await stage.until(lambda: stage.part("flood").state is PartState.READY)
     lines = [line for line in stage.fleet.log(limit=10_000) if line.part == "flood"]
     shown = sum(line.text == "again" for line in lines)
-    left_out = sum(int(line.text.split()[0]) for line in lines if "were left out" in line.text)
+    omitted = sum(int(line.text.split()[0]) for line in lines if "were omitted" in line.text)
     assert shown < 2000
-    assert shown + left_out == 5000
+    assert shown + omitted == 5000
     assert len(stage.history) < 2000, "nobody is told of every line"
-    assert all(line.level is Level.WARNING for line in lines if "were left out" in line.text)
+    assert all(line.level is Level.WARNING for line in lines if "were omitted" in line.text)
 
 
 async def test_what_a_killed_part_has_started_is_killed_too(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_MAX_S", 0.1)
-    monkeypatch.setattr(runner, "_ASK_S", 0.05)
+    monkeypatch.setattr(runner, "_PROBE_S", 0.05)
     monkeypatch.setattr(runner, "PROBE_TIMEOUT_S", 0.1)
     (port,) = free_ports(1)
     mute = PartPlan(
@@ -253,18 +253,18 @@ async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
     )
     async with running(tmp_path, mute) as stage:
         await stage.until(lambda: stage.part("mute").restarts == 1)
-        assert "answers nothing any more, and is killed" in stage.texts
+        assert "no longer responds and is killed" in stage.texts
         assert ("mute", PartState.NOT_READY) in stage.history
 
 
-async def test_a_part_without_a_probe_that_tells_nothing_any_more_is_killed_and_started_again(
+async def test_a_part_without_a_probe_that_falls_silent_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "MUTE_MAX_S", 0.5)
-    monkeypatch.setattr(runner, "_ASK_S", 0.05)
+    monkeypatch.setattr(runner, "_PROBE_S", 0.05)
     async with running(tmp_path, part("lively"), part("good")) as stage:
         await stage.until(lambda: stage.part("good").restarts == 1)
-        assert "has told nothing for 500ms, and is killed" in stage.texts
+        assert "has been silent for 500ms and is killed" in stage.texts
         assert stage.part("lively").restarts == 0
 
 
@@ -274,10 +274,10 @@ async def test_a_part_that_hangs_while_it_starts_is_killed_and_started_again(
     monkeypatch.setattr(lifecycle, "STARTING_MAX_S", 0.5)
     async with running(tmp_path, part("dumb")) as stage:
         await stage.until(lambda: stage.part("dumb").restarts == 1)
-        assert "is not ready after 500ms, and is killed" in stage.texts
+        assert "is not ready after 500ms and is killed" in stage.texts
 
 
-async def test_a_disabled_part_is_told_with_its_reason_and_not_run(tmp_path: Path) -> None:
+async def test_a_disabled_part_is_listed_with_its_reason_and_does_not_run(tmp_path: Path) -> None:
     async with running(tmp_path, part("good"), part("off"), disabled={"off": "pip install it"}) as stage:
         await stage.until(lambda: stage.part("good").state is PartState.READY)
         found = stage.part("off")
@@ -315,7 +315,7 @@ async def test_whatever_a_part_prints_is_text_and_does_not_stop_it(tmp_path: Pat
 async def test_the_number_of_a_process_that_has_ended_is_never_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = await Child.start(
+    ended = await AsyncChild.start(
         [sys.executable, "-c", ""], os.environ, output=Lines(print), errors=Lines(print)
     )
     assert (await ended.wait()).code == 0

@@ -79,7 +79,7 @@ def only_here(request: Request) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-async def test_another_name_for_this_machine_is_told_nothing(tmp_path: Path, path: str) -> None:
+async def test_a_request_by_another_name_of_this_machine_is_refused(tmp_path: Path, path: str) -> None:
     """A page of another site that makes its name point here (DNS rebinding) could read it."""
     async with served(tmp_path, check=only_here) as (fleet, address), httpx.AsyncClient() as client:
         fleet.own(status("a", PartState.FAILED))
@@ -92,13 +92,13 @@ async def test_another_name_for_this_machine_is_told_nothing(tmp_path: Path, pat
             assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_everything_else_goes_to_what_is_behind(tmp_path: Path) -> None:
+async def test_other_requests_go_to_the_inner_application(tmp_path: Path) -> None:
     async with served(tmp_path, Behind()) as (_, address), httpx.AsyncClient() as client:
         assert (await client.get(f"http://{address}/console")).text == "/console"
         assert (await client.get(f"http://{address}/health")).json() == {"status": "ok"}
 
 
-async def test_a_probe_tells_ready_from_not_ready_from_silent(tmp_path: Path) -> None:
+async def test_a_probe_distinguishes_ready_not_ready_and_silent(tmp_path: Path) -> None:
     async with served(tmp_path, Behind()) as (fleet, address):
         assert await ask(address, Probe(path="/ready")) is ProbeResult.READY
         assert await ask(address, Probe(path="/x", key=Secret("k"))) is ProbeResult.READY

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from penstock.child_process import Exit
 from penstock.up import lifecycle
-from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
+from penstock.up.lifecycle import Action, ProbeResult, ProcessState
 from penstock.up.status import PartState
 
 
@@ -23,7 +24,7 @@ def ready(now_s: float = 0.0) -> ProcessState:
     return lifecycle.on_ready(running(now_s), now_s)
 
 
-def test_a_new_part_is_started_at_once_and_a_disabled_one_never() -> None:
+def test_a_new_part_is_started_immediately_and_a_disabled_one_never() -> None:
     assert lifecycle.next_action(lifecycle.initial_state(5.0), 5.0) is Action.START
     off = lifecycle.initial_state(5.0, enabled=False)
     assert off.state is PartState.DISABLED
@@ -44,7 +45,7 @@ def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
     process = lifecycle.on_probe(running(), ProbeResult.SILENT, 1.0)
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S) is Action.KILL
-    assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m, and is killed"
+    assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m and is killed"
     # One that says that it is still at it does not hang.
     for told in (
         lifecycle.on_probe(process, ProbeResult.NOT_READY, 1000.0),
@@ -59,7 +60,7 @@ def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
     )
 
 
-def test_a_part_that_tells_that_it_lives_and_then_does_not_is_killed() -> None:
+def test_a_part_whose_heartbeat_stops_is_killed() -> None:
     process = ready()
     for second in range(0, 10_000, 10):
         assert lifecycle.next_action(process, float(second)) is Action.NOTHING
@@ -67,8 +68,7 @@ def test_a_part_that_tells_that_it_lives_and_then_does_not_is_killed() -> None:
     assert lifecycle.next_action(process, 9990 + lifecycle.MUTE_MAX_S - 1) is Action.NOTHING
     assert lifecycle.next_action(process, 9990 + lifecycle.MUTE_MAX_S) is Action.KILL
     assert (
-        lifecycle.hang_reason(process, 9990 + lifecycle.MUTE_MAX_S)
-        == "has told nothing for 5m, and is killed"
+        lifecycle.hang_reason(process, 9990 + lifecycle.MUTE_MAX_S) == "has been silent for 5m and is killed"
     )
     # What the fleet itself slept through is not held against it.
     late = lifecycle.excuse_silence(process, 50_000.0)
@@ -79,14 +79,14 @@ def test_a_part_that_tells_that_it_lives_and_then_does_not_is_killed() -> None:
     assert lifecycle.next_action(again, 10_001 + lifecycle.MUTE_MAX_S) is Action.NOTHING
 
 
-def test_what_it_told_while_it_started_is_not_counted_from_then() -> None:
+def test_a_heartbeat_during_the_start_does_not_count_later() -> None:
     process = lifecycle.on_heartbeat(running(), 10.0)
     process = lifecycle.on_ready(process, 10 + lifecycle.MUTE_MAX_S)
     assert lifecycle.next_action(process, 10 + lifecycle.MUTE_MAX_S) is Action.NOTHING
     assert lifecycle.next_action(process, 10 + 2 * lifecycle.MUTE_MAX_S) is Action.KILL
 
 
-def test_a_part_that_starts_again_by_itself_has_the_time_of_a_start() -> None:
+def test_a_part_that_restarts_its_work_has_the_time_of_a_start() -> None:
     process = lifecycle.on_trouble(lifecycle.on_heartbeat(ready(), 10.0), 20.0)
     assert process.state is PartState.NOT_READY
     assert lifecycle.next_action(process, 20 + lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
@@ -141,7 +141,7 @@ def test_wrong_settings_are_tried_again_at_a_slow_pace() -> None:
 
 
 @pytest.mark.parametrize("code", [4, 5])
-def test_a_part_that_was_fenced_or_found_damage_is_left_alone_until_somebody_asks(code: int) -> None:
+def test_a_part_that_was_fenced_or_found_damage_is_restarted_only_on_request(code: int) -> None:
     process = lifecycle.on_exit(ready(), Exit(code=code), 10.0, rng())
     assert (process.state, process.next_start_s) == (PartState.FAILED, None)
     assert lifecycle.next_action(process, 1e9) is Action.NOTHING
@@ -165,19 +165,19 @@ def test_a_stop_ends_it_for_good_whatever_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 4])
-def test_a_stop_ends_a_part_that_waits_to_be_started_at_once(code: int) -> None:
+def test_a_stop_immediately_ends_a_part_that_waits_to_be_started(code: int) -> None:
     waiting = lifecycle.on_exit(ready(), Exit(code=code), 1.0, rng())
     assert lifecycle.on_stop_request(waiting, 1.0).state is PartState.STOPPED
     assert lifecycle.on_stop_request(lifecycle.initial_state(0.0), 0.0).state is PartState.STOPPED
 
 
-def test_trouble_that_a_part_tells_itself_makes_it_not_ready() -> None:
+def test_trouble_that_a_part_reports_makes_it_not_ready() -> None:
     assert lifecycle.on_trouble(ready(), 1.0).state is PartState.NOT_READY
     assert lifecycle.on_trouble(running(), 1.0).state is PartState.STARTING
     stopped = lifecycle.on_stop_request(ready(), 1.0)
     assert lifecycle.on_trouble(stopped, 2.0) == stopped
 
 
-def test_an_exit_is_told_in_words() -> None:
-    assert str(Exit.of(-9)) == "killed by signal 9"
+def test_an_exit_is_described_in_words() -> None:
+    assert str(Exit.of(-9)) == "killed by signal 9 (SIGKILL)"
     assert str(Exit.of(3)) == "exit code 3"

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
+from penstock.child_process import Splitter
 from penstock.testing import ManualClock
 from penstock.up.log import (
     HELD_MAX_S,
     Levels,
     LogBuffer,
     LogFilter,
-    Said,
-    Splitter,
+    OutputLine,
     Throttle,
     event_of,
     shown,
@@ -46,11 +46,11 @@ def test_a_part_cannot_command_the_terminal() -> None:
 
 def test_levels_come_from_the_line_itself() -> None:
     levels = Levels()
-    assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == Said(Level.WARNING, "it is late")
+    assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == OutputLine(Level.WARNING, "it is late")
     assert levels.of("  more of it").level is Level.WARNING
     assert levels.of("2026-01-02 03:04:05,678 CRITICAL down").level is Level.ERROR
-    assert levels.of("error: no such file") == Said(Level.ERROR, "no such file", is_verdict=True)
-    assert levels.of("hint: look there") == Said(Level.INFO, "hint: look there")
+    assert levels.of("error: no such file") == OutputLine(Level.ERROR, "no such file", is_verdict=True)
+    assert levels.of("hint: look there") == OutputLine(Level.INFO, "hint: look there")
     assert levels.of("anything").level is Level.INFO
 
 
@@ -71,8 +71,8 @@ def test_a_flood_is_limited_and_counted() -> None:
     throttle = Throttle(per_s=10, burst=5)
     assert [throttle.admits(0.0) for _ in range(8)] == [True] * 5 + [False] * 3
     assert throttle.admits(0.1)
-    assert throttle.take_left_out() == 3
-    assert throttle.take_left_out() == 0
+    assert throttle.take_omitted() == 3
+    assert throttle.take_omitted() == 0
 
 
 def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
@@ -80,13 +80,13 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     heard: list[FleetEvent] = []
     end = log_buffer.subscribe(heard.append)
     for number in range(600):
-        log_buffer.hear("noisy", Said(Level.INFO, str(number)))
-    log_buffer.hear("quiet", Said(Level.INFO, "here"))
-    log_buffer.tell_left_out()
+        log_buffer.hear("noisy", OutputLine(Level.INFO, str(number)))
+    log_buffer.hear("quiet", OutputLine(Level.INFO, "here"))
+    log_buffer.report_omitted()
     lines = [line for line in heard if isinstance(line, LogLine)]
     assert [line.text for line in lines][-2:] == [
         "here",
-        "100 lines were left out: it prints too many of them",
+        "100 lines were omitted: it prints too many",
     ]
     assert [line.number for line in lines] == list(range(1, 503))
     end()
@@ -154,7 +154,7 @@ OTHER_TRACE = [
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_noise_of_several_workers_is_debug_however_its_lines_mix(seed: int) -> None:
+def test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix(seed: int) -> None:
     rng = random.Random(seed)
     streams = [list(SPARK_NOISE) for _ in range(rng.randint(2, 4))] + [[JAVA_LOG]]
     mixed: list[str] = []
@@ -192,7 +192,7 @@ def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
     assert {level for _, level in told} == {Level.ERROR}
 
 
-def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
+def test_a_worker_that_pauses_within_its_traceback_is_still_harmless() -> None:
     listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:3]] == [[], [], []]
     assert listener.overdue(12.0) == []
@@ -201,14 +201,14 @@ def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
     assert len(heard) == len(SPARK_NOISE)
 
 
-def test_what_is_held_for_a_block_is_told_when_nothing_more_comes() -> None:
+def test_held_lines_are_released_when_no_more_follow() -> None:
     listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:2]] == [[], []]
     assert [said.level for said in listener.overdue(10.0 + HELD_MAX_S)] == [Level.ERROR] * 2
     assert listener.release() == []
 
 
-def test_a_reason_is_told_from_a_trace() -> None:
+def test_a_reason_is_distinguished_from_a_trace() -> None:
     listener = LogFilter()
     (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
     assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)
@@ -227,6 +227,8 @@ def test_an_event_nested_beyond_reason_is_a_line_like_any_other() -> None:
 
 def test_a_secret_is_in_no_line_whoever_prints_it() -> None:
     log_buffer = LogBuffer(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
-    log_buffer.hear("careless", Said(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key"))
+    log_buffer.hear(
+        "careless", OutputLine(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key")
+    )
     log_buffer.say("up", Level.INFO, "own-key-1234")
     assert [line.text for line in log_buffer.lines()] == ["sent ***, then *** as the key", "***"]

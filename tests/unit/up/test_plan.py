@@ -84,7 +84,7 @@ def test_the_queues_of_the_collector_are_where_its_store_is() -> None:
     assert nodes["queues"]["config"]["store"] == "s3://bucket"
     assert option(found, "timeseries", "--buffer") == "s3://bucket"
     (fault,) = plan({**EVERYTHING, "queues": {"metrics": {"store": "s3://other"}}}).faults
-    assert fault == "queues.metrics: the collector puts it where collector.store says; set that instead"
+    assert fault == "queues.metrics: collector.store sets the place of this queue; set that instead"
 
 
 def test_a_stop_goes_in_the_direction_of_the_flow() -> None:
@@ -112,7 +112,7 @@ def test_without_keys_nothing_is_made_up() -> None:
     assert plan().part("relay-events").environment == {}
 
 
-def test_a_pipeline_is_told_to_stop_before_it_would_be_killed() -> None:
+def test_a_pipeline_is_asked_to_stop_before_it_would_be_killed() -> None:
     found = plan({**EVERYTHING, "stop_timeout": "30s"})
     assert option(found, "pipeline-events", "--stop-timeout") == "20s"
     assert found.part("pipeline-events").grace_s == 30.0
@@ -133,7 +133,7 @@ def test_parts_that_do_not_fit_together_are_refused(mapping: dict[str, object], 
     assert re.search(told, fault)
 
 
-def test_everything_that_does_not_fit_is_told_at_once() -> None:
+def test_all_contradictions_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topics": {"host": "0.0.0.0", "port": 9090},
         "timeseries": {},
@@ -141,13 +141,20 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
         "relays": [{"topic": "a", "queue": "b"}] * 2,
     }
     name, queue, *others = faults(mapping)
-    assert name == "two parts are called relay-a: give one of them a name of its own (name)"
+    assert name == "two parts are called relay-a: give one of them another name (name)"
     assert queue.startswith("queue '../up': data_path_prefix: object key '../up' contains the segment '..'")
     assert others == [
         "topics.port and timeseries.port are both 9090: change one of them",
         "topics.port and vector.port are both 9090: change one of them",
         "timeseries.port and vector.port are both 9090: change one of them",
     ]
+
+
+@pytest.mark.parametrize(("written", "argument"), [("36h", "36h"), (129_600, "129600.000000s")])
+def test_a_duration_of_the_file_is_passed_on_with_a_unit(written: object, argument: str) -> None:
+    found = plan({"timeseries": {"retention": written}})
+    arguments = next(part.arguments for part in found.parts if part.kind is PartKind.TIMESERIES)
+    assert arguments[arguments.index("--retention") + 1] == argument
 
 
 def test_one_port_on_two_addresses_is_no_conflict() -> None:
@@ -159,12 +166,13 @@ def test_port_0_may_be_asked_for_twice() -> None:
     assert faults({"topics": {"port": 0}, "timeseries": {"port": 0}, "console": {"port": 0}}) == []
 
 
-def test_every_fault_of_a_file_is_told_at_once() -> None:
+def test_all_faults_of_a_file_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topcs": {},
         "topics": {"port": "many", "hots": "x"},
         "relays": [{"topic": "a"}, {"topic": "b", "queue": "c", "value": "all"}],
-        "timeseries": {"port": 70000, "retention": "long"},
+        "timeseries": {"retention": "long"},
+        "vector": {"port": 70000},
         "stop_timeout": "soon",
         "collector": {"file": "a", "config": {}},
     }
@@ -175,7 +183,9 @@ def test_every_fault_of_a_file_is_told_at_once() -> None:
         "f: topics.hots: unknown key, did you mean 'host'?",
         "f: relays.0.queue: required, but not set",
         "f: relays.1.value: expected one of record, data",
-        "f: timeseries: port: expected 0 to 65535",
+        "f: timeseries.retention: 'long' is not a duration",
+        "f: vector: port: expected 0 to 65535",
+        "f: stop_timeout: 'soon' is not a duration",
         "f: collector: give file or config, not both",
     ):
         assert any(words in line for line in told), (words, told)

@@ -45,7 +45,7 @@ class World:
 
 def check_sound(store: VectorStore) -> None:
     """Nothing was damaged when the store was opened."""
-    assert store._flusher._held.damage is None
+    assert store._flusher._state.damage is None
 
 
 def index_of(store: VectorStore) -> Index:

@@ -152,7 +152,7 @@ REBUILT = [
     ],
     ids=lambda one: one.name.lower() if isinstance(one, RecordType) else one,
 )
-async def test_any_one_record_but_a_vectors_is_built_anew(
+async def test_any_one_record_but_a_vectors_is_rebuilt(
     kind: RecordType, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, _ = await filled()
@@ -164,15 +164,13 @@ async def test_any_one_record_but_a_vectors_is_built_anew(
 
 
 @pytest.mark.parametrize("kind", REBUILT, ids=lambda kind: kind.name.lower())
-async def test_all_records_of_a_kind_are_built_anew(
-    kind: RecordType, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_all_records_of_a_kind_are_rebuilt(kind: RecordType, caplog: pytest.LogCaptureFixture) -> None:
     world, held = await filled()
     await change(world, *(Put(key, JUNK) for key in keys(world, kind)))
     await is_healed(world, held, caplog)
 
 
-async def test_everything_but_the_vectors_is_built_anew_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_everything_but_the_vectors_is_rebuilt_together(caplog: pytest.LogCaptureFixture) -> None:
     world, held = await filled()
     await change(world, *(Put(key, JUNK) for kind in REBUILT for key in keys(world, kind)))
     await is_healed(world, held, caplog)
@@ -236,7 +234,7 @@ async def test_whatever_is_damaged_nothing_is_wrong_comes_back_or_is_missing_uns
 
 
 @pytest.mark.parametrize("stands_for", ["v4", None], ids=["another", "nobody"])
-async def test_an_entry_that_stands_for_something_else_is_built_anew(
+async def test_an_entry_with_a_wrong_id_is_rebuilt(
     stands_for: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, held = await filled()
@@ -269,7 +267,7 @@ async def test_a_block_that_cannot_be_right_is_not_followed(
     await is_healed(world, held, caplog)
 
 
-async def test_ids_go_on_in_the_block_behind_the_largest_that_any_record_names() -> None:
+async def test_ids_continue_in_the_block_after_the_largest_that_any_record_names() -> None:
     world, _ = await filled()
     excluded = next(key for key in keys(world, RecordType.METADATA))
     await change(
@@ -284,7 +282,7 @@ async def test_ids_go_on_in_the_block_behind_the_largest_that_any_record_names()
     assert sum(decode_block(world.disk.persisted[record_prefix(RecordType.BLOCK)].value)) == 16_384
 
 
-async def test_what_was_built_anew_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rebuilt_records_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     world, _ = await filled()
     key = posting_key(list_of(world, "v5"))
     await change(world, Put(key, JUNK))
@@ -299,7 +297,7 @@ async def test_what_was_built_anew_is_logged_and_counted(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("ends", ["upsert", "delete"])
-async def test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_goes_on(
+async def test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_works(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, held = await filled()

@@ -197,7 +197,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_is_merged_with_something_damaged_is_kept_and_corrupt_for_who_reads_it(name: str) -> None:
+def test_a_merge_with_something_damaged_is_kept_and_corrupt_when_read(name: str) -> None:
     good = described()[name]
     for damaged in (
         b"",
@@ -218,14 +218,14 @@ def test_what_is_merged_with_something_damaged_is_kept_and_corrupt_for_who_reads
             assert len(more) - len(merged) == len(good)  # the mark stands there once
 
 
-def test_a_merge_into_what_is_not_merged_is_corrupt_for_who_reads_it() -> None:
+def test_a_merge_into_a_type_that_is_not_merged_is_corrupt_when_read() -> None:
     data = described()["data"]
     with pytest.raises(Corrupt):
         decode_vector(merge_records(data_key(1), [data, data]), 2)
     assert merge_records(b"no such key", [data, data]).endswith(data + data)
 
 
-def test_rows_of_another_width_or_behind_the_data_are_not_merged_into_a_list() -> None:
+def test_rows_of_another_width_or_past_the_data_are_not_merged_into_a_list() -> None:
     good = encode_posting(IDS, ROWS)
     wide = encode_posting(IDS, np.ones((2, 3), np.float32))
     behind = good[:12] + (9).to_bytes(4, "little") + good[16:]

@@ -105,7 +105,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
     return go, begun
 
 
-async def test_more_searches_than_the_cap_are_told_to_come_back(
+async def test_more_searches_than_the_cap_are_unavailable(
     held: tuple[threading.Event, threading.Event],
 ) -> None:
     _, store = await large_store(searches_max=2)
@@ -161,7 +161,7 @@ async def test_a_closed_store_has_no_thread_left() -> None:
         await store.recall(sample=5)
 
 
-async def test_recall_is_measured_and_told() -> None:
+async def test_recall_is_measured_and_reported() -> None:
     rng = np.random.default_rng(3)
     world = World(dataclasses.replace(CONFIG, exact_max=0, split_at=8, merge_below=3))
     store = await world.open()

@@ -197,7 +197,7 @@ async def test_without_a_schema_a_whole_number_beyond_64_bits_is_refused_by_name
     await store.close()
 
 
-async def test_everything_is_there_after_a_restart_and_ids_go_on() -> None:
+async def test_everything_is_there_after_a_restart_and_ids_continue() -> None:
     world = World()
     store = await world.open()
     await store.upsert([vector(f"v{n}", n, 0, 0, lang="en", year=n) for n in range(30)])
@@ -302,7 +302,7 @@ async def test_a_newer_writer_fences_the_older_one_which_says_so() -> None:
     await newer.close()
 
 
-async def test_a_flusher_that_failed_does_not_go_on() -> None:
+async def test_a_flusher_that_failed_does_not_continue() -> None:
     world = World()
     store = await world.open()
     assert world.storage is not None
@@ -313,7 +313,7 @@ async def test_a_flusher_that_failed_does_not_go_on() -> None:
     with pytest.raises(FlushError):
         await handle.wait(Durability.DURABLE)
     with pytest.raises(OutcomeUnknown):
-        await store._coordinator._line._flusher.flush(store._coordinator.view().current)
+        await store._coordinator._flush_queue._flusher.flush(store._coordinator.view().current)
     await store.abort()
 
 
@@ -352,7 +352,7 @@ def test_sizes_that_contradict_are_refused() -> None:
             dataclasses.replace(CONFIG, **wrong)  # type: ignore[arg-type]
 
 
-async def test_a_store_that_does_not_answer_is_told_after_the_time_that_was_given() -> None:
+async def test_a_store_that_does_not_answer_is_unavailable_after_the_timeout() -> None:
     options = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true", "aws_region": "here"}
     options |= {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
     config = VectorConfig(store="s3://bucket/lake", store_options=options, dimensions=3, open_timeout="100ms")

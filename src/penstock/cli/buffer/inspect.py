@@ -1,4 +1,4 @@
-"""`penstock buffer stat`, `tail` and `dump`: look into a queue. Nothing is fenced or acknowledged."""
+"""`penstock buffer stat`, `tail` and `dump`: inspect a queue, without fencing or acknowledging anything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ from penstock.buffer import (
     find_tag,
     survey,
 )
-from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
+from penstock.cli.base import Output, command
+from penstock.cli.buffer.target import (
+    Queue,
+    QueueOptions,
+    Target,
+    queue_command,
+    queue_options,
+    queues_of,
+)
 from penstock.cli.failure import ExitCode, report
 from penstock.cli.output import print_json, print_pairs, print_table, time_text
 from penstock.clock import SYSTEM_CLOCK
@@ -39,29 +47,27 @@ from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.units import format_duration, format_size
 
 Surveys = list[tuple[int | None, QueueSurvey]]
+POLL_S = 0.25
+ENTRIES_PER_READ = 100
 
 
-@click.command()
-@queue_options
-def stat(
-    queue: QueueOptions,
-    as_json: bool,
-) -> int:
-    """Show the state of the queue at STORE, of every shard if it is sharded.
+@queue_command()
+async def stat(target: Target, out: Output) -> None:
+    """Show the state of the queue at STORE, and of every shard if it is sharded.
 
-    Reads only. Acknowledged batches leave the manifest a hundred at a time, so a consumer that keeps up
-    may still show up to 99 of them.
+    Reads only. Acknowledged batches are removed from the manifest a hundred at a time, so up to 99 of them
+    may still be shown for a consumer that keeps up.
     """
-    target = queue.target()
-    url, surveys = asyncio.run(_survey(target))
-    if as_json:
-        print_json(_survey_object(url, surveys))
-    elif len(surveys) == 1:
+    url, surveys = await _survey(target)
+    out.show(_survey_object(url, surveys), lambda: _print_surveys(url, surveys))
+
+
+def _print_surveys(url: str, surveys: Surveys) -> None:
+    if len(surveys) == 1:
         print_pairs(_survey_pairs(surveys[0][1]), f"{surveys[0][1].manifest} in {url}")
     else:
         click.echo(click.style(f"{len(surveys)} queues in {url}", bold=True))
         _print_shards(surveys)
-    return ExitCode.OK
 
 
 async def _survey(target: Target) -> tuple[str, Surveys]:
@@ -156,10 +162,6 @@ def _age(age_ms: int | None, suffix: str = "old") -> str:
     return "-" if age_ms is None else f"{format_duration(age_ms / 1000)} {suffix}".rstrip()
 
 
-POLL_S = 0.25
-ENTRIES_PER_READ = 100
-
-
 def _start(ctx: click.Context, option: click.Parameter, text: str) -> int | str:
     if text in ("earliest", "latest"):
         return text
@@ -168,8 +170,7 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> int | str:
     raise click.BadParameter(f"{text!r} is neither earliest, latest nor a sequence number")
 
 
-@click.command()
-@queue_options
+@queue_command()
 @click.option(
     "--from",
     "start",
@@ -179,30 +180,21 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> int | str:
     metavar="earliest|latest|SEQ",
     help="Where to begin.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for more; Ctrl-C ends it.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more records; Ctrl-C ends the command.")
 @click.option("--limit", "-n", type=click.IntRange(min=0), help="Stop after this many records.")
-@click.option("--raw", "form", flag_value="raw", help="Only the records, one per line, as they are.")
-@click.option("--hex", "form", flag_value="hex", help="Records in hexadecimal.")
-def tail(
-    queue: QueueOptions,
-    as_json: bool,
-    start: int | str,
-    follow: bool,
-    limit: int | None,
-    form: str | None,
+@click.option("--raw", "form", flag_value="raw", help="Print only the records, one per line, unchanged.")
+@click.option("--hex", "form", flag_value="hex", help="Print records in hexadecimal.")
+async def tail(
+    target: Target, out: Output, start: int | str, follow: bool, limit: int | None, form: str | None
 ) -> int:
-    """Print the records in the queue at STORE: sequence:index, time taken in, metadata, record.
+    """Print the records in the queue at STORE: sequence:index, ingestion time, metadata, record.
 
-    Reads beside a running consumer and leaves no trace. What was consumed is no longer in the queue.
-    With --json there is one object per line.
+    Reads next to a running consumer, without a trace. Consumed records are no longer in the queue. With
+    --json, each record is printed as an object on its own line.
     """
-    if as_json and form is not None:
+    if out.is_json and form is not None:
         raise click.UsageError(f"Give --json or --{form}, not both.")
-    target = queue.target()
-    return asyncio.run(_tail(target, start, follow, limit, "json" if as_json else form or "text"))
-
-
-async def _tail(target: Target, start: int | str, follow: bool, limit: int | None, form: str) -> int:
+    form = "json" if out.is_json else form or "text"
     left = _Budget(limit)
     async with target.open(ConsumerConfig) as config:
         queues = await queues_of(config, required=not follow)
@@ -239,7 +231,7 @@ class _Budget:
 
 
 async def _first_position(queue: Queue, start: int | str) -> int | None:
-    """The sequence after which to begin."""
+    """Return the sequence after which to begin."""
     if start == "earliest":
         return None
     if start == "latest":
@@ -249,13 +241,13 @@ async def _first_position(queue: Queue, start: int | str) -> int | None:
 
 
 async def _print_batch(queue: Queue, descriptor: BatchDescriptor, form: str, left: _Budget) -> bool:
-    """Print one batch. False if it is in the queue but cannot be found."""
+    """Print one batch. Return false if it is in the queue but its object is missing."""
     try:
         batch = await queue.reader.fetch(descriptor)
     except BatchMissing as error:
         queued = {location for _, location in (await queue.reader.index()).locations()}
         if descriptor.location not in queued:
-            click.echo(f"sequence {descriptor.sequence} was consumed while it was read; skipped", err=True)
+            click.echo(f"sequence {descriptor.sequence} was consumed meanwhile; skipped", err=True)
             return True
         click.echo(f"error: {error}", err=True)
         return False
@@ -307,7 +299,7 @@ def _record_object(
 
 
 def _readable(data: bytes) -> str:
-    """Text as it is; anything that would disturb a terminal or a column escaped."""
+    """Return the text, with characters that would disturb a terminal or a column escaped."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -315,26 +307,21 @@ def _readable(data: bytes) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-@click.command()
-@queue_options
+@command()
 @click.option("--batch", metavar="KEY|SEQ", help="Dump this batch instead of the manifest.")
-@click.option("--shard", type=click.IntRange(min=0), help="Of a sharded queue, which shard.")
-def dump(
-    queue: QueueOptions,
-    as_json: bool,
-    batch: str | None,
-    shard: int | None,
-) -> int:
-    """Print the manifest of the queue at STORE, or a manifest file on this machine, as JSON.
+@click.option("--shard", type=click.IntRange(min=0), help="The shard, if the queue is sharded.")
+@queue_options
+def dump(queue: QueueOptions, out: Output, batch: str | None, shard: int | None) -> int:
+    """Print the manifest of the queue at STORE, or a local manifest file, as JSON.
 
-    With --batch, a batch by its sequence or its key: its records in base64. Any error ends with exit code 1.
+    With --batch, print a batch, given by its sequence or key, with its records in base64. Any error ends
+    with exit code 1.
     """
     try:
         if queue.store is not None and os.path.isfile(queue.store):
             print_json(_dump_file(queue.store, batch))
         else:
-            target = queue.target()
-            print_json(asyncio.run(_dump(target, batch, shard)))
+            print_json(asyncio.run(_dump(queue.target(), batch, shard)))
     except PenstockError as error:
         report(error)
         return ExitCode.PROBLEM
@@ -368,7 +355,7 @@ def _choose(queues: list[Queue], shard: int | None) -> Queue:
         return chosen[0]
     shards = sum(queue.shard is not None for queue in queues)
     if shard is None:
-        raise InvalidInput(f"the queue has {shards} shards: say which with --shard 0 to {shards - 1}")
+        raise InvalidInput(f"the queue has {shards} shards: choose one with --shard 0 to {shards - 1}")
     if not shards:
         raise InvalidInput("the queue is not sharded: leave --shard out")
     raise InvalidInput(f"there is no shard {shard}: the queue has 0 to {shards - 1}")
@@ -399,7 +386,7 @@ async def _batch_object(queue: Queue, location: str, sequence: int | None) -> di
 
 
 def _manifest_object(found: Manifest) -> dict[str, object]:
-    """The shape that other tools of the format print; `transaction` only where there is one."""
+    """Return the manifest as other tools of the format print it; `transaction` only if there is one."""
     return {
         "version": MANIFEST_VERSION,
         "epoch": found.footer.epoch,

@@ -1,4 +1,4 @@
-"""`penstock buffer fsck` and `gc`: check a queue against its rules, and delete what it no longer needs."""
+"""`penstock buffer fsck` and `gc`: check a queue, and delete the objects that it no longer needs."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from penstock.buffer import (
     NO_FLOOR,
     Consumer,
     ConsumerConfig,
-    Finding,
     Floor,
     GarbageCollector,
     GcReport,
-    Severity,
     audit,
     batch_minted_ms,
     read_floor,
 )
-from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
+from penstock.cli.base import Output, command
+from penstock.cli.buffer.target import (
+    Queue,
+    QueueOptions,
+    Target,
+    queue_command,
+    queue_options,
+    queues_of,
+)
 from penstock.cli.failure import ExitCode
-from penstock.cli.output import Progress, print_finding, print_json, time_text
+from penstock.cli.output import Progress, print_finding, time_text
+from penstock.findings import Finding, Severity
+
+LISTED_MAX = 10
 
 
-@click.command()
-@queue_options
-@click.option("--deep", is_flag=True, help="Fetch and decode every batch in the queue as well.")
-def fsck(
-    queue: QueueOptions,
-    as_json: bool,
-    deep: bool,
-) -> int:
+@queue_command()
+@click.option("--deep", is_flag=True, help="Also fetch and decode every batch in the queue.")
+async def fsck(target: Target, out: Output, deep: bool) -> int:
     """Check the queue at STORE: manifest, numbering, objects, side objects, duplicates.
 
-    Changes nothing and may run beside producers and a consumer. Exits with 1 if there is a problem.
+    Changes nothing and may run next to producers and a consumer. Exits with 1 if there is a problem.
     """
-    target = queue.target()
     with Progress() as progress:
-        url, checked, findings = asyncio.run(_audit(target, deep, progress))
+        url, checked, findings = await _audit(target, deep, progress)
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
-    if as_json:
-        print_json({"store": url, "clean": not problems, "findings": [_finding_object(f) for f in findings]})
-    else:
-        _print_findings(findings)
-        depth = "every batch decoded" if deep else "batches not decoded (--deep does)"
-        verdict = f"{problems} problem{'s' * (problems != 1)} found" if problems else "clean"
-        click.echo(f"{verdict}: {checked} in {url}; {depth}")
+    depth = "every batch decoded" if deep else "batches not decoded (use --deep)"
+    verdict = f"{problems} problem{'s' * (problems != 1)} found" if problems else "clean"
+    out.show(
+        {"store": url, "clean": not problems, "findings": [_finding_object(f) for f in findings]},
+        lambda: _print_findings(findings, f"{verdict}: {checked} in {url}; {depth}"),
+    )
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
@@ -66,9 +68,10 @@ async def _audit(target: Target, deep: bool, progress: Progress) -> tuple[str, s
         return queues[0].store.url, checked, findings
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding], verdict: str) -> None:
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
         print_finding(finding.severity.value, f"{finding.subject}: {finding.text}", finding.advice)
+    click.echo(verdict)
 
 
 def _finding_object(finding: Finding) -> dict[str, str]:
@@ -80,45 +83,31 @@ def _finding_object(finding: Finding) -> dict[str, str]:
     }
 
 
-LISTED_MAX = 10
-
-
-@click.command()
-@queue_options
-@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted.")
-@click.option(
-    "--fence", is_flag=True, help="Take the queue over for one cycle: stops a running consumer for good."
-)
-@click.option("--grace", metavar="DURATION", help="Spare what is younger, such as 10m [default: 10m].")
+@command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--fence", is_flag=True, help="Take over the queue for one cycle: fences a running consumer.")
+@click.option("--grace", metavar="DURATION", help="Keep younger objects, such as 10m [default: 10m].")
 @click.option("--yes", "--force", "-y", "yes", is_flag=True, help="Do not ask before --fence.")
-def gc(
-    queue: QueueOptions,
-    as_json: bool,
-    dry_run: bool,
-    fence: bool,
-    grace: str | None,
-    yes: bool,
-) -> int:
-    """Delete what the queue at STORE no longer needs.
+@queue_options
+def gc(queue: QueueOptions, out: Output, dry_run: bool, fence: bool, grace: str | None, yes: bool) -> int:
+    """Delete the objects that the queue at STORE no longer needs.
 
-    Without --fence only what a consumer has sealed before is deleted: that is safe beside anything. With
-    --fence everything eligible is, but a running consumer is fenced and stops.
+    Without --fence, only objects that a consumer has sealed are deleted, which is always safe. With --fence,
+    every eligible object is deleted, but a running consumer is fenced and stops.
     """
     target = queue.target()
     target.build(ConsumerConfig, gc_grace_period=grace)
+    # Not a coroutine: asked on an event loop, Ctrl-C would not end the question.
     if fence and not dry_run and not yes:
-        question = "A running consumer of this queue will be fenced and must be restarted. Go on?"
+        question = "A running consumer of this queue will be fenced and must be restarted. Continue?"
         if not click.confirm(question, err=True):
             click.echo("nothing was changed", err=True)
             return ExitCode.PROBLEM
     cycles = asyncio.run(_collect(target, grace, fence=fence, dry_run=dry_run))
-    if as_json:
-        print_json(
-            {"dry_run": dry_run, "fenced": fence and not dry_run, "queues": [c.to_json() for c in cycles]}
-        )
-    else:
-        for cycle in cycles:
-            _print_cycle(cycle, dry_run, fence)
+    out.show(
+        {"dry_run": dry_run, "fenced": fence and not dry_run, "queues": [c.to_json() for c in cycles]},
+        lambda: _print_cycles(cycles, dry_run, fence),
+    )
     return ExitCode.PROBLEM if any(cycle.report.failed for cycle in cycles) else ExitCode.OK
 
 
@@ -163,16 +152,21 @@ async def _cycle(queue: Queue, *, fence: bool, dry_run: bool) -> _Cycle:
     return _Cycle(manifest=queue.reader.file.path, report=report, floor=floor)
 
 
+def _print_cycles(cycles: list[_Cycle], dry_run: bool, fence: bool) -> None:
+    for cycle in cycles:
+        _print_cycle(cycle, dry_run, fence)
+
+
 def _print_cycle(cycle: _Cycle, dry_run: bool, fence: bool) -> None:
     report = cycle.report
     withheld = set(report.withheld)
-    doomed = [key for key in report.candidates if key not in withheld] if dry_run else list(report.deleted)
+    deleted = [key for key in report.candidates if key not in withheld] if dry_run else list(report.deleted)
     verb = "would delete" if dry_run else "deleted"
     click.echo(f"{cycle.manifest}: {report.listed:,} objects seen, {len(report.candidates):,} are garbage")
-    _print_keys(verb, doomed)
+    _print_keys(verb, deleted)
     _print_keys("could not delete", report.failed)
     if report.failed:
-        click.echo("    -> check the store's permissions; running it again is safe")
+        click.echo("    -> check the permissions of the store; it is safe to run this again")
     _print_keys("withheld", report.withheld)
     if report.withheld:
         sealed = (

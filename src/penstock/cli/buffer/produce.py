@@ -1,4 +1,4 @@
-"""`penstock buffer produce`: lines in, durable batches out, and an account of every record."""
+"""`penstock buffer produce`: store lines as durable batches, and account for every record."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ import click
 
 from penstock.buffer import BufferError as QueueError
 from penstock.buffer import Producer, ProducerConfig, ShardedProducer, WriteHandle, read_layout, shard_of
-from penstock.cli.buffer.target import QueueOptions, Target, queue_options
+from penstock.cli.base import Output
+from penstock.cli.buffer.target import Target, queue_command
 from penstock.cli.failure import ExitCode, exit_code, report
-from penstock.cli.input import FRAMINGS, Framing, open_source, read_chunks
-from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.input import FRAMINGS, Framing, read_chunks, source_option
+from penstock.cli.output import Progress, print_pairs
 from penstock.cli.signals import LoopStop, signal_code
 from penstock.errors import ConfigError, OutcomeUnknown, PenstockError
 from penstock.objects import open_store
 from penstock.units import format_count, format_duration, format_size
 
+CALL_BYTES_MAX = 8 * 1024 * 1024
+"""The records of one call are in memory together, so large records are passed a few at a time."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts of accepted, durable and failed records, and where the durable ones stand."""
+    """Counts of accepted, durable and failed records, and the sequences of the durable ones."""
 
     accepted: int = 0
     accepted_bytes: int = 0
@@ -33,44 +37,44 @@ class Tally:
     durable_bytes: int = 0
     failed: int = 0
     unknown: int = 0
-    """Failed in a way that leaves open whether they are in the queue."""
+    """Failed records that may be in the queue all the same."""
     first_failed: int | None = None
-    """Number, in the input, of the first record that is not known to be durable."""
+    """Number, in the input, of the first record that may not be durable."""
     error: PenstockError | None = None
     sequences: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Folder of the batches to the lowest and highest sequence in it: one folder per shard."""
+    """The lowest and highest sequence for each folder of batches; a shard has one folder."""
     _pending: deque[tuple[WriteHandle, int, int, int]] = field(default_factory=deque)
 
     def accept(self, handle: WriteHandle, count: int, size: int, first: int | None = None) -> None:
-        """A call was taken in; `first` is the number of its first record in the input."""
+        """Add a call that was accepted; `first` is the number of its first record in the input."""
         number = self.accepted if first is None else first
         self._pending.append((handle, number, count, size))
         self.accepted += count
         self.accepted_bytes += size
 
     def settle(self) -> None:
-        """Take note of every call whose outcome is known by now."""
+        """Count the calls, in order, whose outcomes are known."""
         while self._pending and self._pending[0][0].watcher.result() is not None:
-            self._note(*self._pending.popleft())
+            self._count(*self._pending.popleft())
 
     def settle_all(self) -> None:
-        """The same for calls in any order; those without an outcome stay pending."""
+        """Count all calls whose outcomes are known, in any order; the others stay pending."""
         waiting = list(self._pending)
         self._pending.clear()
         for call in waiting:
             if call[0].watcher.result() is None:
                 self._pending.append(call)
             else:
-                self._note(*call)
+                self._count(*call)
 
-    def _note(self, handle: WriteHandle, first: int, count: int, size: int) -> None:
+    def _count(self, handle: WriteHandle, first: int, count: int, size: int) -> None:
         outcome = handle.watcher.result()
         assert outcome is not None
         if outcome.error is not None:
             self.failed += count
             self.unknown += count if isinstance(outcome.error, OutcomeUnknown) else 0
             self.first_failed = first if self.first_failed is None else min(self.first_failed, first)
-            # The one that asks for most care is the one to tell.
+            # An unknown outcome needs most care, so it is the one to report.
             if self.error is None or isinstance(outcome.error, OutcomeUnknown):
                 self.error = outcome.error
             return
@@ -84,44 +88,39 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Every accepted record is durable."""
+        """Whether every accepted record is durable."""
         return self.durable == self.accepted
 
 
-CALL_BYTES_MAX = 8 * 1024 * 1024
-"""Records of one call are in memory together; large ones are handed over a few at a time."""
-
-
-@click.command()
-@queue_options
-@click.option("--file", "path", default="-", metavar="FILE", help="What to read; - is standard input.")
+@queue_command()
+@source_option
 @click.option(
     "--delimiter",
     type=click.Choice(list(FRAMINGS)),
     default="newline",
     show_default=True,
-    help="How the input is cut into records; length-prefixed is u32 little-endian, then the record.",
+    help="How records are separated; length-prefixed is u32 little-endian, then the record.",
 )
-@click.option("--metadata", default="", metavar="TEXT", help="Stored with every call, for the consumer.")
-@click.option("--compression", type=click.Choice(["none", "zstd"]), help="How batches are stored.")
+@click.option("--metadata", default="", metavar="TEXT", help="Metadata of every call, for the consumer.")
+@click.option("--compression", type=click.Choice(["none", "zstd"]), help="The compression of batches.")
 @click.option(
     "--batch-records",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Records per call at most; each call adds an item of metadata to the manifest.",
+    help="Most records per call; each call adds a metadata item to the manifest.",
 )
-@click.option("--shards", type=click.IntRange(min=1), help="Make the queue sharded (the first time).")
-@click.option("--key", metavar="TEXT", help="Sharded: all records go to the shard of this key.")
+@click.option("--shards", type=click.IntRange(min=1), help="Create the queue with this many shards.")
+@click.option("--key", metavar="TEXT", help="Sharded: send all records to the shard of this key.")
 @click.option(
     "--key-separator",
     metavar="TEXT",
-    help="Sharded: a record's key is what stands before TEXT in it (the record is stored whole).",
+    help="Sharded: the key of a record is the part before TEXT (the whole record is stored).",
 )
-def produce(
-    queue: QueueOptions,
-    as_json: bool,
-    path: str,
+async def produce(
+    target: Target,
+    out: Output,
+    source: int,
     delimiter: str,
     metadata: str,
     compression: str | None,
@@ -132,30 +131,29 @@ def produce(
 ) -> int:
     """Store the lines of a file, or of standard input, in the queue at STORE.
 
-    Ends when the input ends. Ctrl-C or SIGTERM stops reading, waits until what was accepted is durable,
-    and reports. Reading stops at the first failure. Exits with 0 only if every record is durable.
+    Ends with the input. Ctrl-C or SIGTERM stops reading, waits until every accepted record is durable, and
+    reports. The first failure also stops reading. Exits with 0 only if every record is durable.
     """
     if key is not None and key_separator is not None:
         raise click.UsageError("Give --key or --key-separator, not both.")
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty.")
-    target = queue.target()
-    keys = _Keys(
-        fixed=None if key is None else key.encode(),
-        separator=None if key_separator is None else key_separator.encode(),
-    )
     job = _Input(
-        descriptor=open_source(path),
+        descriptor=source,
         framing=FRAMINGS[delimiter](),
         metadata=metadata.encode(),
         call_records_max=batch_records,
         shards=shards,
-        keys=keys,
+        keys=_Keys(
+            fixed=None if key is None else key.encode(),
+            separator=None if key_separator is None else key_separator.encode(),
+        ),
     )
     with Progress() as progress:
-        ending = asyncio.run(_produce(target, compression, job, progress))
+        ending = await _produce(target, compression, job, progress)
         elapsed_s = progress.elapsed_s
-    return report_ending(ending, elapsed_s, as_json)
+    out.show(_document(ending, elapsed_s), lambda: print_pairs(_account(ending.tally, elapsed_s)))
+    return _report_failure(ending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +215,7 @@ async def _open(config: ProducerConfig, job: _Input) -> Producer | ShardedProduc
 async def _pump(
     producer: Producer | ShardedProducer, job: _Input, tally: Tally, stop: asyncio.Event, progress: Progress
 ) -> PenstockError | None:
-    """Read until the end, a signal or a failure. Returns what was wrong with the input, if anything."""
+    """Read until the end, a signal or a failure. Return the error of the input, if any."""
     try:
         async for chunk in read_chunks(job.descriptor, stop):
             await _hand_over(producer, job, job.framing.feed(chunk), tally)
@@ -256,7 +254,7 @@ async def _hand_over(
 async def _hand_over_by_key(
     producer: ShardedProducer, job: _Input, records: list[bytes], tally: Tally
 ) -> None:
-    """Records of one shard go together, so that keys do not cost a call each."""
+    """Group the records of each shard, so that not every key costs a call."""
     assert job.keys.separator is not None
     piles: dict[int, list[bytes]] = {}
     keys: dict[int, bytes] = {}
@@ -273,7 +271,7 @@ async def _hand_over_by_key(
 
 
 def _calls(records: list[bytes], count_max: int) -> list[list[bytes]]:
-    """Cut into calls by count and by size."""
+    """Split records into calls by count and by size."""
     calls: list[list[bytes]] = []
     size = 0
     for record in records:
@@ -291,7 +289,7 @@ def _accept(tally: Tally, handle: WriteHandle, call: Sequence[bytes], first: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What was accepted, and what stopped the reading (nothing: the end of the input)."""
+    """The result, and what stopped reading: a signal, an error, or neither at the end of the input."""
 
     tally: Tally
     signal: signal.Signals | None
@@ -299,34 +297,30 @@ class Ending:
     unread_bytes: int
 
 
-def report_ending(ending: Ending, elapsed_s: float, as_json: bool) -> int:
-    """Print the account; returns the exit code."""
+def _document(ending: Ending, elapsed_s: float) -> dict[str, object]:
     tally = ending.tally
-    rate = tally.durable / elapsed_s if elapsed_s > 0 else 0.0
-    if as_json:
-        print_json(
-            {
-                "accepted": tally.accepted,
-                "durable": tally.durable,
-                "durable_bytes": tally.durable_bytes,
-                "not_durable": tally.accepted - tally.durable - tally.unknown,
-                "unknown": tally.unknown,
-                "first_not_durable": tally.first_failed,
-                "sequences": [
-                    {"folder": folder, "first": low, "last": high}
-                    for folder, (low, high) in sorted(tally.sequences.items())
-                ],
-                "seconds": round(elapsed_s, 3),
-                "records_per_second": round(rate, 1),
-                "stopped_by": None if ending.signal is None else ending.signal.name,
-            }
-        )
-    else:
-        print_pairs(_account(tally, elapsed_s, rate))
-    return _complain(ending)
+    return {
+        "accepted": tally.accepted,
+        "durable": tally.durable,
+        "durable_bytes": tally.durable_bytes,
+        "not_durable": tally.accepted - tally.durable - tally.unknown,
+        "unknown": tally.unknown,
+        "first_not_durable": tally.first_failed,
+        "sequences": [
+            {"folder": folder, "first": low, "last": high}
+            for folder, (low, high) in sorted(tally.sequences.items())
+        ],
+        "seconds": round(elapsed_s, 3),
+        "records_per_second": round(_rate(tally, elapsed_s), 1),
+        "stopped_by": None if ending.signal is None else ending.signal.name,
+    }
 
 
-def _account(tally: Tally, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
+def _rate(tally: Tally, elapsed_s: float) -> float:
+    return tally.durable / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def _account(tally: Tally, elapsed_s: float) -> list[tuple[str, str]]:
     lines = [
         ("accepted", f"{tally.accepted:,} records, {format_size(tally.accepted_bytes)}"),
         ("durable", f"{tally.durable:,} records, {format_size(tally.durable_bytes)}"),
@@ -335,19 +329,24 @@ def _account(tally: Tally, elapsed_s: float, rate: float) -> list[tuple[str, str
         place = f" in {folder}" if len(tally.sequences) > 1 else ""
         numbers = f"{low}-{high}" if low < high else f"{low}"
         lines.append(("sequences", f"{numbers}{place}"))
-    lines.append(("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"))
+    lines.append(
+        (
+            "rate",
+            f"{format_count(round(_rate(tally, elapsed_s)))} records/s over {format_duration(elapsed_s)}",
+        )
+    )
     return lines
 
 
-def _complain(ending: Ending) -> int:
-    """Say what is not durable, and why; the exit code that goes with it."""
+def _report_failure(ending: Ending) -> int:
+    """Report what is not durable, and why; return the exit code."""
     tally = ending.tally
     if ending.signal is not None:
         click.echo(f"stopped by {ending.signal.name}: the input was not read to its end", err=True)
         if ending.unread_bytes:
             click.echo(f"{ending.unread_bytes} bytes of an unfinished record were not accepted", err=True)
     if tally.error is not None or not tally.complete:
-        return _complain_of_loss(tally)
+        return _report_loss(tally)
     if ending.input_error is not None:
         report(ending.input_error)
         return exit_code(ending.input_error)
@@ -356,13 +355,15 @@ def _complain(ending: Ending) -> int:
     return ExitCode.OK
 
 
-def _complain_of_loss(tally: Tally) -> int:
+def _report_loss(tally: Tally) -> int:
     lost = tally.accepted - tally.durable
     click.echo(f"{lost:,} of {tally.accepted:,} accepted records are not durable", err=True)
     if tally.first_failed is not None:
-        click.echo(f"all before record {tally.first_failed:,} of the input (counted from 0) are", err=True)
+        click.echo(
+            f"all records before number {tally.first_failed:,} of the input (counted from 0) are", err=True
+        )
     if tally.unknown:
-        click.echo(f"of the others, {tally.unknown:,} may be in the queue all the same", err=True)
+        click.echo(f"of the others, {tally.unknown:,} may be in the queue", err=True)
     if tally.error is not None:
         report(tally.error)
     return ExitCode.OUTCOME_UNKNOWN if tally.unknown else ExitCode.PROBLEM

@@ -1,13 +1,15 @@
-"""Which queue a command is about: its address, its file of settings, the environment and flags."""
+"""The queue that a command works on: its settings, from a file, the environment and flags."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -16,10 +18,9 @@ from penstock.buffer import (
     ProducerConfig,
     QueueReader,
     config_from_mapping,
-    read_layout,
-    shard_config,
+    read_shards,
 )
-from penstock.cli.options import injected, json_option
+from penstock.cli.base import Command, command, injected
 from penstock.config import Setting, from_env, load_mapping, merge, unknown_key
 from penstock.errors import ConfigError, NotFound
 from penstock.objects import ObjectStore, StoreConfig, open_store
@@ -31,7 +32,7 @@ C = TypeVar("C", ProducerConfig, ConsumerConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Settings for a queue, not yet built into a config. Secrets stay out of `repr`."""
+    """The settings of a queue, not yet built into a config. Secrets stay out of `repr`."""
 
     where: str
     settings: dict[str, Setting] = field(repr=False)
@@ -46,7 +47,7 @@ class Target:
         prefix: str | None = None,
         store_options: Iterable[str] = (),
     ) -> Target:
-        """Later layers win: the file, the environment, the command line. Raises `ConfigError`."""
+        """Merge the file, the environment and the command line, which wins. Raises `ConfigError`."""
         layer = _file_layer(config)
         environment = from_env(ENVIRONMENT, os.environ)
         if store is not None or "store" in environment:
@@ -61,7 +62,7 @@ class Target:
         return cls(where=where, settings=_with_options(settings, options) if options else settings)
 
     def build(self, kind: type[C], **overrides: Setting) -> C:
-        """The settings as a config of `kind`; what belongs to the other kind is left out."""
+        """Build a config of `kind` from the settings that it has."""
         own = {field.name for field in dataclasses.fields(kind)} | {"object_store"}
         chosen = {name: value for name, value in self.settings.items() if name in own}
         chosen |= {name: value for name, value in overrides.items() if value is not None}
@@ -69,7 +70,7 @@ class Target:
 
     @asynccontextmanager
     async def open(self, kind: type[C], *, existing: bool = True, **overrides: Setting) -> AsyncIterator[C]:
-        """A config whose store is open. `existing` refuses a directory that is not there."""
+        """Build a config and open its store. Raises `NotFound` if it must be `existing` and is not."""
         config = self.build(kind, **overrides)
         store = open_store(config.store)
         if existing:
@@ -82,7 +83,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """One plain queue: the target itself, or one of its shards."""
+    """An unsharded queue: the target itself, or one of its shards."""
 
     shard: int | None
     config: ConsumerConfig
@@ -98,19 +99,19 @@ class Queue:
 
 
 async def queues_of(config: ConsumerConfig, *, required: bool = True) -> list[Queue]:
-    """The queue, or all its shards. Raises `NotFound` when there is neither and one is `required`."""
+    """Return the queue, or all its shards. Raises `NotFound` if it is `required` and does not exist."""
     store = open_store(config.store)
-    shards = await read_layout(store, config.manifest_key)
+    shards = await read_shards(store, config)
     plain = _queue(store, config, None)
     exists = (await plain.reader.snapshot()).version is not None
-    if shards is None:
+    if shards.count is None:
         if required and not exists:
             raise NotFound(
                 f"there is no manifest {config.manifest_key} in {store.url}: nothing was produced there, "
                 "or --manifest is needed"
             )
         return [plain]
-    sharded = [_queue(store, shard_config(config, shard), shard) for shard in range(shards)]
+    sharded = [_queue(store, own, shard) for shard, own in shards.configs.items()]
     return [plain, *sharded] if exists else sharded
 
 
@@ -126,7 +127,7 @@ def _queue(store: ObjectStore, config: ConsumerConfig, shard: int | None) -> Que
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Which queue a command is about, as the command line says it."""
+    """The queue as given on the command line."""
 
     store: str | None
     manifest: str | None
@@ -135,7 +136,7 @@ class QueueOptions:
     store_options: tuple[str, ...] = field(repr=False)
 
     def target(self) -> Target:
-        """Join them with the file and the environment. Raises `ConfigError`."""
+        """Merge these options with the file and the environment. Raises `ConfigError`."""
         return Target.of(
             self.store,
             config=self.config,
@@ -155,7 +156,7 @@ queue_options = injected(
         "--config",
         type=click.Path(dir_okay=False),
         metavar="FILE.yaml",
-        help=f"Settings of the queue; {ENVIRONMENT}* variables and flags win over it.",
+        help=f"Settings of the queue; {ENVIRONMENT}* variables and flags override them.",
     ),
     click.option(
         "--store-option",
@@ -164,9 +165,21 @@ queue_options = injected(
         metavar="NAME=VALUE",
         help="A setting of the store, such as endpoint or region; may be repeated.",
     ),
-    json_option,
 )
-"""Hands a command about a queue its `queue`, and `as_json`."""
+"""Gives a command the `queue` it works on."""
+
+
+def queue_command(name: str | None = None) -> Callable[[Command], click.Command]:
+    """Make a coroutine function a command that receives the `target` it works on and its `out`."""
+
+    def decorate(function: Command) -> click.Command:
+        @functools.wraps(function)
+        def with_target(queue: QueueOptions, **given: object) -> object:
+            return asyncio.run(cast("Coroutine[Any, Any, object]", function(target=queue.target(), **given)))
+
+        return command(name)(queue_options(with_target))
+
+    return decorate
 
 
 def _file_layer(path: str | None) -> dict[str, Setting]:
@@ -180,7 +193,7 @@ def _file_layer(path: str | None) -> dict[str, Setting]:
 
 
 def _check_names(settings: dict[str, Setting], where: str) -> None:
-    """A file may hold the settings of producers and consumers together; a name must belong to one."""
+    """Check that each name is a setting of producers or of consumers: a file may hold both."""
     known = {field.name for kind in (ProducerConfig, ConsumerConfig) for field in dataclasses.fields(kind)}
     for name in settings:
         if name not in known | {"object_store"}:
@@ -190,7 +203,7 @@ def _check_names(settings: dict[str, Setting], where: str) -> None:
 def _split_option(option: str) -> tuple[str, str]:
     name, separator, value = option.partition("=")
     if not separator or not name:
-        # Not the option itself: it may be a secret whose name was forgotten.
+        # Do not quote the option: it may be a secret without its name.
         raise click.BadParameter("expected NAME=VALUE", param_hint="'--store-option'")
     return name, value
 

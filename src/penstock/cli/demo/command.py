@@ -1,8 +1,9 @@
-"""`penstock demo`: the whole path on this machine, with kills, then the totals that must balance."""
+"""`penstock demo`: run the whole path on this machine, kill processes, and check that the totals balance."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import print_json
+from penstock.cli.pipelines import audit_document, print_audit
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.ids import SYSTEM_RNG, mint_ulid
@@ -30,20 +33,28 @@ if TYPE_CHECKING:
 
 
 _DAY_MS: Final = 86_400_000
+LINE_EVERY_S: Final = 5.0
 
 
-@click.command()
+@command(json_help="Machine-readable result.")
 @click.option(
-    "--records", type=click.IntRange(min=1000), default=300_000, show_default=True, help="Events altogether."
+    "--records", type=click.IntRange(min=1000), default=300_000, show_default=True, help="Number of events."
 )
-@click.option("--producers", type=click.IntRange(1, 64), default=3, show_default=True, help="Processes.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), default=20.0, show_default=True, help="Time to produce them."
+    "--producers", type=click.IntRange(1, 64), default=3, show_default=True, help="Number of producers."
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Empty or new directory for the files.")
-@click.option("--store", metavar="URL", help="Queue and tables in a folder of this store, not in --data.")
-@click.option("--keep", is_flag=True, help="Leave everything there, to look at.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable result.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=20.0,
+    show_default=True,
+    help="Time over which to produce them.",
+)
+@click.option("--data", type=click.Path(path_type=Path), help="A new or empty directory for the files.")
+@click.option(
+    "--store", metavar="URL", help="Keep queue and tables in a folder of this store, not in --data."
+)
+@click.option("--keep", is_flag=True, help="Keep all files afterwards.")
 def demo(
     records: int,
     producers: int,
@@ -51,14 +62,14 @@ def demo(
     data: Path | None,
     store: str | None,
     keep: bool,
-    as_json: bool,
+    out: Output,
 ) -> int:
-    """Run the whole path on this machine, kill processes in the middle, and balance the books.
+    """Run the whole path on this machine, kill processes on the way, and check that no record is lost.
 
-    Producers store clicks in a queue and write down what was acknowledged. A pipeline (`penstock run`) takes
-    them into Delta tables: rows, totals per page, and dead letters for what does not decode. A producer and
-    the Spark driver are killed with SIGKILL while they work. In the end every acknowledged click must be in
-    the tables exactly once. Exits with 0 only then.
+    Producers store clicks in a queue and write a journal of the acknowledged ones. A pipeline (`penstock
+    run`) moves them into Delta tables: rows, totals per page, and dead letters for records that do not
+    decode. A producer and the Spark driver are killed with SIGKILL while they work. At the end, every
+    acknowledged click must be in the tables exactly once; only then is the exit code 0.
     """
     _require_spark()
     from penstock.cli.demo.run import Plan
@@ -74,17 +85,17 @@ def demo(
     )
     try:
         with _until_stopped():
-            return _run_and_tidy(plan, keep=keep, as_json=as_json)
+            return _run_and_tidy(plan, out, keep=keep)
     except _Terminated:
         click.echo("stopped", err=True)
         return ExitCode.TERMINATED
 
 
-def _run_and_tidy(plan: Plan, *, keep: bool, as_json: bool) -> ExitCode:
-    """What did not balance or failed is kept, to be looked into."""
+def _run_and_tidy(plan: Plan, out: Output, *, keep: bool) -> ExitCode:
+    """Run the demo; keep its files if it fails or does not balance."""
     kept = keep
     try:
-        balanced = _run_and_report(plan, keep=keep, as_json=as_json)
+        balanced = _run_and_report(plan, out, keep=keep)
         kept = keep or not balanced
         return ExitCode.OK if balanced else ExitCode.PROBLEM
     except PenstockError:
@@ -97,16 +108,15 @@ def _run_and_tidy(plan: Plan, *, keep: bool, as_json: bool) -> ExitCode:
             click.echo(f"files kept in {plan.folder}{f' and {plan.store}' if plan.store else ''}", err=True)
 
 
-def _run_and_report(plan: Plan, *, keep: bool, as_json: bool) -> bool:
-    from penstock.cli.demo.report import audit_json, print_audit, print_next, print_totals, read_books
+def _run_and_report(plan: Plan, out: Output, *, keep: bool) -> bool:
+    from penstock.cli.demo.report import audit_of, print_next, print_totals, read_books
     from penstock.cli.demo.run import run_demo
 
     with open_stage() as stage:
         outcome = run_demo(plan, stage)
-    balance = read_books(plan)
-    if as_json:
-        audit = audit_json(plan)
-        balanced = balance.balanced and audit["balanced"] is True
+    balance, audit = read_books(plan), audit_of(plan)
+    balanced = balance.balanced and audit.balanced
+    if out.is_json:
         print_json(
             {
                 "balanced": balanced,
@@ -115,13 +125,14 @@ def _run_and_report(plan: Plan, *, keep: bool, as_json: bool) -> bool:
                 "driver_kills": outcome.last.driver_kills,
                 "interrupted_batches": outcome.interrupted,
                 "seconds": round(outcome.last.elapsed_s, 2),
-                "audit": audit,
+                "audit": audit_document(audit),
             }
         )
         return balanced
     print_totals(balance, outcome)
     click.echo()
-    balanced = print_audit(plan) and balance.balanced
+    click.echo(click.style(f"$ penstock audit {shlex.quote(str(plan.pipeline_file))} --deep", bold=True))
+    print_audit(audit)
     click.echo()
     if balanced:
         verdict = "balanced: every acknowledged event is in the tables exactly once"
@@ -129,12 +140,12 @@ def _run_and_report(plan: Plan, *, keep: bool, as_json: bool) -> bool:
         click.echo()
         print_next(plan, kept=keep)
     else:
-        click.echo(click.style("NOT balanced: the totals above must agree", fg="red", bold=True))
+        click.echo(click.style("NOT balanced: the totals above differ", fg="red", bold=True))
     return balanced
 
 
 def _require_spark() -> None:
-    """Raises `Unsupported`, saying what to install, before anything is started."""
+    """Raise `Unsupported`, which says what to install, before anything is started."""
     import importlib.util
 
     from penstock.spark import check_spark, find_java
@@ -154,12 +165,12 @@ def _local_folder(data: Path | None) -> Path:
 
 
 def _store_folder(store: str) -> str:
-    """A folder in the store that nobody else uses, and that can be removed afterwards."""
+    """Return a new folder in the store, which can be removed afterwards."""
     from penstock.objects import StoreAddress
 
     address = StoreAddress.parse(store)
     if address.scheme == "memory":
-        raise ConfigError("--store: memory:// lives in one process, and the demo has several; use s3://")
+        raise ConfigError("--store: memory:// works in one process only, and the demo has several; use s3://")
     root = os.path.abspath(address.path) if address.scheme == "file" else address.url
     return f"{root.rstrip('/')}/penstock-demo-{mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG).lower()}"
 
@@ -181,7 +192,7 @@ def _remove(plan: Plan) -> None:
 
 
 def _empty(url: str) -> int:
-    """Delete every object of a folder; how many were left."""
+    """Delete every object of a folder; return how many could not be deleted."""
     from penstock.blocking import loop_thread
     from penstock.objects import StoreConfig, open_store
 
@@ -196,14 +207,14 @@ def _empty(url: str) -> int:
 
 
 class _Terminated(BaseException):
-    """Asked to end. No ordinary handler of errors may keep it back."""
+    """Raised at SIGTERM; not an `Exception`, so that error handlers do not catch it."""
 
 
 @contextmanager
 def _until_stopped() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo as a Ctrl-C does, and only the first of them counts.
+    """End the demo at SIGTERM or SIGHUP as at Ctrl-C; ignore further signals.
 
-    A second one would interrupt the ending itself, and leave processes behind.
+    A second signal would interrupt the cleanup and leave processes running.
     """
     caught = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -220,12 +231,9 @@ def _until_stopped() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-LINE_EVERY_S: Final = 5.0
-
-
 @contextmanager
 def open_stage() -> Iterator[Stage]:
-    """A live panel on a terminal, plain lines elsewhere."""
+    """Open a live panel on a terminal, or plain lines elsewhere."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -273,7 +281,7 @@ def _stamped(live: Live, sentence: str) -> str:
 
 
 def panel(live: Live) -> str:
-    """The whole state, a line each."""
+    """Format the state, one line per figure."""
     return (
         f"{live.phase}, {live.elapsed_s:.0f}s\n"
         f"  produced      {live.produced:>10,} events\n"
@@ -287,7 +295,7 @@ def panel(live: Live) -> str:
 
 
 def line(live: Live) -> str:
-    """The same in one line, without the kills: a line was said of each."""
+    """Format the state as one line, without the kills, which have their own lines."""
     return (
         f"{live.elapsed_s:5.1f}s  {live.phase}: produced {live.produced:,}, acknowledged "
         f"{live.acknowledged:,}, delivered {live.delivered:,}, dead {live.dead:,}, backlog "

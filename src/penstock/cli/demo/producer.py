@@ -30,7 +30,7 @@ from penstock.storage import data_modes
 
 BAD_EVERY: Final = 1000
 BAD_AT: Final = 500
-"""Of every `BAD_EVERY` events, the one with this remainder does not decode."""
+"""The remainder, modulo `BAD_EVERY`, of the events that do not decode."""
 DAYS: Final = 3
 COLUMNS: Final = ("producer", "number", "user", "url", "at")
 
@@ -41,15 +41,21 @@ _PAGES: Final = (
 _USERS: Final = 5000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS: Final = 86_400_000
+CHECKSUM_END = 1 << 64
+CALLS_PER_S = 50
+HELD_FROM = 0.75
+"""The share of events after which producers wait for the demo's kills..."""
+HELD_CALL_S = 1.0
+"""...except for a call at this interval, so that there is always one in progress."""
 
 
 def is_bad(number: int) -> bool:
-    """Whether the event of this number is one that does not decode."""
+    """Return whether the event with this number does not decode."""
     return number % BAD_EVERY == BAD_AT
 
 
 def event(producer: int, number: int, end: int, since_ms: int) -> bytes:
-    """Event `number` of the `end` that a producer has; they are spread over `DAYS` days from `since_ms`."""
+    """Return event `number` of a producer's `end` events, spread over `DAYS` days from `since_ms`."""
     draw = (number * 2_654_435_761 + producer * 40_503) & 0xFFFF_FFFF
     # The smaller of two draws: some pages are far more popular than others.
     page = _PAGES[min((draw >> 8) % len(_PAGES), (draw >> 16) % len(_PAGES))]
@@ -63,7 +69,7 @@ def event(producer: int, number: int, end: int, since_ms: int) -> bytes:
 
 
 def _bad_event(producer: int, number: int, user: int, page: bytes, moment: bytes) -> bytes:
-    """Cut short, of a wrong type, or without a field. Who made it can be told from each of them."""
+    """Return a bad event: truncated, of a wrong type, or without a field, but with its producer."""
     head = b'{"producer":%d,"number":%d,' % (producer, number)
     kind = number // BAD_EVERY % 3
     if kind == 0:
@@ -74,7 +80,7 @@ def _bad_event(producer: int, number: int, user: int, page: bytes, moment: bytes
 
 
 def rebuild(rows: pa.Table) -> pa.ChunkedArray:
-    """The bytes of every event, from the columns `COLUMNS` of a table."""
+    """Return the bytes of every event, from the columns `COLUMNS` of a table."""
     moment = rows.column("at").cast(pa.timestamp("ms", "UTC"))
     return pc.binary_join_element_wise(
         '{"producer":',
@@ -93,11 +99,8 @@ def rebuild(rows: pa.Table) -> pa.ChunkedArray:
     ).cast(pa.binary())
 
 
-CHECKSUM_END = 1 << 64
-
-
 def checksum_of(record: bytes) -> int:
-    """The checksum of one record; those of many are added up modulo 2^64."""
+    """Return the checksum of one record; sums are modulo 2^64."""
     return int(xxhash.xxh3_64_intdigest(record))
 
 
@@ -127,22 +130,22 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """A producer's journal, read back."""
+    """The contents of a producer's journal."""
 
     offered_end: int
-    """No record of this number or above was ever offered."""
+    """The number after the last offered record."""
     acked: Sums
     intervals: tuple[tuple[int, int], ...]
-    """Acknowledged numbers as half-open ranges, ascending and apart."""
+    """Acknowledged numbers as half-open ranges, ascending and disjoint."""
 
 
 def read_journal(path: Path) -> Journal:
-    """The journal at `path`; one that does not exist yet is empty."""
+    """Read the journal at `path`; one that does not exist yet is empty."""
     return JournalReader(path).read()
 
 
 class JournalReader:
-    """Follows a journal: each look reads only what was added since the last."""
+    """Follows a journal: each call reads only new lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +155,7 @@ class JournalReader:
         self._ranges: list[tuple[int, int]] = []
 
     def read(self) -> Journal:
-        """The journal now; a line that is not finished yet is left for the next look."""
+        """Return the current journal, without an incomplete last line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
@@ -187,7 +190,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class JournalWriter:
-    """Appends lines; each is one write."""
+    """Appends lines, each in one write."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -204,13 +207,6 @@ class JournalWriter:
         os.close(self._file)
 
 
-CALLS_PER_S = 50
-HELD_FROM = 0.75
-"""What comes after this part of the events waits until the demo has done its kills..."""
-HELD_CALL_S = 1.0
-"""...but for a call now and then, so that there is always something under way."""
-
-
 @click.command()
 @click.option("--store", required=True)
 @click.option("--journal", type=click.Path(path_type=Path), required=True)
@@ -222,7 +218,7 @@ HELD_CALL_S = 1.0
 def produce_events(
     store: str, journal: Path, release: Path, producer: int, records: int, rate: float, since_ms: int
 ) -> None:
-    """Not for people: `penstock demo` starts these. Journals what is offered and what is acknowledged."""
+    """Produce events for `penstock demo`, with a journal of offered and acknowledged records."""
     asyncio.run(_produce(store, journal, release, producer, records, rate, since_ms))
 
 

@@ -1,16 +1,12 @@
-"""The demo's totals: what was acknowledged, what the tables hold, and how both are printed."""
+"""The demo's totals: compares the producers' journals with the tables, and prints the result."""
 
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
 
-import click
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +14,7 @@ import pyarrow.compute as pc
 from penstock.cli.demo.producer import BAD_AT, BAD_EVERY, COLUMNS, Journal, Sums, checksum_of, rebuild
 from penstock.cli.demo.run import ROWS, TOTALS, DemoFailed, Outcome, Plan
 from penstock.cli.output import print_pairs, print_table
+from penstock.spark import AuditReport, audit_pipeline, load_delta, load_spec, read_letters, table_of
 from penstock.units import format_duration, format_size
 
 Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -26,12 +23,12 @@ Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _MADE_BY: Final = r'^\{"producer":(?P<producer>\d{1,6}),"number":(?P<number>\d{1,12}),'
 _NUMBERS: Final = 10**12
-"""More than any producer has."""
+"""More records than any producer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Records by who made them, with size and checksum. Producer -1: nobody of the demo."""
+    """Records by producer, with size and checksum. Producer -1 is unknown."""
 
     producer: Numbers
     number: Numbers
@@ -40,7 +37,7 @@ class Records:
 
     @classmethod
     def of(cls, values: pa.ChunkedArray) -> Records:
-        """From their bytes."""
+        """Parse records from their bytes."""
         made = pc.struct_field(pc.extract_regex(values, _MADE_BY), [0])
         number = pc.struct_field(pc.extract_regex(values, _MADE_BY), [1])
         raw = [value or b"" for value in values.to_pylist()]
@@ -68,7 +65,7 @@ class Records:
 
     @property
     def bad(self) -> Flags:
-        """Those that were made so that they do not decode."""
+        """The records that were produced so that they do not decode."""
         flags: Flags = self.number % BAD_EVERY == BAD_AT
         return flags
 
@@ -86,20 +83,23 @@ def _integers(texts: pa.ChunkedArray) -> Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """The books of one run."""
+class JournalBalance:
+    """The balance of the producers' journals against the tables.
+
+    It uses nothing of the pipeline's ledger, which `penstock audit` checks.
+    """
 
     produced: int
     acknowledged: Sums
     stored: Sums
-    """Of the acknowledged records, those in the tables: rows and dead letters."""
+    """The acknowledged records in the tables: rows and dead letters."""
     rows: int
     letters: int
     unacknowledged: int
-    """Stored, but their producer was killed before it got the acknowledgement."""
+    """Stored records whose producer was killed before it got the acknowledgement."""
     duplicates: int
     foreign: int
-    """Stored, but nobody produced them."""
+    """Stored records that were never produced."""
     misplaced: int
     """Bad records among the rows, good ones among the dead letters."""
     clicks: int
@@ -107,7 +107,7 @@ class Balance:
 
     @property
     def balanced(self) -> bool:
-        """Every acknowledged record is stored exactly once, unchanged, and counted once in the totals."""
+        """Whether every acknowledged record is stored exactly once, unchanged, and counted once."""
         return (
             self.acknowledged == self.stored
             and self.duplicates == self.foreign == self.misplaced == 0
@@ -123,15 +123,17 @@ class Balance:
         return {**asdict(self), "in_flight_when_killed": self.never_durable}
 
 
-def close_books(journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int) -> Balance:
-    """Sort every stored record by what its producer's journal says of it."""
+def close_books(
+    journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int
+) -> JournalBalance:
+    """Compare every stored record with the journal of its producer."""
     stored = rows + letters
     offered, acked = np.zeros(len(stored), np.bool_), np.zeros(len(stored), np.bool_)
     for producer, journal in journals.items():
         mine = stored.producer == producer
         offered |= mine & (stored.number < journal.offered_end)
         acked |= mine & _within(stored.number, journal.intervals)
-    return Balance(
+    return JournalBalance(
         produced=sum(journal.offered_end for journal in journals.values()),
         acknowledged=sum((journal.acked for journal in journals.values()), Sums()),
         stored=stored.sums(acked),
@@ -146,18 +148,14 @@ def close_books(journals: Mapping[int, Journal], rows: Records, letters: Records
 
 
 def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
-    """Which numbers are in one of the half-open ranges, which are ascending and apart."""
+    """Return which numbers are in one of the half-open ranges, which are ascending and disjoint."""
     edges = np.array(intervals, np.int64).reshape(-1)
     flags: Flags = np.searchsorted(edges, numbers, side="right") % 2 == 1
     return flags
 
 
-def read_books(plan: Plan) -> Balance:
-    """The tables against the journals. Raises `DemoFailed` when there is no table."""
-    import pyarrow.compute as pc
-
-    from penstock.spark import load_delta, load_spec, read_letters, table_of
-
+def read_books(plan: Plan) -> JournalBalance:
+    """Compare the tables with the journals. Raises `DemoFailed` if a table is missing."""
     spec = load_spec(plan.pipeline_file)
     tables = {name: table_of(sink) for name, sink in spec.outputs.items()}
     rows, totals = (load_delta(table) for name in (ROWS, TOTALS) if (table := tables[name]) is not None)
@@ -172,7 +170,7 @@ def read_books(plan: Plan) -> Balance:
     )
 
 
-def print_totals(balance: Balance, outcome: Outcome) -> None:
+def print_totals(balance: JournalBalance, outcome: Outcome) -> None:
     rows = [
         ("acknowledged to producers", *_cells(balance.acknowledged)),
         ("of these, in the tables", *_cells(balance.stored)),
@@ -205,7 +203,7 @@ def _driver_kill(outcome: Outcome) -> str:
     return f"the Spark driver in micro-batch {outcome.interrupted[0]}, {moment}; it was run again"
 
 
-def _producer_kill(balance: Balance, outcome: Outcome) -> str:
+def _producer_kill(balance: JournalBalance, outcome: Outcome) -> str:
     if not outcome.last.producer_kills:
         return "no producer: it had ended before"
     return (
@@ -214,34 +212,18 @@ def _producer_kill(balance: Balance, outcome: Outcome) -> str:
     )
 
 
-def _speed(balance: Balance, outcome: Outcome) -> str:
+def _speed(balance: JournalBalance, outcome: Outcome) -> str:
     size = format_size(balance.acknowledged.size_bytes)
     return f"{size} in {format_duration(outcome.last.elapsed_s)}, with two starts of Spark"
 
 
-def _audit_command(plan: Plan, *options: str) -> list[str]:
-    return [sys.executable, "-m", "penstock.cli", "audit", str(plan.pipeline_file), "--deep", *options]
-
-
-def print_audit(plan: Plan) -> bool:
-    """`penstock audit --deep` as people run it; true when it balances."""
-    click.echo(click.style(f"$ penstock audit {shlex.quote(str(plan.pipeline_file))} --deep", bold=True))
-    return subprocess.run(_audit_command(plan), check=False).returncode == 0
-
-
-def audit_json(plan: Plan) -> dict[str, object]:
-    """The same for programs. Raises `DemoFailed` when it has no answer."""
-    run = subprocess.run(_audit_command(plan, "--json"), stdout=subprocess.PIPE, check=False)
-    try:
-        return msgspec.json.decode(run.stdout, type=dict[str, object])
-    except msgspec.DecodeError:
-        code = run.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise DemoFailed(f"the audit {how} and gave no answer") from None
+def audit_of(plan: Plan) -> AuditReport:
+    """Audit the pipeline record by record, as `penstock audit --deep` does."""
+    return audit_pipeline(load_spec(plan.pipeline_file), sink=None, deep=True)
 
 
 def print_next(plan: Plan, *, kept: bool) -> None:
-    """Commands to go on with; for a run that leaves nothing, those of one that would."""
+    """Print commands to try next; if no file is kept, those for a run that keeps them."""
     if kept:
         file, queue, table = str(plan.pipeline_file), plan.queue, plan.table(TOTALS)
     else:

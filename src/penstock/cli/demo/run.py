@@ -1,4 +1,4 @@
-"""The demo itself: starts the processes, kills two of them, and watches until everything is delivered."""
+"""Runs the demo: starts the processes, kills two of them, and waits until everything is delivered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Final, Protocol
 
+from penstock.child_process import ChildProcess, Exit
 from penstock.cli.demo.producer import Journal, JournalReader, read_journal
 from penstock.errors import PenstockError
 from penstock.spark import (
@@ -32,21 +32,32 @@ from penstock.storage import OsFileSystem, data_modes
 
 ROWS: Final = "clicks"
 TOTALS: Final = "clicks_per_page"
+_LEAVING_S: Final = 10.0
+_QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options for a short-lived Java: a fast start matters more than throughput."""
+_STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
+LOOK_EVERY_S: Final = 0.2
+STANDSTILL_S: Final = 600.0
+"""Longer than Spark needs to start on a slow machine."""
+KILL_PRODUCER_AT: Final = 0.2
+KILL_DRIVER_PATIENCE_S: Final = 15.0
+"""How long to wait, after the first micro-batch, for the worst moment to kill the driver."""
+VICTIM: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run of the demo."""
+    """The settings of one run of the demo."""
 
     folder: Path
-    """Journals, logs, the pipeline's file, its checkpoint and ledger; without `store` everything."""
+    """Journals, logs, the pipeline's file, checkpoint and ledger; without `store`, queue and tables too."""
     store: str | None
-    """The address of a folder for the queue and the tables, which nobody else uses."""
+    """The address of an unused folder for the queue and the tables."""
     producers: int
     records: int
     """Events per producer."""
     seconds: float
-    """Over which they are spread."""
+    """The time over which they are spread."""
     since_ms: int
     """The time of the first event."""
 
@@ -68,7 +79,7 @@ class Plan:
 
     @property
     def release(self) -> Path:
-        """Until this file exists the producers keep something back: the kills shall find them busy."""
+        """Until this file exists, producers hold back events, so that they are busy during the kills."""
         return self.folder / "release"
 
     def log(self, name: str) -> Path:
@@ -78,7 +89,7 @@ class Plan:
         return self.folder / f"producer-{producer}.journal"
 
     def journals(self) -> dict[int, Journal]:
-        """Every producer's journal, read in full."""
+        """Read every producer's journal."""
         return {producer: read_journal(self.journal(producer)) for producer in range(self.producers)}
 
 
@@ -119,7 +130,7 @@ spark: {spark.master: "local[2]"}
 
 
 def pipeline_text(plan: Plan) -> str:
-    """The pipeline as YAML. Without a store its paths are relative, so that the folder can be moved."""
+    """Return the pipeline as YAML. Without a store, paths are relative, so that the folder can be moved."""
     queue, tables = ("queue", "tables") if plan.store is None else (plan.queue, f"{plan.store}/tables")
     return Template(_PIPELINE).substitute(
         queue=json.dumps(queue),
@@ -131,14 +142,8 @@ def pipeline_text(plan: Plan) -> str:
     )
 
 
-_LEAVING_S: Final = 10.0
-_QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java that lives a minute: quick to start rather than quick in the long run."""
-_STOPPED: Final = (0, 128 + signal.SIGTERM)
-
-
 class DemoFailed(PenstockError):
-    """A process of the demo ended by itself, or nothing moved any more."""
+    """A process of the demo ended unexpectedly, or the demo makes no progress."""
 
 
 class Processes:
@@ -146,14 +151,14 @@ class Processes:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._producers: dict[int, subprocess.Popen[bytes]] = {}
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._producers: dict[int, ChildProcess] = {}
+        self._driver: ChildProcess | None = None
         self._sessions: list[int] = []
         self.producer_kills = 0
         self.driver_kills = 0
 
     def start_producer(self, number: int) -> None:
-        """Start it, or start it again where its journal ends."""
+        """Start a producer; a restarted one continues at the end of its journal."""
         plan = self._plan
         arguments = ["penstock.cli.demo.producer", "--store", plan.queue, "--producer", str(number)]
         arguments += ["--journal", str(plan.journal(number)), "--release", str(plan.release)]
@@ -162,70 +167,70 @@ class Processes:
         self._producers[number] = self._start(f"producer-{number}", arguments)
 
     def start_driver(self) -> None:
-        """`penstock run`: the same command that people use."""
+        """Start `penstock run`, as users do."""
         arguments = ["penstock.cli", "run", str(self._plan.pipeline_file), "--conf", _QUICK_JAVA]
         self._driver = self._start("run", arguments)
 
-    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, arguments: list[str]) -> ChildProcess:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with open(data_modes().new_file(str(self._plan.log(name)), flags), "ab") as log:
-            started = subprocess.Popen(
+            started = ChildProcess.start(
                 [sys.executable, "-m", *arguments],
-                stdin=subprocess.DEVNULL,
+                environment={**os.environ, "SPARK_LOCAL_DIRS": str(self._plan.folder / "spark")},
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "SPARK_LOCAL_DIRS": str(self._plan.folder / "spark")},
-                start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
             )
         self._sessions.append(started.pid)
         return started
 
     def kill_producer(self, number: int) -> bool:
-        """SIGKILL, unless it has ended."""
+        """Kill a producer; return false if it has already ended."""
         if self._producers[number].poll() is not None:
             return False
-        _kill_group(self._producers[number])
+        self._producers[number].kill()
+        self._producers[number].wait()
         self.producer_kills += 1
         return True
 
     def kill_driver(self) -> None:
-        """SIGKILL to the whole process group: the driver, and the Java it has started."""
+        """Kill the driver and its process group, which the Java that it started belongs to."""
         assert self._driver is not None
-        _kill_group(self._driver)
+        self._driver.kill()
+        self._driver.wait()
         self.driver_kills += 1
 
     def stop_driver(self) -> None:
-        """Ask it to stop, as a service manager would."""
+        """Ask the driver to stop, as a service manager would."""
         assert self._driver is not None
-        self._driver.send_signal(signal.SIGTERM)
+        self._driver.terminate()
 
     @property
     def driver_stopped(self) -> bool:
-        """Whether it has ended as it should when it is asked to stop. Raises `DemoFailed` if otherwise."""
+        """Whether the driver has stopped as requested. Raises `DemoFailed` if it ended in another way."""
         assert self._driver is not None
-        code = self._driver.poll()
-        if code not in (None, *_STOPPED):
-            raise _failed("the pipeline", code, self._plan.log("run"))
-        return code is not None
+        ended = self._driver.poll()
+        if ended is not None and ended not in _STOPPED:
+            raise failure_of("the pipeline", ended, self._plan.log("run"))
+        return ended is not None
 
     @property
     def producing(self) -> bool:
         return any(process.poll() is None for process in self._producers.values())
 
     def check(self) -> None:
-        """Raises `DemoFailed` if a process ended that should not have."""
+        """Raise `DemoFailed` if a process has ended unexpectedly."""
         for number, process in self._producers.items():
-            code = process.poll()
-            if code not in (None, 0):
-                raise _failed(f"producer {number}", code, self._plan.log(f"producer-{number}"))
-        if self._driver is not None and self._driver.poll() is not None:
-            raise _failed("the pipeline", self._driver.returncode, self._plan.log("run"))
+            ended = process.poll()
+            if ended is not None and ended.code != 0:
+                raise failure_of(f"producer {number}", ended, self._plan.log(f"producer-{number}"))
+        if self._driver is not None and (ended := self._driver.poll()) is not None:
+            raise failure_of("the pipeline", ended, self._plan.log("run"))
 
     def end(self) -> None:
-        """End everything that is left, Spark's Python workers included, which have a group of their own."""
+        """Kill every remaining process, including Spark's Python workers, which have their own group."""
         for process in [*self._producers.values(), *([self._driver] if self._driver else [])]:
-            if process.poll() is None:
-                _kill_group(process)
+            process.kill()
+            process.wait()
         deadline = time.monotonic() + _LEAVING_S
         while (left := session_members(self._sessions)) and time.monotonic() < deadline:
             for pid in left:
@@ -234,22 +239,18 @@ class Processes:
             time.sleep(0.05)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _failed(name: str, code: int | None, log: Path) -> DemoFailed:
-    if code is not None and code < 0:
-        return DemoFailed(f"{name} was killed by signal {-code}; its log is {log}")
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
-    return DemoFailed(f"{name} ended with code {code}{f': {told[-1]}' if told else ''}; its log is {log}")
+def failure_of(name: str, ended: Exit, log: Path) -> DemoFailed:
+    """Return the error for a process that ended, with the last error in its log unless it was killed."""
+    reason = ""
+    if ended.signal is None:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
+        reason = f": {errors[-1]}" if errors else ""
+    return DemoFailed(f"{name} {ended.reason}{reason}; its log is {log}")
 
 
 def session_members(sessions: list[int]) -> list[int]:
-    """The processes of these sessions that still run; none where the system does not tell (no /proc)."""
+    """Return the running processes of these sessions; none on systems without /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -271,18 +272,9 @@ def started_processes(plan: Plan) -> Iterator[Processes]:
         processes.end()
 
 
-LOOK_EVERY_S: Final = 0.2
-STANDSTILL_S: Final = 600.0
-"""Longer than Spark needs to start on a slow machine."""
-KILL_PRODUCER_AT: Final = 0.2
-KILL_DRIVER_PATIENCE_S: Final = 15.0
-"""How long to wait, from the first micro-batch on, for the worst moment to kill the driver."""
-VICTIM: Final = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What the display shows."""
+    """The state that the display shows."""
 
     phase: str
     elapsed_s: float
@@ -297,35 +289,35 @@ class Live:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """What changes as long as anything moves."""
+        """Figures that change as long as the demo makes progress."""
         return (self.produced, self.acknowledged, self.delivered, self.dead, self.driver_kills)
 
 
 class Stage(Protocol):
-    """Where people watch."""
+    """The display of the demo."""
 
     def show(self, live: Live) -> None:
-        """The state now. Cheap to call often."""
+        """Show the state. Cheap to call often."""
         ...
 
     def say(self, live: Live, sentence: str) -> None:
-        """Something that stays to be read."""
+        """Print a message that stays visible."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a finished run went."""
+    """The result of a finished run."""
 
     last: Live
     interrupted: tuple[int, ...]
-    """Micro-batches that were under way when the driver was killed."""
+    """Micro-batches that were running when the driver was killed."""
     half_stored: bool
-    """Whether one of them had its rows stored already, but not its totals or its books."""
+    """Whether one of them had stored its rows, but not its totals or its ledger line."""
 
 
 def run_demo(plan: Plan, stage: Stage) -> Outcome:
-    """From the first event to a stopped pipeline that has nothing left to do. Raises `DemoFailed`."""
+    """Run the demo until everything is delivered and the pipeline has stopped. Raises `DemoFailed`."""
     OsFileSystem().make_dirs(os.path.abspath(plan.folder))
     plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
     with started_processes(plan) as processes:
@@ -387,7 +379,7 @@ class _Story:
         return bool(self._processes.driver_kills) and not self._processes.producing
 
     def _try_to_kill_producer(self) -> None:
-        """In the middle of its work: with records that are offered and not yet acknowledged."""
+        """Kill the producer while it has offered records that are not acknowledged yet."""
         if not self._journals:
             return
         journal = self._journals[VICTIM]
@@ -399,7 +391,7 @@ class _Story:
             self._processes.start_producer(VICTIM)
 
     def _try_to_kill_driver(self) -> None:
-        """At the worst moment: a micro-batch has stored its rows, and neither its totals nor its books."""
+        """Kill the driver at the worst moment: a micro-batch has stored its rows, but not its totals."""
         if not self._lines:
             return
         query = self._checkpoint.query_id or ""
@@ -410,7 +402,7 @@ class _Story:
         if not half_stored and self._processes.producing and waited_s < KILL_DRIVER_PATIENCE_S:
             return
         self._processes.kill_driver()
-        # Looked at again: until the kill it may have gone on.
+        # Read again: it may have made progress before the kill.
         under_way = set(self._checkpoint.planned()) - set(self._checkpoint.done())
         lines = {line.batch for line in self._ledger.lines(query)}
         self._interrupted = tuple(sorted(under_way))

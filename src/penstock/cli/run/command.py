@@ -1,4 +1,4 @@
-"""`penstock run`: a pipeline in the foreground, until it is asked to stop; `--check` only checks it."""
+"""`penstock run`: run a pipeline in the foreground until it is stopped, or only check it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Check, Status, print_check, print_json
 from penstock.cli.pipeline_file import PipelineFile, SparkOptions, pipeline_argument, session_options
@@ -19,32 +20,31 @@ from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from penstock.cli.run.session import CommandSession
-    from penstock.spark import CheckFinding, PipelineSpec
+    from penstock.spark import CheckResult, PipelineSpec
+
+_WIDTH = 16
 
 
-@click.command()
-@pipeline_argument
-@session_options
-@click.option("--once", is_flag=True, help="Deliver what is there now, then end.")
-@click.option("--check", is_flag=True, help="Check everything, run and create nothing.")
+@command(json_help="Print events as JSON on standard output, one per line.")
+@click.option("--once", is_flag=True, help="Deliver the records that exist now, then end.")
+@click.option("--check", is_flag=True, help="Only check the pipeline; run and create nothing.")
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="How often in a row to start again after a fault that may pass.",
+    help="How often in a row to restart after a transient failure.",
 )
 @click.option(
     "--stop-timeout",
     default="60s",
     show_default=True,
     metavar="DURATION",
-    help="How long a stop waits for the micro-batch that is running.",
+    help="How long a stop waits for the running micro-batch.",
 )
-@click.option("--verbose", is_flag=True, help="Show Spark's log and where errors come from.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line and event, on standard output."
-)
+@click.option("--verbose", is_flag=True, help="Show Spark's log and the cause of errors.")
+@pipeline_argument
+@session_options
 def run(
     pipeline: PipelineFile,
     spark: SparkOptions,
@@ -53,13 +53,13 @@ def run(
     restarts: int,
     stop_timeout: str,
     verbose: bool,
-    as_json: bool,
+    out: Output,
 ) -> int:
-    """Run the pipeline in PIPELINE.yaml: records from its queue into its tables, each once.
+    """Run the pipeline in PIPELINE.yaml: it moves records from its queue into its tables, each record once.
 
-    Ctrl-C or SIGTERM lets the micro-batch that is running finish; a second one leaves at once, and so may
-    SIGKILL at any time: what was under way is run again at the next start, and arrives once. The file is
-    checked before Spark starts.
+    Ctrl-C or SIGTERM lets the running micro-batch finish; a second one stops immediately. After that, or
+    after SIGKILL, the next start repeats the unfinished micro-batch, and its records still arrive once. The
+    file is checked before Spark starts.
     """
     spark.check()
     stop_timeout_s = parse_duration(stop_timeout)
@@ -79,7 +79,7 @@ def run(
         verbose=verbose,
     )
     if check:
-        return report_checks(spec, sessions, as_json=as_json)
+        return report_checks(spec, sessions, out)
 
     from penstock.cli.run.display import choose_display
     from penstock.cli.run.supervisor import Supervisor, cause_of
@@ -87,7 +87,7 @@ def run(
 
     signals = StopSignals()
     try:
-        with signals, choose_display(as_json) as display:
+        with signals, choose_display(out.is_json) as display:
             supervisor = Supervisor(
                 Pipeline(spec),
                 sessions,
@@ -102,7 +102,7 @@ def run(
         click.echo(str(leaving), err=True)
         sys.stdout.flush()
         end_children()
-        # Nothing of Spark is waited for.
+        # Do not wait for Spark.
         os._exit(signals.exit_code)
     except PenstockError as error:
         if verbose:
@@ -113,7 +113,7 @@ def run(
 
 
 def _set_up_logging(verbose: bool) -> None:
-    """Our own warnings, without what the bridge to Java logs under no name; with `verbose` everything."""
+    """Show only warnings of `penstock`, not those of the bridge to Java; with `verbose`, show everything."""
     if verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         return
@@ -124,30 +124,27 @@ def _set_up_logging(verbose: bool) -> None:
     logging.basicConfig(handlers=[handler])
 
 
-_WIDTH = 16
-
-
-def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool) -> int:
-    """Print every finding as it is made. 1 if any is in the way."""
+def report_checks(spec: PipelineSpec, sessions: CommandSession, out: Output) -> int:
+    """Print every finding as soon as it is made; return 1 if a check fails."""
     from penstock.spark import check_pipeline
 
     checks: list[Check] = []
     try:
         for finding in check_pipeline(spec, sessions.open, own_java=sessions.starts_java):
             checks.append(_check(finding))
-            if not as_json:
+            if not out.is_json:
                 print_check(checks[-1], _WIDTH)
                 if checks[-1].name == "java":
                     click.echo("starting Spark", err=True)
     finally:
         sessions.close()
     failed = sum(check.status is Status.FAIL for check in checks)
-    if as_json:
+    if out.is_json:
         print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
     elif not failed:
         click.echo(click.style(f"{spec.name} is ready to run", fg="green"))
     return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
-def _check(finding: CheckFinding) -> Check:
+def _check(finding: CheckResult) -> Check:
     return Check(status=Status(finding.status), name=finding.name, text=finding.text, advice=finding.advice)

@@ -1,4 +1,4 @@
-"""A running pipeline for people (standard error) and for programs (JSON lines on standard output)."""
+"""Displays of a running pipeline: for people on standard error, for programs as JSON on standard output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 WINDOW_S = 10.0
+LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Records since this command started, and what became of them."""
+    """Counts of records since this command started."""
 
     batches: int = 0
     read: int = 0
@@ -41,7 +42,7 @@ class Totals:
     last: BatchLine | None = None
 
     def plus(self, line: BatchLine) -> Totals:
-        """With one more micro-batch. One that was run again takes the place of its first run."""
+        """Return the totals with one more micro-batch. A repeated one replaces its first run."""
         again = self.last if self.last is not None and self.last.batch == line.batch else None
         rows = dict(self.rows)
         for name, count in line.rows.items():
@@ -68,14 +69,14 @@ class Totals:
 
 
 class Rate:
-    """How fast a count rises, over the last seconds."""
+    """The rate of a count over the last seconds."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._seen: deque[tuple[float, int]] = deque()
 
     def at(self, now_s: float, count: int) -> float:
-        """The rate now, 0 while there is nothing to compare with."""
+        """Return the current rate, 0 before there are two values."""
         self._seen.append((now_s, count))
         while len(self._seen) > 2 and self._seen[1][0] <= now_s - self._window_s:
             self._seen.popleft()
@@ -85,7 +86,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that a display shows at one moment."""
+    """The state that a display shows."""
 
     name: str
     phase: str
@@ -111,11 +112,8 @@ class View:
         }
 
 
-LINE_EVERY_S = 5.0
-
-
 class Display(Protocol):
-    """Where a run is shown. Used as a context manager, from one thread."""
+    """A display of a run: a context manager, used from one thread."""
 
     def __enter__(self) -> Display: ...
 
@@ -124,11 +122,11 @@ class Display(Protocol):
     ) -> None: ...
 
     def show(self, view: View) -> None:
-        """The state now. Cheap to call often."""
+        """Show the state. Cheap to call often."""
         ...
 
     def batch(self, done: BatchLine) -> None:
-        """A micro-batch is done."""
+        """Show a finished micro-batch."""
         ...
 
     def say(self, event: str, sentence: str, view: View) -> None:
@@ -146,7 +144,7 @@ def choose_display(as_json: bool) -> Display:
 
 
 def panel(view: View) -> str:
-    """The whole state, a line each."""
+    """Format the state, one line per figure."""
     totals, status = view.totals, view.status
     rows = [
         f"{view.name}: {view.phase}, {format_duration(view.elapsed_s)}",
@@ -164,7 +162,7 @@ def panel(view: View) -> str:
 
 
 def line(view: View) -> str:
-    """The same in one line, for logs."""
+    """Format the state as one line, for logs."""
     status, totals = view.status, view.totals
     parts = [
         f"{view.phase}, micro-batch {_batch(view)}",
@@ -207,7 +205,7 @@ def _lag(lag_s: float | None) -> str:
 
 
 def batch_event(done: BatchLine) -> dict[str, object]:
-    """A finished micro-batch for programs."""
+    """Return a finished micro-batch for programs."""
     return {
         "batch": done.batch,
         "start": {str(shard): place for shard, place in done.start.items()},
@@ -223,19 +221,19 @@ def batch_event(done: BatchLine) -> dict[str, object]:
 
 
 class _Shown:
-    """What the displays share."""
+    """The base of the displays."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to take down."""
+        """Do nothing: there is nothing to clean up."""
 
     def batch(self, done: BatchLine) -> None:
         """Show nothing: people see the totals."""
 
 
 class JsonLines(_Shown):
-    """One object per line and event, flushed, so that a reader sees it at once."""
+    """Prints each event as a JSON object on its own line, and flushes it."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()
@@ -260,7 +258,7 @@ class JsonLines(_Shown):
 
 
 class PlainLines(_Shown):
-    """Without a terminal: a line now and then."""
+    """Prints a line now and then, without a terminal."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()
@@ -279,7 +277,7 @@ class PlainLines(_Shown):
 
 
 class Screen(_Shown):
-    """On a terminal: the state, kept current; what happened scrolls by above it."""
+    """Shows the current state on a terminal; events scroll above it."""
 
     def __init__(self) -> None:
         self._console: Console | None = None

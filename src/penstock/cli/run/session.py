@@ -1,4 +1,4 @@
-"""The Spark session of a command: started quietly, and again if its Java has died."""
+"""The Spark session of a command: started without log output, and restarted if its Java has died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError
 from penstock.spark import Ending, build_session, explain, forget_java, java_ending
-from penstock.up import NoiseFilter
+from penstock.up import SparkTraceFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DYING_S: Final = 10.0
-"""How long a Java that is lost is waited for: one that was asked to stop runs its hooks first."""
-_NOISY: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""How long to wait for a lost Java to end: after SIGTERM it runs its hooks first."""
+_QUIETED: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_STANDARD_ERROR: Final = 2
 
 
 class CommandSession:
@@ -47,11 +48,11 @@ class CommandSession:
 
     @property
     def starts_java(self) -> bool:
-        """Whether opening it starts a Java of its own."""
+        """Whether opening the session starts Java."""
         return self._remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ
 
     def open(self) -> SparkSession:
-        """Raises `PenstockError` where it is known what stands in the way."""
+        """Return the session; start it if there is none. Raises `PenstockError` for known problems."""
         from pyspark.sql import SparkSession
 
         if self._session is not None:
@@ -60,8 +61,8 @@ class CommandSession:
             self._forget()
         self._owned = SparkSession.getActiveSession() is None
         if self._owned and not self._verbose:
-            # Spark and its bridge print every failure with two stacks; what matters comes back as an error.
-            for name in _NOISY:
+            # Spark and its bridge print every failure with two stacks; the error is reported anyway.
+            for name in _QUIETED:
                 logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             self._session = build_session(
@@ -69,7 +70,7 @@ class CommandSession:
                 master=self._master,
                 remote=self._remote,
                 conf=self._conf,
-                java_output=None if self._verbose else JavaNoise().hear,
+                java_output=None if self._verbose else JavaOutput().hear,
             )
         except PenstockError:
             raise
@@ -84,11 +85,11 @@ class CommandSession:
         return self._session is not None and not _is_alive(self._session)
 
     def java_ending(self) -> Ending | None:
-        """How the Java of a lost session has ended. None if it runs, or another process started it."""
+        """Return how the Java of a lost session ended. None if it runs, or another process started it."""
         return java_ending(_DYING_S) if self._remote is None and self.is_lost() else None
 
     def close(self) -> None:
-        """Ends what was started here; one that has died already is no trouble."""
+        """Stop the session if it was started here, even if it has died."""
         if self._session is not None and self._owned:
             if self._remote is None:
                 _end_workers()
@@ -97,7 +98,7 @@ class CommandSession:
         self._session = None
 
     def _forget(self) -> None:
-        """Drop a session that is lost, so that another one can be started."""
+        """Drop a lost session, so that another one can be started."""
         session, self._session = self._session, None
         if self._remote is None:
             forget_java(session)
@@ -107,9 +108,9 @@ class CommandSession:
 
 
 def end_children() -> None:
-    """Tell the processes that this one has started to end; where the system does not list them, nothing.
+    """Terminate the child processes of this one, where the system lists them.
 
-    A Java that notices only by itself that nobody waits for it any more complains about that at length.
+    Otherwise Java would notice that its parent is gone, and print a long error.
     """
     for child in _children("self"):
         with contextlib.suppress(OSError):
@@ -119,17 +120,17 @@ def end_children() -> None:
 def _end_workers() -> None:
     """End Spark's idle Python workers on this machine, before Java closes their sockets under them.
 
-    Each would meet that as a broken pipe, and print its stack, unless its daemon is quicker to end it.
+    Otherwise each worker might print the traceback of a broken pipe.
     """
     for java in _children("self"):
         for daemon in _children(str(java)):
             with contextlib.suppress(OSError):
                 if b"pyspark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0"):
-                    os.killpg(daemon, signal.SIGTERM)  # its group are its workers
+                    os.killpg(daemon, signal.SIGTERM)  # its workers are its group
 
 
 def _children(process: str) -> list[int]:
-    """Of all its threads; none where the system does not list them."""
+    """Return the children of all threads; none where the system does not list them."""
     found: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError, ValueError):
@@ -142,12 +143,12 @@ def _is_classic(session: SparkSession) -> bool:
 
 
 def _silence(session: SparkSession) -> None:
-    """All of Java's loggers: `setLogLevel` leaves those alone that have a level of their own."""
+    """Silence all of Java's loggers: `setLogLevel` does not affect those with an explicit level."""
     jvm = session.sparkContext._jvm
     assert jvm is not None
     log4j = jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
-    # Its thread prints a trace when Java dies, of a connection that ended.
+    # Its thread prints a traceback when Java dies and the connection ends.
     server = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = _log_broken_connection
@@ -165,18 +166,15 @@ def _is_alive(session: SparkSession) -> bool:
     return False
 
 
-_STANDARD_ERROR: Final = 2
-
-
-class JavaNoise:
-    """Prints every line on standard error as it is, except the noise of Spark's Python daemon."""
+class JavaOutput:
+    """Prints every line on standard error, except harmless tracebacks of Spark's Python daemon."""
 
     def __init__(self, target: int = _STANDARD_ERROR) -> None:
-        self._filter = NoiseFilter()
+        self._filter = SparkTraceFilter()
         self._target = target
 
     def hear(self, line: str) -> None:
-        kept = [text for text, is_noise in self._filter.hear(line) if not is_noise]
+        kept = [text for text, is_harmless in self._filter.hear(line) if not is_harmless]
         if kept:
             # Not through `sys.stderr`: a thread that holds it when the process ends would abort that process.
             os.write(self._target, "".join(f"{text}\n" for text in kept).encode("utf-8", "replace"))

@@ -1,7 +1,7 @@
-"""Keeps a pipeline running: starts it, watches it, starts it again after what may pass, stops it when asked.
+"""Supervises a pipeline: starts it, watches it, restarts it after transient errors, stops it on request.
 
-Starting again is always safe: a micro-batch that was under way is run again and is a no-op wherever it has
-arrived. So only the kind of the error decides.
+A restart is always safe: an unfinished micro-batch is repeated, which is a no-op wherever it has arrived. So
+only the kind of the error decides.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ BACKOFF_MAX_S: Final = 60.0
 
 
 def is_passing(error: PenstockError) -> bool:
-    """Whether starting again may help."""
+    """Return whether a restart may help."""
     return isinstance(error, Unavailable | Conflict | OutcomeUnknown)
 
 
 def backoff_s(failure: int) -> float:
-    """How long to wait after the first, second, ... failure in a row."""
+    """Return how long to wait after the first, second, ... failure in a row."""
     return min(BACKOFF_MAX_S, float(2 ** (failure - 1)))
 
 
 class Sessions(Protocol):
-    """Where Spark sessions come from."""
+    """The provider of Spark sessions."""
 
     def open(self) -> SparkSession:
-        """The session; a new one if the last has died. Raises `PenstockError`."""
+        """Return the session; start a new one if the last has died. Raises `PenstockError`."""
         ...
 
     def is_lost(self) -> bool:
@@ -56,7 +56,7 @@ class Sessions(Protocol):
         ...
 
     def java_ending(self) -> Ending | None:
-        """How the Java of a lost session has ended. None if it runs, or another process started it."""
+        """Return how the Java of a lost session ended. None if it runs, or another process started it."""
         ...
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Sessions(Protocol):
 
 
 class Supervisor:
-    """One run of `penstock run`. Everything but the micro-batches and the watching happens in one thread."""
+    """One run of `penstock run`. All but the micro-batches and the polling happens in one thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Supervisor:
         self._last_error: str | None = None
 
     def run(self) -> ExitCode:
-        """Until it ends, is stopped, or fails for good. Raises `PenstockError`, `LeaveNow`."""
+        """Run until the pipeline ends, is stopped, or fails for good. Raises `PenstockError`, `LeaveNow`."""
         failures = 0
         while True:
             done_before = self._totals.batches
@@ -103,7 +103,7 @@ class Supervisor:
                 self._drain()
                 if self._signals.asked:
                     return self._interrupted(error)
-                # What made progress before it failed is not failing in a row.
+                # After progress, the count of failures in a row starts over.
                 failures = 1 if self._totals.batches > done_before else failures + 1
                 if not is_passing(error) or failures > self._restarts_max:
                     self._say("failed", str(error), "failed")
@@ -122,7 +122,7 @@ class Supervisor:
         self._say("restarting", f"{error}; {again}", again)
 
     def _attempt_explained(self) -> ExitCode:
-        """One attempt, whose every failure is one of ours."""
+        """Make one attempt; convert every failure to a `PenstockError`."""
         try:
             return self._attempt()
         except Exception as error:
@@ -134,13 +134,13 @@ class Supervisor:
             raise known or _unknown(error) from error
 
     def _why_lost(self, known: PenstockError | None) -> PenstockError | None:
-        """What an error means that came with the end of Java: whatever was being asked fails then."""
+        """Return the cause of an error. If Java has ended, its end is the cause of any other failure."""
         ending = self._sessions.java_ending()
         if ending is not None:
             has_words = ending.signal is None and known is not None and is_passing(known)
             return known if has_words else lost(ending)
         if known is None and self._sessions.is_lost():
-            return Unavailable("the Spark session has ended in the middle of the work; its log may say why")
+            return Unavailable("the Spark session has ended in the middle of the work; see its log")
         return known
 
     def _attempt(self) -> ExitCode:
@@ -161,7 +161,7 @@ class Supervisor:
             if self._signals.asked:
                 return self._finish(running, watch)
         self._drain()
-        return self._stopped("done: everything that was there is delivered", ExitCode.OK)
+        return self._stopped("done: everything in the queue is delivered", ExitCode.OK)
 
     def _finish(self, running: RunningPipeline, watch: _Watch) -> ExitCode:
         running.request_stop()
@@ -174,20 +174,20 @@ class Supervisor:
                 self._drain()
                 return self._stopped(f"stopped by {self._signals.name}", self._signals.exit_code)
             self._show(phase, watch.latest)
-        late = f"{running_now} was not finished in time, and is run again at the next start"
+        late = f"{running_now} was not finished in time and is repeated at the next start"
         self._stopped(late, self._signals.exit_code)
         raise LeaveNow(late)
 
     def _current(self, status: PipelineStatus | None) -> str:
-        """The micro-batch that is running, for people."""
+        """Name the running micro-batch."""
         done = self._totals.last.batch if self._totals.last else status.batch if status else None
         return "the micro-batch that is running" if done is None else f"micro-batch {done + 1}"
 
     def _interrupted(self, error: PenstockError) -> ExitCode:
-        """The query failed while it was asked to stop: most often Java got the same signal."""
+        """Handle a failure during a stop: most often Java got the same signal."""
         _log.info("the query ended with an error while stopping: %s", cause_of(error))
         return self._stopped(
-            f"stopped by {self._signals.name}; what was under way is run again at the next start",
+            f"stopped by {self._signals.name}; unfinished work is repeated at the next start",
             self._signals.exit_code,
         )
 
@@ -224,13 +224,13 @@ class Supervisor:
 
 
 def cause_of(error: PenstockError) -> str:
-    """Where an error comes from, without the query plan: that shows the options of every source."""
+    """Return the traceback of an error without the query plan, which contains the options of sources."""
     shown = error if error.__cause__ is None else error.__cause__
     return "".join(traceback.format_exception(shown)).partition("=== Streaming Query ===")[0]
 
 
 def _unknown(error: Exception) -> PenstockError:
-    """One line of what nobody has a sentence for."""
+    """Return an unknown error as one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason was given")
     return PenstockError(f"Spark failed: {text[:300]} ({type(error).__name__}); --verbose shows where")
 
@@ -242,7 +242,7 @@ def _phase(status: PipelineStatus | None) -> str:
 
 
 class _Watch:
-    """Looks at the query and its queue now and then, so that a slow store delays nobody but itself."""
+    """Polls the query and its queue in a thread, so that a slow store does not delay the display."""
 
     def __init__(self, running: RunningPipeline) -> None:
         self.latest: PipelineStatus | None = None
@@ -259,6 +259,6 @@ class _Watch:
 
     def _look(self) -> None:
         while not self._end.wait(STATUS_EVERY_S):
-            # What is wrong the query itself will tell: a display must not end it.
+            # The query itself reports errors: the display must not end it.
             with contextlib.suppress(Exception):
                 self.latest = self._running.status()

@@ -1,17 +1,18 @@
-"""Which server a command talks to, and how its errors are reported."""
+"""The server that a command of `penstock topics` uses, and hints for the errors it reports."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from penstock import errors
+from penstock.cli.base import Command, command, injected
 from penstock.cli.failure import ExitCode, exit_code
-from penstock.cli.options import injected, json_option
 from penstock.topics import RouterCycle, RouterNotFound
 
 try:
@@ -25,37 +26,39 @@ except ModuleNotFoundError as missing:
 T = TypeVar("T")
 
 _HINTS: tuple[tuple[type[errors.PenstockError], str], ...] = (
-    (errors.PermissionDenied, "give the key with --key or TOPICS_API_KEY; the server decides what it may do"),
-    (RouterNotFound, "`penstock topics router ls` lists what is there"),
-    (RouterCycle, "--allow-cycle if that is meant: records then go round 8 times at most"),
-    (errors.NotFound, "`penstock topics ls` lists what is there"),
-    (errors.Unavailable, "is the server running at this --url? `penstock topics stat` asks it"),
-    (errors.OutcomeUnknown, "look with `penstock topics diff` before repeating it"),
+    (
+        errors.PermissionDenied,
+        "give a key that permits this with --key or TOPICS_API_KEY",
+    ),
+    (RouterNotFound, "`penstock topics router ls` lists the routers"),
+    (RouterCycle, "use --allow-cycle if this is intended: each record then makes at most 8 hops"),
+    (errors.NotFound, "`penstock topics ls` lists the topics"),
+    (errors.Unavailable, "check that the server runs at this --url: `penstock topics stat`"),
+    (errors.OutcomeUnknown, "check with `penstock topics diff` before you repeat it"),
     (errors.Corrupt, "keep the bytes; `penstock topics verify DATA_DIR` lists what is damaged"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the server is. The key stays out of `repr`."""
+    """The address of a server, the key for it and the time limits. The key stays out of `repr`."""
 
     url: str
     key: str | None = field(repr=False)
     timeout: str
     retry_for: str
 
-    def client(self) -> Client:
-        """A client of it. Raises `ConfigError` for an address or a key that cannot be one."""
-        return Client(self.url, key=self.key, timeout=self.timeout, retry_deadline=self.retry_for)
-
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Open a client, do `work` with it on an event loop of its own, and close it.
+        """Open a client, do `work` with it on an event loop, and close it.
 
-        What a server refuses is reported with a hint, and ends the command with the exit code for it.
+        An error of the server is reported with a hint and ends the command with its exit code. Raises
+        `ConfigError` for an address or a key that is malformed.
         """
 
         async def with_client() -> T:
-            async with self.client() as client:
+            async with Client(
+                self.url, key=self.key, timeout=self.timeout, retry_deadline=self.retry_for
+            ) as client:
                 return await work(client)
 
         try:
@@ -64,20 +67,22 @@ class Server:
             raise click.exceptions.Exit(report_error(error)) from error
 
 
-ADDRESS_OPTIONS = (
+server_options = injected(
+    "server",
+    Server,
     click.option(
         "--url",
         envvar="TOPICS_URL",
         default=DEFAULT_URL,
         show_default=True,
         metavar="URL",
-        help="Where the server is; TOPICS_URL unless given.",
+        help="The server's address; by default TOPICS_URL.",
     ),
     click.option(
         "--key",
         envvar="TOPICS_API_KEY",
         metavar="KEY",
-        help="The API key; TOPICS_API_KEY keeps it out of sight.",
+        help="The API key; use TOPICS_API_KEY to keep it out of the process list.",
     ),
     click.option(
         "--timeout",
@@ -91,21 +96,29 @@ ADDRESS_OPTIONS = (
         default="10s",
         show_default=True,
         metavar="DURATION",
-        help="How long to go on trying while the server is away or busy.",
+        help="How long to retry while the server is unavailable or busy.",
     ),
 )
+"""Gives a command its `server`."""
 
-address_options = injected("server", Server, *ADDRESS_OPTIONS)
-"""Hands a command its `server`, for one that has its `--json` from elsewhere."""
 
-server_options = injected("server", Server, *ADDRESS_OPTIONS, json_option)
-"""Hands a command about a running server its `server`, and `as_json`."""
+def topics_command(name: str | None = None, **attributes: Any) -> Callable[[Command], click.Command]:
+    """Make a coroutine function a command with an open `client` of the server and its `out`."""
+
+    def decorate(function: Command) -> click.Command:
+        @functools.wraps(function)
+        def with_client(server: Server, **given: object) -> object:
+            return server.run(lambda client: cast("Awaitable[object]", function(client=client, **given)))
+
+        return command(name, **attributes)(server_options(with_client))
+
+    return decorate
 
 
 def report_error(error: errors.PenstockError) -> int:
-    """Report an error of a server on standard error, with what to do; return the exit code for it.
+    """Print an error of a server and a hint on standard error; return the exit code for it.
 
-    A conflict is about what the topic is, not about who came first: the same request fails again.
+    A conflict here means that the topic's state does not allow the request: repeating it does not help.
     """
     click.echo(f"error: {error}", err=True)
     if advice := next((text for kind, text in _HINTS if isinstance(error, kind)), ""):

@@ -1,9 +1,8 @@
-"""`penstock topics serve`, `verify`, `backup` and `restore`: a data directory, served or looked after."""
+"""`penstock topics serve`, `verify`, `backup` and `restore`: commands on a data directory."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import sys
@@ -13,28 +12,30 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode, needs
-from penstock.cli.options import json_option
-from penstock.cli.output import Progress, print_finding, print_json, print_pairs, time_text
+from penstock.cli.output import Progress, print_finding, print_pairs, time_text
+from penstock.findings import Severity
 from penstock.storage import FileSystem, OsFileSystem
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.topics import BackupManifest, Finding, SegmentRoot, VerifyReport
+    from penstock.topics import BackupManifest, FileFinding, SegmentRoot, VerifyReport
 
 _LOG = logging.getLogger(__name__)
 
 _ENVIRONMENT = """\b
 Environment (the defaults are for one machine):
   TOPICS_HOST, TOPICS_PORT        127.0.0.1 and 4000; port 0 takes a free one
-  TOPICS_PORT_FILE                where to write host:port once it listens
+  TOPICS_PORT_FILE                the file to write host:port to once it listens
   TOPICS_DATA_DIR                 ./topics-data
   TOPICS_COLD_DIR                 a directory or a store URL for old segments
   TOPICS_API_KEYS                 key[:scopes[:prefixes]],…
-  TOPICS_PROBE_AUTH               1 asks for a key on health and ready, too
-  TOPICS_ALLOW_INSECURE_NO_AUTH   1 lets others in without a key
-  TOPICS_ALLOWED_HOSTS            without keys: further names of this server, and
-                                  of pages that may use it, by commas; * for any
+  TOPICS_PROBE_AUTH               1 requires a key for health and ready, too
+  TOPICS_ALLOW_INSECURE_NO_AUTH   1 lets other machines connect without a key
+  TOPICS_ALLOWED_HOSTS            without keys: additional host names of this server
+                                  and of web pages that may use it, separated by
+                                  commas; * for any
   TOPICS_WAL_SHARDS, TOPICS_SEGMENT_MAX_EVENTS, …_BYTES, …_AGE_MS,
   TOPICS_HOT_RETAIN_SEGMENTS, …_BYTES, TOPICS_MAX_BODY_BYTES, TOPICS_MAX_TOPICS,
   TOPICS_MAX_ROUTERS, TOPICS_MAX_WATCH_SESSIONS, TOPICS_MAX_SSE_CONNECTIONS,
@@ -47,8 +48,8 @@ Environment (the defaults are for one machine):
 def serve() -> int:
     """Serve topics over HTTP until SIGTERM or Ctrl-C.
 
-    The port answers at once; until the log is replayed, requests get 503. A stop lets what is under way
-    finish, for ten seconds at most, and ends with exit code 0.
+    The port is open from the start; until the log is replayed, requests get 503. A stop waits at most ten
+    seconds for running requests, and ends with exit code 0.
     """
     with needs("the server", extras="topics"):
         from penstock.http import run, settle
@@ -59,17 +60,17 @@ def serve() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    for sentence in unknown_variables(os.environ):
-        _LOG.warning("%s", sentence)
+    for warning in unknown_variables(os.environ):
+        _LOG.warning("%s", warning)
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_topics(settings, Engine(settings.engine), stop, on_bound=_say_where, on_ready=settle)
+        await serve_topics(settings, Engine(settings.engine), stop, on_bound=_log_address, on_ready=settle)
 
     run(main)
     return ExitCode.OK
 
 
-def _say_where(host: str, port: int) -> None:
+def _log_address(host: str, port: int) -> None:
     name = f"[{host}]" if ":" in host else host
     _LOG.info("listening on http://%s:%d", name, port)
 
@@ -78,13 +79,13 @@ cold_option = click.option(
     "--cold",
     envvar="TOPICS_COLD_DIR",
     metavar="PLACE",
-    help="Where old segments are: a directory or a store; TOPICS_COLD_DIR unless given.",
+    help="The directory or store of old segments; by default TOPICS_COLD_DIR.",
 )
 
 
 @contextmanager
 def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]:
-    """The cold tier, closed again at the end; None without one."""
+    """Open the cold tier and close it at the end; None without one."""
     if not place:
         yield None
         return
@@ -97,15 +98,14 @@ def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]
         tier.close()
 
 
-@click.command()
+@command()
 @click.argument("data_dir", type=click.Path(file_okay=False))
 @cold_option
-@json_option
-def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
-    """Check snapshots, segments and log of DATA_DIR against their checksums, and name file and bytes.
+def verify(data_dir: str, cold: str | None, out: Output) -> int:
+    """Check the snapshots, segments and log of DATA_DIR, or of a backup, and name damaged files and bytes.
 
-    A backup can be checked as well. Changes nothing and may run beside the server. Records in the cold tier
-    are checked if --cold names it. Exits with 5 if anything is damaged.
+    Changes nothing and may run next to the server. Records in the cold tier are checked only with --cold.
+    Exits with 5 if anything is damaged.
     """
     from penstock.topics import is_in_use
     from penstock.topics import verify as verify_directory
@@ -114,31 +114,29 @@ def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
     directory = os.path.abspath(data_dir)
     with Progress() as progress, open_cold(cold, fs) as tier:
         report = verify_directory(fs, directory, cold=tier, on_progress=progress.show)
-    if as_json:
-        print_json(_report_object(report, running=is_in_use(fs, directory)))
-    else:
-        _print_findings(report)
+    document = _report_object(report, running=is_in_use(fs, directory))
+    out.show(document, lambda: _print_findings(report))
     return ExitCode.CORRUPT if report.problems else ExitCode.OK
 
 
 def _print_findings(report: VerifyReport) -> None:
-    from penstock.topics import Severity, counted
+    from penstock.topics import pluralise
 
     for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
         advice = None if finding.topic is None else _lost(finding)
         print_finding(finding.severity.value, str(finding), advice)
     count = len(report.problems)
-    verdict = f"{counted(count, 'problem')} found" if count else "clean"
+    verdict = f"{pluralise(count, 'problem')} found" if count else "clean"
     parts = [
-        counted(report.topics, "topic"),
-        f"{counted(report.stored_records, 'record')} in segments",
-        f"{counted(report.log_frames, 'frame')} in the log",
+        pluralise(report.topics, "topic"),
+        f"{pluralise(report.stored_records, 'record')} in segments",
+        f"{pluralise(report.log_frames, 'frame')} in the log",
         f"{format_size(report.bytes)} in {report.directory}",
     ]
     click.echo(f"{verdict}: {', '.join(parts)}")
 
 
-def _lost(finding: Finding) -> str:
+def _lost(finding: FileFinding) -> str:
     if finding.first_seq == finding.last_seq:
         return f"record {finding.first_seq} of {finding.topic}"
     return f"records {finding.first_seq} to {finding.last_seq} of {finding.topic}"
@@ -154,19 +152,32 @@ def _report_object(report: VerifyReport, *, running: bool) -> dict[str, object]:
         "topics": report.topics,
         "stored_records": report.stored_records,
         "log_frames": report.log_frames,
-        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "findings": [_finding_object(finding) for finding in report.findings],
     }
 
 
-@click.command()
+def _finding_object(finding: FileFinding) -> dict[str, object]:
+    return {
+        "severity": finding.severity,
+        "path": finding.subject,
+        "text": finding.text,
+        "start": finding.start,
+        "end": finding.end,
+        "topic": finding.topic,
+        "first_seq": finding.first_seq,
+        "last_seq": finding.last_seq,
+    }
+
+
+@command()
 @click.argument("data_dir", type=click.Path(file_okay=False))
 @click.argument("target", type=click.Path(file_okay=False))
 @cold_option
-@json_option
-def backup(data_dir: str, target: str, cold: str | None, as_json: bool) -> int:
-    """Copy DATA_DIR to TARGET, a new or empty directory, as it is at one moment; the server may run.
+def backup(data_dir: str, target: str, cold: str | None, out: Output) -> None:
+    """Copy a consistent snapshot of DATA_DIR to TARGET, a new or empty directory; the server may run.
 
-    Records of the cold tier are copied too. TARGET/backup.json appears when the copy is complete and checked.
+    Records in the cold tier are also copied. TARGET/backup.json is written when the copy is complete and
+    verified.
     """
     from penstock.topics import backup as back_up
 
@@ -175,15 +186,11 @@ def backup(data_dir: str, target: str, cold: str | None, as_json: bool) -> int:
         manifest = back_up(
             fs, os.path.abspath(data_dir), os.path.abspath(target), cold=tier, on_progress=progress.show
         )
-    if as_json:
-        print_json(manifest_object(manifest, target))
-    else:
-        print_pairs(manifest_pairs(manifest), f"{target}: backup complete")
-    return ExitCode.OK
+    _show_manifest(out, manifest, target, "backup complete")
 
 
-def manifest_object(manifest: BackupManifest, directory: str) -> dict[str, object]:
-    return {
+def _show_manifest(out: Output, manifest: BackupManifest, directory: str, what: str) -> None:
+    document = {
         "directory": directory,
         "created_ms": manifest.created_ms,
         "snapshot": manifest.snapshot,
@@ -191,24 +198,21 @@ def manifest_object(manifest: BackupManifest, directory: str) -> dict[str, objec
         "files": len(manifest.files),
         "bytes": manifest.bytes,
     }
-
-
-def manifest_pairs(manifest: BackupManifest) -> list[tuple[str, str]]:
-    return [
+    pairs = [
         ("taken at", time_text(manifest.created_ms)),
-        ("snapshot", f"{manifest.snapshot}" if manifest.snapshot else "none: all of it is in the log"),
+        ("snapshot", f"{manifest.snapshot}" if manifest.snapshot else "none: everything is in the log"),
         ("files", f"{len(manifest.files):,}, {format_size(manifest.bytes)}"),
     ]
+    out.show(document, lambda: print_pairs(pairs, f"{directory}: {what}"))
 
 
-@click.command()
+@command()
 @click.argument("backup", type=click.Path(file_okay=False))
 @click.argument("data_dir", type=click.Path(file_okay=False))
-@json_option
-def restore(backup: str, data_dir: str, as_json: bool) -> int:
-    """Fill DATA_DIR, which must be empty or not exist, from BACKUP; then start a server on it.
+def restore(backup: str, data_dir: str, out: Output) -> None:
+    """Restore BACKUP into DATA_DIR, a new or empty directory, from which a server can then be started.
 
-    Every file is compared with what was backed up before anything is put in place.
+    Every file is verified before anything is put in place.
     """
     from penstock.topics import restore as put_back
 
@@ -216,8 +220,4 @@ def restore(backup: str, data_dir: str, as_json: bool) -> int:
         manifest = put_back(
             OsFileSystem(), os.path.abspath(backup), os.path.abspath(data_dir), on_progress=progress.show
         )
-    if as_json:
-        print_json(manifest_object(manifest, data_dir))
-    else:
-        print_pairs(manifest_pairs(manifest), f"{data_dir}: restored")
-    return ExitCode.OK
+    _show_manifest(out, manifest, data_dir, "restored")

@@ -5,43 +5,43 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 
+from penstock.cli.base import Command, Output, milliseconds
 from penstock.cli.failure import ExitCode
-from penstock.cli.options import Command, injected, json_option, milliseconds
-from penstock.cli.output import print_json, print_table, time_text
-from penstock.cli.topics.client import ADDRESS_OPTIONS, Server
-from penstock.topics import AckResult, ClaimedJob, ExtendResult, JobRef, NackResult, counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker(Server):
-    """A server, and the name under which jobs are claimed: only that node may ack them."""
-
-    node: str
-
-
-worker_options = injected(
-    "worker",
-    Worker,
-    *ADDRESS_OPTIONS,
-    json_option,
-    click.option(
-        "--node",
-        envvar="TOPICS_NODE",
-        default=socket.gethostname,
-        metavar="NAME",
-        help="The name of the worker; TOPICS_NODE, else this machine's name.",
-    ),
+from penstock.cli.output import print_table, time_text
+from penstock.cli.topics.client import topics_command
+from penstock.topics import (
+    AckResult,
+    ClaimedJob,
+    ClaimResult,
+    Client,
+    ExtendResult,
+    JobRef,
+    NackResult,
+    pluralise,
 )
-"""Hands a command its `worker`, and `as_json`."""
+
+node_option = click.option(
+    "--node",
+    envvar="TOPICS_NODE",
+    default=socket.gethostname,
+    metavar="NAME",
+    help="The worker's name, which owns the jobs it claims; by default TOPICS_NODE or the host name.",
+)
+lease_option = click.option(
+    "--lease",
+    "lease_ms",
+    callback=milliseconds,
+    metavar="DURATION",
+    help="How long to hold them [default: the queue's].",
+)
 
 
-def job_arguments(command: Command) -> Command:
-    """`SEQ`, or `SEQ:LEASE_ID` for exactly that delivery."""
-    return click.argument("jobs", nargs=-1, required=True, metavar="JOB...", callback=_job_refs)(command)
+def job_arguments(function: Command) -> Command:
+    """Add the argument `jobs`: each is `SEQ`, or `SEQ:LEASE_ID` for exactly that delivery."""
+    return click.argument("jobs", nargs=-1, required=True, metavar="JOB...", callback=_job_refs)(function)
 
 
 def _job_refs(context: click.Context, parameter: click.Parameter, given: Sequence[str]) -> list[JobRef]:
@@ -51,56 +51,33 @@ def _job_refs(context: click.Context, parameter: click.Parameter, given: Sequenc
 def _job_ref(text: str) -> JobRef:
     seq, colon, lease_id = text.partition(":")
     if not seq.isascii() or not seq.isdigit() or (colon and not lease_id):
-        raise click.BadParameter(f"{text!r} is no job: write SEQ, or SEQ:LEASE_ID as the claim printed it.")
+        raise click.BadParameter(f"{text!r} is not a job: write SEQ, or SEQ:LEASE_ID as `claim` prints it.")
     return (int(seq), lease_id) if colon else int(seq)
 
 
-def report(result: AckResult | NackResult | ExtendResult, sentence: str, *, as_json: bool) -> int:
-    """Print what became of the jobs, and on standard error which were not the worker's; the exit code."""
-    skipped = result.skipped
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        click.echo(sentence)
-        _print_skipped(skipped)
-    return ExitCode.REJECTED if skipped else ExitCode.OK
-
-
-def _print_skipped(skipped: Sequence[int]) -> None:
-    if skipped:
-        named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
-        click.echo(f"skipped {counted(len(skipped), 'job')} that this node does not hold: {named}", err=True)
-
-
-@click.command()
+@topics_command()
 @click.argument("queue")
-@worker_options
-@click.option(
-    "--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at most."
-)
-@click.option("--lease", metavar="DURATION", help="How long to hold them [default: the queue's].")
-def claim(
-    queue: str,
-    worker: Worker,
-    as_json: bool,
-    most: int,
-    lease: str | None,
-) -> int:
-    """Take jobs of QUEUE. They are yours until the deadline; ack, nack or extend them as SEQ:LEASE_ID.
+@click.option("--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="Most jobs.")
+@lease_option
+@node_option
+async def claim(client: Client, out: Output, queue: str, most: int, lease_ms: int | None, node: str) -> None:
+    """Claim jobs of QUEUE. You hold them until the deadline; ack, nack or extend them as SEQ:LEASE_ID.
 
-    With --json there is one job to a line.
+    With --json, each job is printed on its own line.
     """
-    lease_ms = None if lease is None else milliseconds("--lease", lease)
-    result = worker.run(lambda client: client.claim(queue, worker.node, max=most, lease_ms=lease_ms))
-    if as_json:
+    result = await client.claim(queue, node, max=most, lease_ms=lease_ms)
+    if out.is_json:
         for fragment in result.fragments:
             click.echo(fragment)
     elif result.seqs:
-        headers = ("job", "delivery", "until", "data")
-        print_table(headers, [_job_row(job) for job in result.jobs()], right=(1,))
+        _print_jobs(result)
     else:
-        click.echo(f"nothing to do in {queue}", err=True)
-    return ExitCode.OK
+        click.echo(f"no job in {queue} is ready", err=True)
+
+
+def _print_jobs(result: ClaimResult) -> None:
+    headers = ("job", "delivery", "until", "data")
+    print_table(headers, [_job_row(job) for job in result.jobs()], right=(1,))
 
 
 def _job_row(job: ClaimedJob) -> tuple[str, ...]:
@@ -112,64 +89,67 @@ def _job_row(job: ClaimedJob) -> tuple[str, ...]:
     )
 
 
-@click.command()
+@topics_command()
 @click.argument("queue")
 @job_arguments
-@worker_options
-def ack(
-    queue: str,
-    jobs: Sequence[JobRef],
-    worker: Worker,
-    as_json: bool,
-) -> int:
-    """Delete jobs of QUEUE that are done: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
+@node_option
+async def ack(client: Client, out: Output, queue: str, jobs: Sequence[JobRef], node: str) -> int:
+    """Delete finished jobs of QUEUE, named as SEQ, or as SEQ:LEASE_ID for exactly that delivery.
 
-    Exits with 2 if some of them are not held by this node.
+    Exits with 2 if this node does not hold all of them.
     """
-    result = worker.run(lambda client: client.ack(queue, worker.node, jobs))
-    sentence = f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
-    return report(result, sentence, as_json=as_json)
+    result = await client.ack(queue, node, jobs)
+    sentence = f"done: {pluralise(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    return _show(out, result, sentence)
 
 
-@click.command()
+@topics_command()
 @click.argument("queue")
 @job_arguments
-@worker_options
-@click.option("--delay", metavar="DURATION", default="0s", help="Ready again after this [default: at once].")
-def nack(
-    queue: str,
-    jobs: Sequence[JobRef],
-    worker: Worker,
-    as_json: bool,
-    delay: str,
+@click.option(
+    "--delay", "delay_ms", callback=milliseconds, metavar="DURATION", default="0s",
+    help="Make them ready again after this [default: immediately].",
+)  # fmt: skip
+@node_option
+async def nack(
+    client: Client, out: Output, queue: str, jobs: Sequence[JobRef], delay_ms: int, node: str
 ) -> int:
-    """Give jobs of QUEUE back: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
+    """Return jobs to QUEUE, named as SEQ, or as SEQ:LEASE_ID for exactly that delivery.
 
-    Exits with 2 if some of them are not held by this node.
+    Exits with 2 if this node does not hold all of them.
     """
-    delay_ms = milliseconds("--delay", delay)
-    result = worker.run(lambda client: client.nack(queue, worker.node, jobs, delay_ms=delay_ms))
-    sentence = f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
-    return report(result, sentence, as_json=as_json)
+    result = await client.nack(queue, node, jobs, delay_ms=delay_ms)
+    returned = pluralise(result.nacked, "job")
+    sentence = f"returned: {returned}; {result.ready:,} ready, {result.in_flight:,} held"
+    return _show(out, result, sentence)
 
 
-@click.command()
+@topics_command()
 @click.argument("queue")
 @job_arguments
-@worker_options
-@click.option("--lease", metavar="DURATION", required=True, help="How long from now.")
-def extend(
-    queue: str,
-    jobs: Sequence[JobRef],
-    worker: Worker,
-    as_json: bool,
-    lease: str,
+@click.option(
+    "--lease", "lease_ms", callback=milliseconds, metavar="DURATION", required=True,
+    help="How long to hold them from now.",
+)  # fmt: skip
+@node_option
+async def extend(
+    client: Client, out: Output, queue: str, jobs: Sequence[JobRef], lease_ms: int, node: str
 ) -> int:
-    """Hold jobs of QUEUE longer: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
+    """Extend the leases of jobs of QUEUE, named as SEQ, or as SEQ:LEASE_ID for exactly that delivery.
 
-    Exits with 2 if some of them are not held by this node.
+    Exits with 2 if this node does not hold all of them.
     """
-    lease_ms = milliseconds("--lease", lease)
-    result = worker.run(lambda client: client.extend(queue, worker.node, jobs, lease_ms=lease_ms))
+    result = await client.extend(queue, node, jobs, lease_ms=lease_ms)
     until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
-    return report(result, f"held: {counted(len(result.deadlines_ms), 'job')}{until}", as_json=as_json)
+    return _show(out, result, f"held: {pluralise(len(result.deadlines_ms), 'job')}{until}")
+
+
+def _show(out: Output, result: AckResult | NackResult | ExtendResult, sentence: str) -> int:
+    """Print the result, and on standard error the jobs that were skipped; return the exit code."""
+    skipped = result.skipped
+    out.show(dataclasses.asdict(result), sentence)
+    if skipped and not out.is_json:
+        named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
+        count = pluralise(len(skipped), "job")
+        click.echo(f"skipped {count} that this node does not hold: {named}", err=True)
+    return ExitCode.REJECTED if skipped else ExitCode.OK

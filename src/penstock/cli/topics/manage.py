@@ -1,4 +1,4 @@
-"""`penstock topics put`, `ls`, `stat` and `delete`: topics, how they keep records, and what is in them."""
+"""`penstock topics put`, `ls`, `stat` and `delete`: topics, their configuration and their contents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import click
 import msgspec
 
+from penstock.cli.base import Output, command, given_values, milliseconds, size_bytes
 from penstock.cli.failure import ExitCode
-from penstock.cli.options import milliseconds, size_bytes
-from penstock.cli.output import print_json, print_pairs, print_table, time_text
-from penstock.cli.topics.client import Server, server_options
+from penstock.cli.output import print_pairs, print_table, time_text
+from penstock.cli.topics.client import Server, server_options, topics_command
 from penstock.topics import (
     Client,
     DeleteResult,
@@ -19,110 +19,94 @@ from penstock.topics import (
     Health,
     NotReady,
     Predicate,
-    PutResult,
     RemoveResult,
     TopicConfig,
     TopicNotFound,
     TopicState,
     TopicSummary,
-    counted,
+    pluralise,
 )
 from penstock.units import format_duration, format_size
 
 
-@click.command()
+@topics_command()
 @click.argument("topic")
-@server_options
+@click.option("--keep", is_flag=True, help="Keep settings that are not given, instead of resetting them.")
 @click.option(
-    "--keep", is_flag=True, help="Keep what is not given here, instead of setting it to its default."
-)
-@click.option(
-    "--type", "kind", type=click.Choice(["log", "queue"]), help="What it is; cannot be changed later."
+    "--type", "type", type=click.Choice(["log", "queue"]), help="The kind of topic; cannot be changed later."
 )
 @click.option(
     "--durability",
     type=click.Choice([name.value for name in Durability]),
-    help="What an ack means [default: disk].",
+    help="What an acknowledgement guarantees [default: disk].",
 )
-@click.option("--ttl", metavar="DURATION", help="Records older than this expire; 0s never.")
-@click.option("--cap-records", type=click.IntRange(min=0), metavar="N", help="Records at most; 0 is no cap.")
-@click.option("--cap-bytes", metavar="SIZE", help="Bytes of records at most; 0 is no cap.")
 @click.option(
-    "--discard", type=click.Choice(["old", "reject"]), help="At a cap: evict the oldest, or refuse."
+    "--ttl", "ttl_ms", callback=milliseconds, metavar="DURATION",
+    help="Records older than this expire; 0s never.",
+)  # fmt: skip
+@click.option("--cap-records", type=click.IntRange(min=0), metavar="N", help="Most records; 0 is no cap.")
+@click.option("--cap-bytes", callback=size_bytes, metavar="SIZE", help="Most bytes of records; 0 is no cap.")
+@click.option(
+    "--discard", type=click.Choice(["old", "reject"]), help="At a cap: evict the oldest, or refuse writes."
 )
 @click.option(
     "--priority",
     type=click.IntRange(min=-1000, max=1000),
     metavar="N",
-    help="How urgent it is, -1000 to 1000; unless given, it rises while somebody reads.",
+    help="Delivery priority, -1000 to 1000; by default it rises while the topic is being read.",
 )
-@click.option("--idempotency-window", metavar="DURATION", help="How long keys are remembered [default: 2m].")
-@click.option("--lease", metavar="DURATION", help="Queue: how long a worker holds a job [default: 30s].")
+@click.option(
+    "--idempotency-window", "idempotency_window_ms", callback=milliseconds, metavar="DURATION",
+    help="How long idempotency keys are remembered [default: 2m].",
+)  # fmt: skip
+@click.option(
+    "--lease", "lease_ms", callback=milliseconds, metavar="DURATION",
+    help="Queue: how long a worker holds a job [default: 30s].",
+)  # fmt: skip
 @click.option(
     "--max-deliveries",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Queue: how often a job is handed out before it goes to the dead letters; 0 is no limit.",
+    help="Queue: deliveries of a job before it becomes a dead letter; 0 is no limit.",
 )
-@click.option("--dead-letter", metavar="TOPIC", help="Queue: where jobs go that nobody could finish.")
-@click.option("--claim-jitter", metavar="DURATION", help="Queue: gather claims this long and deal fairly.")
+@click.option("--dead-letter", metavar="TOPIC", help="Queue: the topic for dead letters.")
 @click.option(
-    "--leases-durable/--no-leases-durable", default=None, help="Queue: whether leases outlive the process."
+    "--claim-jitter", "claim_jitter_ms", callback=milliseconds, metavar="DURATION",
+    help="Queue: collect claims for this long, then share the jobs evenly.",
+)  # fmt: skip
+@click.option(
+    "--leases-durable/--no-leases-durable", default=None, help="Queue: whether leases survive a restart."
 )
-@click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether readers skip what they wrote.")
-def put(
-    topic: str,
-    server: Server,
-    as_json: bool,
-    keep: bool,
-    **settings: str | int | bool | None,
-) -> int:
-    """Create TOPIC, or replace its config: what is not given here goes to its default, unless --keep.
+@click.option(
+    "--dedupe-node/--no-dedupe-node", default=None, help="Whether readers skip the records they wrote."
+)
+async def put(
+    client: Client, out: Output, topic: str, keep: bool, durability: str | None, **settings: object
+) -> None:
+    """Create TOPIC, or replace its configuration. Settings that are not given are reset, unless --keep.
 
-    A tighter cap or lifetime takes effect at once.
+    A lower cap or a shorter lifetime applies immediately.
     """
-    changes = _changes(settings)
-    result = server.run(lambda client: _put(client, topic, changes, keep))
-    if as_json:
-        print_json({"topic": result.topic, "created": result.created, "config": result.config})
-    else:
-        print_pairs(config_pairs(result.config), f"{result.topic}: {'created' if result.created else 'set'}")
-    return ExitCode.OK
-
-
-async def _put(client: Client, topic: str, changes: dict[str, object], keep: bool) -> PutResult:
+    changes = given_values(settings)
+    if durability is not None:
+        level = Durability(durability)
+        changes |= {"durability": level, "durable": level is Durability.FSYNC}
     config = TopicConfig()
     if keep:
         try:
             config = (await client.state(topic, touch=False)).config
         except TopicNotFound:
             pass
-    return await client.put_topic(topic, msgspec.structs.replace(config, **changes))
-
-
-def _changes(given: dict[str, str | int | bool | None]) -> dict[str, object]:
-    """The fields of a config that the options name."""
-    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
-    if "kind" in changes:
-        changes["type"] = changes.pop("kind")
-    if "durability" in changes:
-        durability = Durability(str(changes["durability"]))
-        changes |= {"durability": durability, "durable": durability is Durability.FSYNC}
-    for option, name in (
-        ("ttl", "ttl_ms"),
-        ("idempotency_window", "idempotency_window_ms"),
-        ("lease", "lease_ms"),
-        ("claim_jitter", "claim_jitter_ms"),
-    ):
-        if option in changes:
-            changes[name] = milliseconds(f"--{option.replace('_', '-')}", str(changes.pop(option)))
-    if "cap_bytes" in changes:
-        changes["cap_bytes"] = size_bytes("--cap-bytes", str(changes["cap_bytes"]))
-    return changes
+    result = await client.put_topic(topic, msgspec.structs.replace(config, **changes))
+    title = f"{result.topic}: {'created' if result.created else 'updated'}"
+    out.show(
+        {"topic": result.topic, "created": result.created, "config": result.config},
+        lambda: print_pairs(config_pairs(result.config), title),
+    )
 
 
 def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
-    """A config for people."""
+    """Describe a topic's configuration for people."""
     pairs = [
         ("type", config.type),
         ("durability", "-" if config.durability is None else config.durability.value),
@@ -138,36 +122,32 @@ def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
             ("lease", format_duration(config.lease_ms / 1000)),
             ("deliveries", deliveries),
             ("dead letters", config.dead_letter or "none"),
-            ("leases", "outlive the process" if config.leases_durable else "end with the process"),
+            ("leases", "survive a restart" if config.leases_durable else "end with the process"),
         ]
     return pairs
 
 
 def _cap(config: TopicConfig) -> str:
-    parts = [counted(config.cap_records, "record")] if config.cap_records else []
+    parts = [pluralise(config.cap_records, "record")] if config.cap_records else []
     parts += [format_size(config.cap_bytes)] if config.cap_bytes else []
-    then = "then the oldest go" if config.discard == "old" else "then writes are refused"
+    then = "then the oldest are evicted" if config.discard == "old" else "then writes are refused"
     return f"{' or '.join(parts)}, {then}" if parts else "none"
 
 
-@click.command()
+@topics_command()
 @click.argument("prefix", default="")
-@server_options
-def ls(prefix: str, server: Server, as_json: bool) -> int:
-    """List the topics whose names begin with PREFIX and that the key may see."""
-    found = server.run(lambda client: _list_topics(client, prefix))
-    if as_json:
-        print_json({"topics": found})
-    elif found:
+async def ls(client: Client, out: Output, prefix: str) -> None:
+    """List the topics that the key may see and whose names begin with PREFIX."""
+    found = [summary async for summary in client.topics(prefix)]
+    out.show({"topics": found}, lambda: _print_topics(found, prefix))
+
+
+def _print_topics(found: list[TopicSummary], prefix: str) -> None:
+    if found:
         headers = ("topic", "records", "bytes", "earliest", "head", "durable", "priority")
         print_table(headers, [_topic_row(summary) for summary in found], right=(1, 2, 3, 4, 6))
     else:
         click.echo("no topics" + (f" that begin with {prefix}" if prefix else ""), err=True)
-    return ExitCode.OK
-
-
-async def _list_topics(client: Client, prefix: str) -> list[TopicSummary]:
-    return [summary async for summary in client.topics(prefix)]
 
 
 def _topic_row(summary: TopicSummary) -> tuple[str, ...]:
@@ -182,22 +162,20 @@ def _topic_row(summary: TopicSummary) -> tuple[str, ...]:
     )
 
 
-@click.command()
+@topics_command()
 @click.argument("topic", required=False)
-@server_options
-def stat(topic: str | None, server: Server, as_json: bool) -> int:
-    """Show TOPIC, or without one the server: is it up and ready, and what has it got.
+async def stat(client: Client, out: Output, topic: str | None) -> int:
+    """Show the state of TOPIC, or without TOPIC that of the server.
 
-    Asking does not count as reading. Exits with 3 if the server is not ready.
+    This does not count as reading the topic. Exits with 3 if the server is not ready.
     """
     if topic is None:
-        return _show_server(server, as_json)
-    name = topic
-    state = server.run(lambda client: client.state(name, touch=False))
-    if as_json:
-        print_json(dataclasses.asdict(state) | {"config": state.config})
-    else:
-        print_pairs([*_state_pairs(state), *config_pairs(state.config)], state.topic)
+        return await _show_server(client, out)
+    state = await client.state(topic, touch=False)
+    out.show(
+        dataclasses.asdict(state) | {"config": state.config},
+        lambda: print_pairs([*_state_pairs(state), *config_pairs(state.config)], state.topic),
+    )
     return ExitCode.OK
 
 
@@ -217,23 +195,19 @@ def _state_pairs(state: TopicState) -> list[tuple[str, str]]:
     ]
 
 
-def _show_server(server: Server, as_json: bool) -> int:
-    health, waiting, metrics = server.run(_ask)
-    if as_json:
-        print_json({"url": server.url, "health": health, "ready": waiting is None, "metrics": metrics})
-    else:
-        print_pairs(_server_pairs(health, waiting, metrics), server.url)
-    return ExitCode.OK if waiting is None else ExitCode.UNAVAILABLE
-
-
-async def _ask(client: Client) -> tuple[Health, NotReady | None, dict[str, object]]:
+async def _show_server(client: Client, out: Output) -> int:
     health = await client.health()
     waiting: NotReady | None = None
     try:
         await client.ready()
     except NotReady as error:
         waiting = error
-    return health, waiting, await client.metrics()
+    metrics = await client.metrics()
+    out.show(
+        {"url": client.url, "health": health, "ready": waiting is None, "metrics": metrics},
+        lambda: print_pairs(_server_pairs(health, waiting, metrics), client.url),
+    )
+    return ExitCode.OK if waiting is None else ExitCode.UNAVAILABLE
 
 
 def _server_pairs(
@@ -255,44 +229,48 @@ def _server_pairs(
     ]
 
 
-@click.command()
+@command()
 @click.argument("topic")
-@server_options
-@click.option("--before", type=click.IntRange(min=0), metavar="SEQ", help="Every record before this one.")
-@click.option("--tag", metavar="TEXT", help="Every record with this tag.")
-@click.option("--tag-prefix", metavar="TEXT", help="Every record whose tag begins so.")
+@click.option("--before", type=click.IntRange(min=0), metavar="SEQ", help="Records before this sequence.")
+@click.option("--tag", metavar="TEXT", help="Records with this tag.")
+@click.option("--tag-prefix", metavar="TEXT", help="Records whose tag begins with TEXT.")
 @click.option("--topic", "whole", is_flag=True, help="The topic itself, with all its records.")
 @click.option("--if-empty", is_flag=True, help="With --topic: only if it holds no record.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before --topic.")
+@server_options
 def delete(
     topic: str,
     server: Server,
-    as_json: bool,
+    out: Output,
     before: int | None,
     tag: str | None,
     tag_prefix: str | None,
     whole: bool,
     if_empty: bool,
     yes: bool,
-) -> int:
-    """Delete records of TOPIC for good: those before a sequence, those with a tag, or those that are both.
+) -> None:
+    """Delete records of TOPIC for good: those before a sequence, those with a tag, or those that match both.
 
     Readers see no gap where records were deleted.
     """
     _check_selection(before, tag, tag_prefix, whole=whole, if_empty=if_empty)
-    if whole:
-        if not yes and not if_empty:
-            _confirm(topic)
-        _print_removed(server.run(lambda client: client.remove_topic(topic, if_empty=if_empty)), as_json)
-        return ExitCode.OK
-    match = _predicate(tag, tag_prefix)
-    _print_deleted(server.run(lambda client: client.delete(topic, before_seq=before, match=match)), as_json)
-    return ExitCode.OK
+    if not whole:
+        match = _predicate(tag, tag_prefix)
+        deleted = server.run(lambda client: client.delete(topic, before_seq=before, match=match))
+        out.show(dataclasses.asdict(deleted), _deleted_text(deleted))
+        return
+    # Not a coroutine: asked on an event loop, Ctrl-C would not end the question.
+    if not yes and not if_empty:
+        _confirm(topic)
+    removed = server.run(lambda client: client.remove_topic(topic, if_empty=if_empty))
+    out.show(dataclasses.asdict(removed), _removed_text(removed))
 
 
 def _confirm(topic: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{topic} would go with all its records, and nobody can be asked: give --yes.")
+        raise click.UsageError(
+            f"This removes {topic} with all its records, and there is no terminal to confirm it: give --yes."
+        )
     click.confirm(f"Remove {topic} with all its records?", abort=True, err=True)
 
 
@@ -316,20 +294,13 @@ def _predicate(tag: str | None, tag_prefix: str | None) -> Predicate | None:
     return None if tag is None else Predicate(value=tag)
 
 
-def _print_deleted(result: DeleteResult, as_json: bool) -> None:
-    if as_json:
-        print_json(dataclasses.asdict(result))
-        return
-    click.echo(
-        f"deleted {counted(result.deleted, 'record')} of {result.topic}; "
+def _deleted_text(result: DeleteResult) -> str:
+    return (
+        f"deleted {pluralise(result.deleted, 'record')} of {result.topic}; "
         f"{result.count:,} left, {format_size(result.bytes)}"
     )
 
 
-def _print_removed(result: RemoveResult, as_json: bool) -> None:
-    if as_json:
-        print_json(dataclasses.asdict(result))
-        return
+def _removed_text(result: RemoveResult) -> str:
     routers = f", and the routers {', '.join(result.routers_removed)}" if result.routers_removed else ""
-    there = f"removed {result.topic}{routers}" if result.deleted else f"there was no topic {result.topic}"
-    click.echo(there)
+    return f"removed {result.topic}{routers}" if result.deleted else f"there was no topic {result.topic}"

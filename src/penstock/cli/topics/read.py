@@ -1,4 +1,4 @@
-"""`penstock topics diff` and `watch`: the records of topics, and every gap between them."""
+"""`penstock topics diff` and `watch`: print the records of topics, and every gap between them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Literal
 import click
 import msgspec
 
+from penstock.cli.base import Decorator, Output, shared_options
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import time_text
-from penstock.cli.topics.client import Server, server_options
+from penstock.cli.topics.client import topics_command
 from penstock.topics import (
     DIFF_LIMIT_MAX,
     SEQ_MAX,
@@ -28,7 +29,7 @@ from penstock.topics import (
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a record that are printed; `data` stays the text that it is."""
+    """The fields of a record that are printed; `data` stays as it was written."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
@@ -48,6 +49,26 @@ def _position(ctx: click.Context, option: click.Parameter, text: str) -> int | s
     raise click.BadParameter(f"{text!r} is neither a sequence nor 'latest'")
 
 
+def reading_options() -> Decorator:
+    """Add the options that `diff` and `watch` share."""
+    return shared_options(
+        [
+            click.option(
+                "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records."
+            ),
+            click.option("--raw", is_flag=True, help="Print only the data of the records, one per line."),
+            click.option(
+                "--tag", metavar="TAG", help="Only records with this tag; a * at its end matches any suffix."
+            ),
+            click.option(
+                "--node", "nodes", multiple=True, metavar="NAME",
+                help="Leave out records written by NAME; may be repeated.",
+            ),
+            click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 at a gap."),
+        ]
+    )  # fmt: skip
+
+
 @dataclass(slots=True, kw_only=True)
 class _Reading:
     after: int | str
@@ -58,72 +79,57 @@ class _Reading:
     match: Predicate | None
     tags: bool
     meta: bool
-    fail_on_gap: bool
 
 
-@click.command()
+@topics_command()
 @click.argument("topic")
-@server_options
 @click.option(
     "--after",
     callback=_position,
     metavar="SEQ|latest",
     default="0",
     show_default=True,
-    help="Begin behind this sequence; 0 is the beginning, latest the end.",
+    help="Begin after this sequence; 0 is the beginning, latest the end.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Wait for more.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
-@click.option("--raw", is_flag=True, help="Only the data of the records, one per line.")
-@click.option(
-    "--node", "nodes", multiple=True, metavar="NAME", help="Leave out what NAME wrote; may be repeated."
-)
-@click.option("--tag", metavar="TAG", help="Only records with this tag; a * at its end stands for anything.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more records.")
 @click.option("--no-tags", is_flag=True, help="Leave out the tags.")
 @click.option("--no-meta", is_flag=True, help="Leave out meta.")
-@click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
-def diff(
+@reading_options()
+async def diff(
+    client: Client,
+    out: Output,
     topic: str,
-    server: Server,
-    as_json: bool,
     after: int | str,
     follow: bool,
-    limit: int | None,
-    raw: bool,
-    nodes: tuple[str, ...],
-    tag: str | None,
     no_tags: bool,
     no_meta: bool,
+    limit: int | None,
+    raw: bool,
+    tag: str | None,
+    nodes: tuple[str, ...],
     fail_on_gap: bool,
 ) -> int:
     """Print the records of TOPIC up to its head: sequence, time, node, tag, data.
 
-    Records that were evicted or have expired are told on standard error, with --json as an object
-    `{"tombstone": …}` among the records. What was deleted leaves no gap. A record that decoders may refuse
+    Records that were evicted or have expired are reported on standard error, with --json as an object
+    `{"tombstone": …}` among the records. Deleted records leave no gap. A record that decoders may refuse
     is reported by its sequence on standard error and left out; the exit code is then 1.
     """
-    if raw and as_json:
-        raise click.UsageError("Give --raw or --json, not both.")
     job = _Reading(
         after=after,
         follow=follow,
         left=limit,
-        form="raw" if raw else "json" if as_json else "text",
+        form=out.line_form(raw),
         nodes=nodes,
         match=None if tag is None else parse_match(tag),
         tags=not no_tags,
         meta=not no_meta,
-        fail_on_gap=fail_on_gap,
     )
-    return server.run(lambda client: _print_pages(client, topic, job))
-
-
-async def _print_pages(client: Client, topic: str, job: _Reading) -> int:
     output, code = sys.stdout.buffer, ExitCode.OK
     async for page in _pages(client, topic, job):
         if page.tombstone is not None:
             print_gap(topic, page.tombstone, job.form)
-            if job.fail_on_gap:
+            if fail_on_gap:
                 return ExitCode.PROBLEM
         wanted = page.fragments if job.left is None else page.fragments[: job.left]
         readable = readable_of(topic, wanted)
@@ -177,7 +183,7 @@ def _limit(job: _Reading) -> int:
 
 
 def readable_of(topic: str, fragments: Sequence[bytes]) -> list[bytes]:
-    """The records that decode; the others are reported by their sequence on standard error."""
+    """Return the records that decode; report the others by their sequence on standard error."""
     readable: list[bytes] = []
     for fragment in fragments:
         bad = unreadable(fragment)
@@ -189,7 +195,7 @@ def readable_of(topic: str, fragments: Sequence[bytes]) -> list[bytes]:
 
 
 def line_of(fragment: bytes, form: str) -> bytes:
-    """One record as a line in this form."""
+    """Format a record as one line."""
     if form == "json":
         return fragment + b"\n"
     shown = _FIELDS.decode(fragment)
@@ -205,12 +211,12 @@ def line_of(fragment: bytes, form: str) -> bytes:
 
 
 def _readable(text: str) -> str:
-    """Nothing that would disturb a terminal or a column."""
+    """Escape characters that would disturb a terminal or a column."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_gap(topic: str, gap: Tombstone, form: str) -> None:
-    """Say which records are gone: among the records as JSON, else on standard error."""
+    """Report a gap: with --json as an object among the records, otherwise on standard error."""
     if form == "json":
         sys.stdout.buffer.write(msgspec.json.encode({"tombstone": dataclasses.asdict(gap)}) + b"\n")
         sys.stdout.buffer.flush()
@@ -222,21 +228,14 @@ def print_gap(topic: str, gap: Tombstone, form: str) -> None:
     click.echo(f"gap: {text}", err=True)
 
 
-@click.command()
+@topics_command()
 @click.argument("topics", nargs=-1, required=True)
-@server_options
-@click.option("--from-start", is_flag=True, help="Also what is there already; else only what comes.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
-@click.option("--raw", is_flag=True, help="Only the data of the records, one per line.")
-@click.option("--tag", metavar="TAG", help="Only records with this tag; a * at its end stands for anything.")
-@click.option(
-    "--node", "nodes", multiple=True, metavar="NAME", help="Leave out what NAME wrote; may be repeated."
-)
-@click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
-def watch(
+@click.option("--from-start", is_flag=True, help="Print existing records first, instead of only new ones.")
+@reading_options()
+async def watch(
+    client: Client,
+    out: Output,
     topics: tuple[str, ...],
-    server: Server,
-    as_json: bool,
     from_start: bool,
     limit: int | None,
     raw: bool,
@@ -246,29 +245,14 @@ def watch(
 ) -> int:
     """Print the records of TOPICS as they are written: topic, sequence, time, node, tag, data.
 
-    A topic that ends in * stands for all that begin so, also those that appear later; quote it for the
-    shell. It goes on until it is interrupted or every topic is gone, and comes back by itself when the
-    server was away. A record that decoders may refuse is reported by its sequence on standard error.
+    A topic that ends in * matches all topics with that prefix, including those created later; quote it for
+    the shell. The command runs until it is interrupted or every topic is deleted, and reconnects when the
+    server was unavailable. A record that decoders may refuse is reported by its sequence on standard error.
     """
-    if raw and as_json:
-        raise click.UsageError("Give --raw or --json, not both.")
-    form = "raw" if raw else "json" if as_json else "text"
+    form = out.line_form(raw)
     start: int | Literal["tail"] = 0 if from_start else "tail"
-    starts = dict.fromkeys(topics, start)
-    return server.run(lambda client: _print_events(client, starts, form, limit, tag, nodes, fail_on_gap))
-
-
-async def _print_events(
-    client: Client,
-    starts: dict[str, int | Literal["tail"]],
-    form: str,
-    limit: int | None,
-    tag: str | None,
-    nodes: tuple[str, ...],
-    fail_on_gap: bool,
-) -> int:
     match = None if tag is None else parse_match(tag)
-    async for event in client.watch(starts, node=nodes, include_tags=True, match=match):
+    async for event in client.watch(dict.fromkeys(topics, start), node=nodes, include_tags=True, match=match):
         if event.kind == "gap" and event.tombstone is not None:
             print_gap(event.topic, event.tombstone, form)
             if fail_on_gap:
@@ -282,12 +266,12 @@ async def _print_events(
 
 
 def _print_event(event: WatchEvent, form: str, limit: int | None) -> int:
-    """Print the records of an event, and how many that were."""
+    """Print the records of an event; return how many there were."""
     if event.kind in ("deleted", "not_followed", "put_off"):
-        said = event.message or f"{event.topic} was deleted"
+        message = event.message or f"{event.topic} was deleted"
         if event.kind == "put_off":
-            said = f"{event.topic} is sent later: {said}"
-        click.echo(f"note: {said}", err=True)
+            message = f"{event.topic} is delayed: {message}"
+        click.echo(f"note: {message}", err=True)
     fragments = event.fragments if limit is None else event.fragments[:limit]
     output = sys.stdout.buffer
     for fragment in readable_of(event.topic, fragments):

@@ -1,22 +1,21 @@
-"""`penstock topics relay`: a topic into a queue in object storage, each record once."""
+"""`penstock topics relay`: move a topic into a queue in object storage, each record once."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import click
-import msgspec
 
 from penstock.buffer import ProducerConfig
+from penstock.cli.base import Output, command, print_event
 from penstock.cli.buffer.target import QueueOptions, queue_options
 from penstock.cli.failure import ExitCode, exit_code
-from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.output import Progress, print_pairs
 from penstock.cli.signals import LoopStop, signal_code
-from penstock.cli.topics.client import Server, address_options, report_error
+from penstock.cli.topics.client import Server, report_error, server_options
 from penstock.errors import NotFound, PenstockError
 from penstock.services import (
     GAPS,
@@ -31,13 +30,11 @@ from penstock.services import (
     TopicChanged,
     Value,
 )
-from penstock.topics import Client, Durability, TopicConfig, counted
+from penstock.topics import Client, Durability, TopicConfig, pluralise
 from penstock.units import format_count, format_size
 
 _EVENT_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 5.0
-_Style: TypeAlias = Literal["words", "json", "events"]
-"""How the end of it is printed."""
 
 
 def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
@@ -48,11 +45,9 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
     raise click.BadParameter(f"{text!r} is neither a sequence nor 'earliest' nor 'latest'")
 
 
-@click.command()
+@command()
 @click.argument("topic")
-@queue_options
-@address_options
-@click.option("--once", is_flag=True, help="Stop when everything is relayed that the topic has now.")
+@click.option("--once", is_flag=True, help="Stop after the records that the topic holds now.")
 @click.option(
     "--after",
     "start",
@@ -60,37 +55,39 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
     metavar="SEQ|earliest|latest",
     default="earliest",
     show_default=True,
-    help="Where the first run begins; later ones go on where the queue says.",
+    help="Where the first run begins; later runs continue at the position stored in the queue.",
 )
 @click.option(
     "--on-gap",
     type=click.Choice(GAPS),
     default="fail",
     show_default=True,
-    help="Records that are gone before they were relayed: stop, go on, or go on and store a record of it.",
+    help="If records were removed before they were relayed: stop, continue, or store a record of the gap.",
 )
 @click.option(
     "--value",
     type=click.Choice(VALUES),
     default="record",
     show_default=True,
-    help="What is stored: the record with its sequence, time, node, tag and meta, or its data alone.",
+    help="What to store: the record with its sequence, time, node, tag and meta, or only its data.",
 )
 @click.option(
     "--app", default="", metavar="NAME", help="The relay's name in the queue [default: relay:TOPIC]."
 )
-@click.option("--create", is_flag=True, help="Make the topic if there is none of that name.")
-@click.option("--events", is_flag=True, help="Tell how far it is as lines of JSON on standard output.")
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
+@click.option("--events", is_flag=True, help="Print progress as JSON on standard output, one event per line.")
 @click.option("--compression", type=click.Choice(["none", "zstd"]), help="How batches are stored.")
 @click.option(
     "--flush-interval", metavar="DURATION", help="How long a batch waits for more records [default: 100ms]."
 )
 @click.option("--flush-bytes", metavar="SIZE", help="The size at which a batch is closed [default: 64MiB].")
+@queue_options
+@server_options
 def relay(
     topic: str,
     queue: QueueOptions,
-    as_json: bool,
     server: Server,
+    out: Output,
     once: bool,
     start: Start,
     on_gap: OnGap,
@@ -102,10 +99,10 @@ def relay(
     flush_interval: str | None,
     flush_bytes: str | None,
 ) -> int:
-    """Move the records of TOPIC into the queue at STORE, each of them once.
+    """Move the records of TOPIC into the queue at STORE, each record once.
 
-    Batch and position are stored in one write, so it may be stopped, killed and started again at any time.
-    Ctrl-C or SIGTERM ends it after the batch that is under way.
+    Batch and position are stored in one write, so the relay may be stopped, killed and restarted at any time.
+    Ctrl-C or SIGTERM ends it after the current batch.
     """
     destination = queue.target().build(
         ProducerConfig,
@@ -122,72 +119,84 @@ def relay(
         value=value,
         retry_for=server.retry_for,
     )
-    style: _Style = "events" if events else "json" if as_json else "words"
-    with Progress() as progress:
-        show = _Events().show if events else lambda report: progress.show(_line(report))
-        return server.run(lambda client: _relay(client, plan, show, style, once=once, create=create))
+    job = _RelayJob(plan, out, once=once, create=create, prints_events=events)
+    return server.run(job.run)
 
 
-class _Events:
-    """Progress for programs: once a second while it is behind, and whenever it has caught up."""
+class _RelayJob:
+    """One run of the command: the relay, its progress and its ending."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, plan: RelayConfig, out: Output, *, once: bool, create: bool, prints_events: bool
+    ) -> None:
+        self._plan = plan
+        self._out = out
+        self._once = once
+        self._create = create
+        self._prints_events = prints_events
+        self._progress = Progress()
         self._printed_s: float | None = None
 
-    def show(self, report: RelayReport) -> None:
-        now_s = time.monotonic()
-        if self._printed_s is not None and now_s - self._printed_s < _EVENT_EVERY_S and report.lag:
+    async def run(self, client: Client) -> int:
+        """Relay until the end or a signal; return the exit code."""
+        relay = Relay(client, self._plan, on_progress=self._show)
+        creating = asyncio.create_task(_create_topic(client, self._plan.topic)) if self._create else None
+
+        def stop() -> None:
+            relay.stop()
+            if creating is not None:
+                creating.cancel()
+
+        stopping = LoopStop(stop)
+        failure: PenstockError | None = None
+        heartbeat = asyncio.create_task(_print_alive()) if self._prints_events else None
+        try:
+            with self._progress:
+                if creating is None or not await _is_cancelled(creating):
+                    await relay.run(once=self._once)
+        except PenstockError as error:
+            failure = error
+        finally:
+            if heartbeat is not None:
+                heartbeat.cancel()
+        if failure is None or relay.report.batches:
+            self._print_ending(relay.report, stopping.first)
+        if failure is not None:
+            return _report_failure(failure)
+        if stopping.first is None or not self._once:
+            return ExitCode.OK  # without --once, a signal is the expected end
+        return signal_code(stopping.first)
+
+    def _show(self, report: RelayReport) -> None:
+        """Show progress; as events once a second while the relay lags, and whenever it has caught up."""
+        if not self._prints_events:
+            self._progress.show(_line(report))
             return
-        self._printed_s = now_s
-        _print_event("progress", report)
+        now_s = time.monotonic()
+        if self._printed_s is None or now_s - self._printed_s >= _EVENT_EVERY_S or not report.lag:
+            self._printed_s = now_s
+            print_event("progress", **_figures(report), lag=report.lag)
 
-
-async def _relay(
-    client: Client,
-    plan: RelayConfig,
-    show: Callable[[RelayReport], None],
-    style: _Style,
-    *,
-    once: bool,
-    create: bool,
-) -> int:
-    job = Relay(client, plan, on_progress=show)
-    making = asyncio.create_task(_make_topic(client, plan.topic)) if create else None
-
-    def stop() -> None:
-        job.stop()
-        if making is not None:
-            making.cancel()
-
-    stopping = LoopStop(stop)
-    failure: PenstockError | None = None
-    telling = asyncio.create_task(_print_alive()) if style == "events" else None
-    try:
-        if making is None or not await _is_cancelled(making):
-            await job.run(once=once)
-    except PenstockError as error:
-        failure = error
-    finally:
-        if telling is not None:
-            telling.cancel()
-    if failure is None or job.report.batches:
-        _print_ending(job.report, stopping.first, style)
-    if failure is not None:
-        return _complain(failure)
-    if stopping.first is None or not once:
-        return ExitCode.OK  # without --once a signal is how it ends
-    return signal_code(stopping.first)
+    def _print_ending(self, report: RelayReport, stopped_by: signal.Signals | None) -> None:
+        if self._prints_events:
+            print_event("stopped", **_figures(report), lag=report.lag)
+            return
+        stopped = None if stopped_by is None else stopped_by.name
+        self._out.show(
+            {**_figures(report), "gaps": report.gaps, "stopped_by": stopped},
+            lambda: print_pairs(_report_pairs(report)),
+        )
 
 
 async def _print_alive() -> None:
-    """Print now and then that the loop runs, whatever the relay awaits: a fleet kills one that does not."""
+    """Print a heartbeat while the loop runs: `penstock up` kills a relay that is silent for too long."""
     while True:
         await asyncio.sleep(_ALIVE_EVERY_S)
-        click.echo(msgspec.json.encode({"event": "alive"}).decode())
+        print_event("alive")
 
 
-async def _make_topic(client: Client, topic: str) -> None:
-    """Make the topic, synced before each answer, unless it is there: then it stays as it is."""
+async def _create_topic(client: Client, topic: str) -> None:
+    """Create the topic, with writes synced before each answer. An existing topic is not changed."""
     try:
         await client.state(topic, touch=False)
     except NotFound:
@@ -195,7 +204,7 @@ async def _make_topic(client: Client, topic: str) -> None:
 
 
 async def _is_cancelled(task: asyncio.Task[None]) -> bool:
-    """Return whether the task was cancelled before it had done its work. Raises what it raises."""
+    """Wait for the task; return whether it was cancelled. Raises the error of the task."""
     await asyncio.wait([task])
     if task.cancelled():
         return True
@@ -203,8 +212,8 @@ async def _is_cancelled(task: asyncio.Task[None]) -> bool:
     return False
 
 
-def _complain(failure: PenstockError) -> int:
-    """Report a failure. A gap needs no hint: its own message says what to do."""
+def _report_failure(failure: PenstockError) -> int:
+    """Report a failure. A gap needs no hint: its message says what to do."""
     if isinstance(failure, RelayGap | RelayTaken | TopicChanged):
         click.echo(f"error: {failure}", err=True)
         return exit_code(failure)
@@ -231,24 +240,10 @@ def _figures(report: RelayReport) -> dict[str, object]:
     }
 
 
-def _print_event(name: str, report: RelayReport) -> None:
-    document = {"event": name, **_figures(report), "lag": report.lag}
-    click.echo(msgspec.json.encode(document).decode())
-
-
-def _print_ending(report: RelayReport, stopped_by: signal.Signals | None, style: _Style) -> None:
-    if style == "events":
-        _print_event("stopped", report)
-        return
-    if style == "json":
-        stopped = None if stopped_by is None else stopped_by.name
-        print_json({**_figures(report), "gaps": report.gaps, "stopped_by": stopped})
-        return
-    print_pairs(
-        [
-            ("relayed", f"{counted(report.records, 'record')}, {format_size(report.record_bytes)}"),
-            ("batches", f"{report.batches:,}"),
-            ("position", f"{report.through:,} of {report.head:,}"),
-            *[("gap", f"{gap.first:,} to {gap.last:,} ({gap.reason})") for gap in report.gaps],
-        ]
-    )
+def _report_pairs(report: RelayReport) -> list[tuple[str, str]]:
+    return [
+        ("relayed", f"{pluralise(report.records, 'record')}, {format_size(report.record_bytes)}"),
+        ("batches", f"{report.batches:,}"),
+        ("position", f"{report.through:,} of {report.head:,}"),
+        *[("gap", f"{gap.first:,} to {gap.last:,} ({gap.reason})") for gap in report.gaps],
+    ]

@@ -1,4 +1,4 @@
-"""`penstock topics router`: copy what is written to a topic into another one."""
+"""`penstock topics router`: routers, which copy the records of one topic into another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 
 import click
 
-from penstock.cli.failure import ExitCode
-from penstock.cli.output import print_json, print_pairs, print_table
-from penstock.cli.topics.client import Server, server_options
+from penstock.cli.base import Output
+from penstock.cli.output import print_pairs, print_table
+from penstock.cli.topics.client import topics_command
 from penstock.topics import (
     Client,
     RouterConfig,
@@ -20,25 +20,21 @@ from penstock.topics import (
 )
 
 
-@click.group()
-def router() -> None:
-    """Copy what is written to a topic into another one."""
-
-
-@router.command()
+@topics_command()
 @click.argument("name")
 @click.argument("source")
 @click.argument("dest")
-@click.option("--tag", "match", help="Copy only records with this tag; with a * at its end, with such tags.")
-@click.option("--drop-node", is_flag=True, help="Copies have no origin.")
-@click.option("--drop-tag", is_flag=True, help="Copies have no tag.")
-@click.option("--exactly-once", is_flag=True, help="Copies say where they come from; none is made twice.")
+@click.option("--tag", "match", help="Copy only records with this tag; a * at its end matches any suffix.")
+@click.option("--drop-node", is_flag=True, help="Do not copy the node.")
+@click.option("--drop-tag", is_flag=True, help="Do not copy the tag.")
+@click.option("--exactly-once", is_flag=True, help="Record the origin of each copy; copy each record once.")
 @click.option(
-    "--allow-cycle", is_flag=True, help="Records may come back to where they were, 8 times at most."
+    "--allow-cycle", is_flag=True, help="Let records return to a topic they have passed, within 8 hops."
 )
-@click.option("--no-create", is_flag=True, help="Fail if DEST is not there.")
-@server_options
-def put(
+@click.option("--no-create", is_flag=True, help="Fail if DEST does not exist.")
+async def put(
+    client: Client,
+    out: Output,
     name: str,
     source: str,
     dest: str,
@@ -48,12 +44,10 @@ def put(
     exactly_once: bool,
     allow_cycle: bool,
     no_create: bool,
-    server: Server,
-    as_json: bool,
-) -> int:
-    """Have the router NAME copy what is written to SOURCE from now on into DEST.
+) -> None:
+    """Create the router NAME, which copies records written to SOURCE from now on into DEST.
 
-    A router that is there keeps its place and takes over the flags.
+    An existing router keeps its position and takes the new flags.
     """
     config = RouterConfig(
         source=source,
@@ -65,41 +59,27 @@ def put(
         allow_cycle=allow_cycle,
         guarantee="exactly_once" if exactly_once else "at_least_once",
     )
-    result = server.run(lambda client: client.put_router(name, config))
-    if as_json:
-        print_json(_members(result))
-    else:
-        done = "created" if result.created else "changed"
-        print_pairs(_pairs(result.config), f"{done} {result.router}")
-    return ExitCode.OK
+    result = await client.put_router(name, config)
+    title = f"{'created' if result.created else 'changed'} {result.router}"
+    out.show(_document(result), lambda: print_pairs(_pairs(result.config), title))
 
 
-@router.command()
+@topics_command()
 @click.argument("prefix", default="")
-@click.option("--source", help="Only routers that begin at this topic.")
-@click.option("--dest", help="Only routers that end at this topic.")
-@server_options
-def ls(
-    prefix: str,
-    source: str | None,
-    dest: str | None,
-    server: Server,
-    as_json: bool,
-) -> int:
-    """List the routers whose names begin with PREFIX and that the key may see."""
-    found = server.run(lambda client: _list(client, prefix, source, dest))
-    if as_json:
-        print_json({"routers": found})
-    elif found:
+@click.option("--source", help="Only routers that copy from this topic.")
+@click.option("--dest", help="Only routers that copy into this topic.")
+async def ls(client: Client, out: Output, prefix: str, source: str | None, dest: str | None) -> None:
+    """List the routers that the key may see and whose names begin with PREFIX."""
+    found = [summary async for summary in client.routers(prefix, source=source, dest=dest)]
+    out.show({"routers": found}, lambda: _print_routers(found, prefix))
+
+
+def _print_routers(found: list[RouterSummary], prefix: str) -> None:
+    if found:
         headers = ("router", "source", "dest", "guarantee", "copied")
         print_table(headers, [_row(summary) for summary in found], right=(4,))
     else:
         click.echo("no routers" + (f" that begin with {prefix}" if prefix else ""), err=True)
-    return ExitCode.OK
-
-
-async def _list(client: Client, prefix: str, source: str | None, dest: str | None) -> list[RouterSummary]:
-    return [summary async for summary in client.routers(prefix, source=source, dest=dest)]
 
 
 def _row(summary: RouterSummary) -> tuple[str, ...]:
@@ -107,34 +87,35 @@ def _row(summary: RouterSummary) -> tuple[str, ...]:
     return (summary.router, summary.source, summary.dest, guarantee, f"{summary.forwarded_total:,}")
 
 
-@router.command()
+@topics_command()
 @click.argument("name")
-@server_options
-def stat(name: str, server: Server, as_json: bool) -> int:
-    """Show the router NAME, after it has copied what there is."""
-    state = server.run(lambda client: client.router(name))
-    if as_json:
-        print_json(_members(state))
-    else:
-        print_pairs([*_pairs(state.config), ("copied", f"{state.forwarded_total:,}")], state.router)
-    return ExitCode.OK
+async def stat(client: Client, out: Output, name: str) -> None:
+    """Show the router NAME, after it has copied the records that exist now."""
+    state = await client.router(name)
+    pairs = [*_pairs(state.config), ("copied", f"{state.forwarded_total:,}")]
+    out.show(_document(state), lambda: print_pairs(pairs, state.router))
 
 
-@router.command()
+@topics_command()
 @click.argument("name")
-@server_options
-def delete(name: str, server: Server, as_json: bool) -> int:
-    """Delete the router NAME. What it copied stays."""
-    result = server.run(lambda client: client.remove_router(name))
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        click.echo(f"removed {name}" if result.deleted else f"there was no router {name}")
-    return ExitCode.OK
+async def delete(client: Client, out: Output, name: str) -> None:
+    """Delete the router NAME. The records that it has copied stay."""
+    result = await client.remove_router(name)
+    out.show(
+        dataclasses.asdict(result),
+        f"removed {name}" if result.deleted else f"there was no router {name}",
+    )
 
 
-def _members(answer: RouterPut | RouterState) -> dict[str, object]:
-    """As it is shown to machines: the filter as the server spells it."""
+router = click.Group(
+    "router",
+    help="Copy the records of one topic into another.",
+    commands={"put": put, "ls": ls, "stat": stat, "delete": delete},
+)
+
+
+def _document(answer: RouterPut | RouterState) -> dict[str, object]:
+    """Return the router for --json, with the filter in the server's notation."""
     match = answer.config.filter
     config = dataclasses.asdict(answer.config) | {"filter": None if match is None else canonical(match)}
     return dataclasses.asdict(answer) | {"config": config}

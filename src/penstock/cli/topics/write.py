@@ -1,28 +1,33 @@
-"""`penstock topics write`: lines of JSON in, records out, and an account of every line."""
+"""`penstock topics write`: append lines of JSON as records, and account for every line."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import click
 import msgspec
 
+from penstock.cli.base import Output
 from penstock.cli.failure import ExitCode
-from penstock.cli.input import Lines, open_source, read_chunks
-from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.input import Lines, read_chunks, source_option
+from penstock.cli.output import Progress, print_pairs
 from penstock.cli.signals import LoopStop, signal_code
-from penstock.cli.topics.client import Server, report_error, server_options
+from penstock.cli.topics.client import report_error, topics_command
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
-from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, counted
+from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, WriteResult, pluralise
 from penstock.units import format_count, format_duration, format_size
 
 BATCH_BYTES: Final = 8 * 1024**2
-"""Well below what a server takes in one request, and enough to make the request not matter."""
+"""Well below the limit of one request, and large enough that the cost of a request does not matter."""
+_ANY: Final = msgspec.json.Decoder(msgspec.Raw)
+_NULL: Final = b"null"
+_TOMBSTONE: Final = b'"tombstone"'
 
 
 class _Envelope(msgspec.Struct):
@@ -47,22 +52,19 @@ class _Tombstone(msgspec.Struct):
 
 
 class _Gap(msgspec.Struct):
-    """What `diff --json` prints where records are gone."""
+    """What `diff --json` prints for a gap."""
 
     tombstone: _Tombstone
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _GAP: Final = msgspec.json.Decoder(_Gap)
-_NULL: Final = b"null"
-_TOMBSTONE: Final = b'"tombstone"'
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Records of one write. `first_line` is where they begin in the input, counted from 1."""
+    """The records of one write. `first_line` is the line of the first one, counted from 1."""
 
     first_line: int
     records: list[NewRecord] = field(default_factory=list)
@@ -70,9 +72,9 @@ class Batch:
 
 
 class Batcher:
-    """Cuts lines into batches by count and by size. Blank lines are passed over.
+    """Cuts lines into batches by count and by size. Blank lines are skipped.
 
-    Among envelopes a tombstone is no record: `on_gap` gets its line and what is gone.
+    A tombstone among envelopes is not a record: `on_gap` receives its line number and the missing records.
     """
 
     def __init__(
@@ -87,13 +89,13 @@ class Batcher:
         self._envelope = envelope
         self._line = 0
         self.next_line = 1
-        """The first line that is in no batch so far."""
+        """The first line that is not in a batch yet."""
         self._open: Batch | None = None
 
     def add(self, lines: Sequence[bytes]) -> Iterator[Batch]:
-        """The batches that these lines fill. Raises `InvalidInput`, which names the line.
+        """Yield the batches that these lines complete. Raises `InvalidInput`, which names the line.
 
-        The lines before a bad one come as a batch first: they are good, and in order.
+        The good lines before a bad one are yielded first.
         """
         for line in lines:
             self._line += 1
@@ -108,7 +110,7 @@ class Batcher:
             yield from self._put(record, len(line))
 
     def flush(self) -> Iterator[Batch]:
-        """What is left, if anything."""
+        """Yield the incomplete batch, if there is one."""
         if self._open is not None:
             batch, self._open = self._open, None
             self.next_line = self._line + 1
@@ -141,21 +143,21 @@ class Batcher:
         try:
             if not self._envelope:
                 return NewRecord(data=_ANY.decode(str(line, "utf-8")))
-            told = _ENVELOPE.decode(str(line, "utf-8"))
+            envelope = _ENVELOPE.decode(str(line, "utf-8"))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            wanted = "an object with data" if self._envelope else "a JSON value"
-            raise InvalidInput(f"line {self._line:,} of the input is not {wanted}: {error}") from error
+            expected = "an object with data" if self._envelope else "a JSON value"
+            raise InvalidInput(f"line {self._line:,} of the input is not {expected}: {error}") from error
         return NewRecord(
-            data=told.data,
-            tag=told.shown_tag if told.tag is None else told.tag,
-            node=told.shown_node if told.node is None else told.node,
-            meta=None if bytes(told.meta).strip() == _NULL else told.meta,
+            data=envelope.data,
+            tag=envelope.shown_tag if envelope.tag is None else envelope.tag,
+            node=envelope.shown_node if envelope.node is None else envelope.node,
+            meta=None if bytes(envelope.meta).strip() == _NULL else envelope.meta,
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """What became of the lines so far."""
+    """The result so far."""
 
     written: int = 0
     written_bytes: int = 0
@@ -163,35 +165,34 @@ class _Account:
     first_seq: int | None = None
     last_seq: int | None = None
     not_written_from: int | None = None
-    """Line, counted from 1, of the first record that is not known to be written."""
+    """Line, counted from 1, of the first record that may not be written."""
     error: PenstockError | None = None
     stopped_by: signal.Signals | None = None
 
 
-@click.command()
+@topics_command()
 @click.argument("topic")
-@server_options
-@click.option("--file", "path", default="-", metavar="FILE", help="What to read; - is standard input.")
+@source_option
 @click.option(
     "--batch-records",
     type=click.IntRange(min=1, max=BATCH_RECORDS_MAX),
     default=1000,
     show_default=True,
-    help="Records of one write; each write is applied as a whole.",
+    help="Records per write; each write is atomic.",
 )
 @click.option("--tag", metavar="TEXT", help="The tag of records that have none.")
-@click.option("--node", metavar="NAME", help="Who writes; readers of that name skip their own records.")
+@click.option("--node", metavar="NAME", help="The writer; readers of that name skip the record.")
 @click.option(
     "--envelope",
     is_flag=True,
-    help="Each line is an object with data and perhaps tag, node and meta, as `diff --json` prints it.",
+    help="Each line is an object with data and optionally tag, node and meta, as `diff --json` prints it.",
 )
 @click.option("--no-create", is_flag=True, help="Fail if the topic does not exist.")
-def write(
+async def write(
+    client: Client,
+    out: Output,
     topic: str,
-    server: Server,
-    as_json: bool,
-    path: str,
+    source: int,
     batch_records: int,
     tag: str | None,
     node: str | None,
@@ -200,47 +201,36 @@ def write(
 ) -> int:
     """Append the lines of a file, or of standard input, to TOPIC: each line is one JSON value.
 
-    Writes one batch after the other, so the order of the lines is kept, and stops at the first failure.
-    Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every record is.
+    Batches are written one after the other, which keeps the order of the lines; the first failure stops the
+    command. Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every
+    record is written.
     """
-    options = _Options(tag=tag, node=node, create=False if no_create else None)
+    send = partial(client.write, topic, tag=tag, node=node, create=False if no_create else None)
     batcher = Batcher(records_max=batch_records, envelope=envelope, on_gap=_print_gap)
+    account, stop = _Account(), asyncio.Event()
     with Progress() as progress:
-        source = open_source(path)
-        account = server.run(lambda client: _write(client, topic, source, batcher, options, progress))
+        stopping = LoopStop(stop.set)
+        try:
+            async for batch in _batches(source, batcher, stop):
+                await _send(send, batch, account)
+                if account.error is not None:
+                    break
+                size = format_size(account.written_bytes)
+                progress.show(f"{format_count(account.written)} records written, {size}")
+        except PenstockError as error:
+            account.error = error
+            account.not_written_from = batcher.next_line
+        account.stopped_by = stopping.first
         elapsed_s = progress.elapsed_s
-    return _report(topic, account, elapsed_s, as_json)
+    out.show(
+        _account_document(topic, account, elapsed_s),
+        lambda: print_pairs(_account_pairs(account, elapsed_s), topic),
+    )
+    return _report_failure(account)
 
 
-def _print_gap(line: int, gone: str) -> None:
-    click.echo(f"gap: line {line:,} of the input tells of {gone}; there is nothing to write", err=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    tag: str | None
-    node: str | None
-    create: bool | None
-
-
-async def _write(
-    client: Client, topic: str, descriptor: int, batcher: Batcher, options: _Options, progress: Progress
-) -> _Account:
-    account = _Account()
-    stop = asyncio.Event()
-    stopping = LoopStop(stop.set)
-    try:
-        async for batch in _batches(descriptor, batcher, stop):
-            await _send(client, topic, batch, options, account)
-            if account.error is not None:
-                break
-            size = format_size(account.written_bytes)
-            progress.show(f"{format_count(account.written)} records written, {size}")
-    except PenstockError as error:
-        account.error = error
-        account.not_written_from = batcher.next_line
-    account.stopped_by = stopping.first
-    return account
+def _print_gap(line: int, missing: str) -> None:
+    click.echo(f"gap: line {line:,} of the input stands for {missing}; there is nothing to write", err=True)
 
 
 async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> AsyncIterator[Batch]:
@@ -256,11 +246,11 @@ async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> As
             yield batch
 
 
-async def _send(client: Client, topic: str, batch: Batch, options: _Options, account: _Account) -> None:
+async def _send(
+    send: Callable[[Sequence[NewRecord]], Awaitable[WriteResult]], batch: Batch, account: _Account
+) -> None:
     try:
-        result = await client.write(
-            topic, batch.records, tag=options.tag, node=options.node, create=options.create
-        )
+        result = await send(batch.records)
     except PenstockError as error:
         account.error = error
         account.not_written_from = batch.first_line
@@ -272,43 +262,35 @@ async def _send(client: Client, topic: str, batch: Batch, options: _Options, acc
     account.last_seq = result.last_seq
 
 
-def _report(topic: str, account: _Account, elapsed_s: float, as_json: bool) -> int:
-    rate = account.written / elapsed_s if elapsed_s > 0 else 0.0
-    if as_json:
-        print_json(
-            {
-                "topic": topic,
-                "written": account.written,
-                "written_bytes": account.written_bytes,
-                "unknown": account.unknown,
-                "not_written_from_line": account.not_written_from,
-                "first_seq": account.first_seq,
-                "last_seq": account.last_seq,
-                "seconds": round(elapsed_s, 3),
-                "stopped_by": None if account.stopped_by is None else account.stopped_by.name,
-            }
-        )
-    else:
-        print_pairs(_account_pairs(account, elapsed_s, rate), topic)
-    return _complain(account)
+def _account_document(topic: str, account: _Account, elapsed_s: float) -> dict[str, object]:
+    return {
+        "topic": topic,
+        "written": account.written,
+        "written_bytes": account.written_bytes,
+        "unknown": account.unknown,
+        "not_written_from_line": account.not_written_from,
+        "first_seq": account.first_seq,
+        "last_seq": account.last_seq,
+        "seconds": round(elapsed_s, 3),
+        "stopped_by": None if account.stopped_by is None else account.stopped_by.name,
+    }
 
 
-def _account_pairs(account: _Account, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
+def _account_pairs(account: _Account, elapsed_s: float) -> list[tuple[str, str]]:
     sequences = "-" if account.first_seq is None else f"{account.first_seq}-{account.last_seq}"
+    rate = account.written / elapsed_s if elapsed_s > 0 else 0.0
     return [
-        ("written", f"{counted(account.written, 'record')}, {format_size(account.written_bytes)}"),
+        ("written", f"{pluralise(account.written, 'record')}, {format_size(account.written_bytes)}"),
         ("sequences", sequences),
         ("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"),
     ]
 
 
-def _complain(account: _Account) -> int:
+def _report_failure(account: _Account) -> int:
     if account.error is not None:
-        click.echo(f"nothing from line {account.not_written_from:,} on is known to be written", err=True)
+        click.echo(f"lines from {account.not_written_from:,} on may not be written", err=True)
         if account.unknown:
-            click.echo(
-                f"its batch of {counted(account.unknown, 'record')} may be there all the same", err=True
-            )
+            click.echo(f"the batch of {pluralise(account.unknown, 'record')} may have been written", err=True)
         return report_error(account.error)
     if account.stopped_by is not None:
         click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)

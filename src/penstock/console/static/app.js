@@ -107,8 +107,8 @@ function ask(why) {
     try { await enter(input.value.trim()); } catch (error) { problem.textContent = error.message; input.select(); return; }
     dialog.close();
     enterPages();
-  } }, h("h1", null, "Who is there?"), h("p", null, why),
-  h("label", { for: "key" }, "Key, or the address that was printed"), input, problem,
+  } }, h("h1", null, "Sign in"), h("p", null, why),
+  h("label", { for: "key" }, "Key, or the printed address"), input, problem,
   h("p", { class: "quiet" }, "A key is kept in this tab until the tab is closed, and never in an address."),
   h("button", { type: "submit", class: "primary" }, "Enter"));
   dialog.replaceChildren(form);
@@ -131,7 +131,7 @@ function linked({ word, text, error }) {
   const link = document.getElementById("link");
   link.textContent = LINKS[word];
   link.className = word;
-  if (word !== "live") tell(`What you see may be old: ${text}. Trying again by itself.`);
+  if (word !== "live") tell(`What you see may be old: ${text}. Retrying automatically.`);
   else if (Date.now() >= gapUntil) tell("");
   if (word === "refused" && error) { tell(""); ask(error.message); }
 }
@@ -139,7 +139,7 @@ function linked({ word, text, error }) {
 on(["link"], linked);
 on(["gap"], () => {
   gapUntil = Date.now() + GAP_SHOWN_MS;
-  tell("The connection was away for long: some log lines in between are not shown. The state is that of now.");
+  tell("The connection was lost for a long time: some log lines are missing. The state is current.");
   setTimeout(() => { if (live.link === "live") tell(""); }, GAP_SHOWN_MS);
 });
 

@@ -60,7 +60,7 @@ function options(found, holder, high) {
  * A chart of series over time. `read()` gives `{times: [ms], series: [{label, values, format?}]}`; null is a hole.
  * Returns the element; `element.draw()` reads again. It ends with `signal`.
  */
-export function chart(title, read, signal, { height: high = 180, kind = "card", none = "Nothing measured yet: it is measured while somebody looks." } = {}) {
+export function chart(title, read, signal, { height: high = 180, kind = "card", none = "No data yet: it is collected while the console is open." } = {}) {
   const holder = h("div", { class: "chart" });
   const spoken = h("p", { class: "unseen" });
   const figure = h("figure", { class: kind, "aria-label": title }, h("h2", null, title), holder, spoken);

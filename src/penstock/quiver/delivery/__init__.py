@@ -1,4 +1,4 @@
-"""Handing bundles out to consumers under leases, and taking their answers."""
+"""Delivery of bundles to consumers under leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases of one subscriber: which bundles are in whose hands, which come next, and how they are answered.
+"""Leases of one subscriber: which bundles are claimed, which come next, and how they are resolved.
 
 A bundle is pending, claimed, or put off until later; a resolved one is in `Progress` and nowhere here. What
 was never handed out is not kept bundle by bundle: a place in every segment that was begun, and the segments
@@ -221,7 +221,7 @@ class LeaseTable:
 
 
 class Resolver(Protocol):
-    """The receiver of answers; `Deliveries` is one."""
+    """The receiver of acks and nacks; `Deliveries` is one."""
 
     def ack(self, claim: Lease) -> bool: ...
     def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool: ...
@@ -233,10 +233,10 @@ class Resolver(Protocol):
 class Bundle:
     """One accepted batch of one stream, claimed for one consumer.
 
-    Answer it with `ack`, `nack`, `reject` or `defer`; the first answer counts. Each returns False when it was
-    too late: the lease had run out and the bundle belongs to somebody else, or it was answered before. Then
-    nothing is recorded. As a context manager, leaving without an answer defers the bundle, and so does
-    forgetting it.
+    Resolve it with `ack`, `nack`, `reject` or `defer`; the first call counts. Each returns False if it comes
+    too late: the lease has expired and another consumer may have the bundle, or it was resolved before. Then
+    nothing is recorded. A context manager that ends without such a call defers the bundle, and so does
+    garbage collection.
 
     Answers change memory only and never wait; acks are synced every `ack.flush_interval`. A crash before that
     hands the bundle out again.
@@ -249,7 +249,7 @@ class Bundle:
         self._lease = claim
         self._resolver = resolver
         self.batch = batch
-        """The rows. Zero-copy; they stay valid while referred to, also after the file is deleted."""
+        """The rows. Zero-copy; they stay valid while referenced, even after the file is deleted."""
         self.items = items
         """Spans, data points or log records in it."""
 
@@ -278,7 +278,7 @@ class Bundle:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether this bundle was answered."""
+        """Whether this bundle was resolved here."""
         return self._claim is None
 
     def ack(self) -> bool:
@@ -287,18 +287,18 @@ class Bundle:
         return claim is not None and self._resolver.ack(claim)
 
     def nack(self, reason: str = "", retry_after: DurationLike | None = None) -> bool:
-        """Give it back for a retry. It comes again after a growing wait, or `retry_after` if longer."""
+        """Give it back for a retry. It is delivered again after a growing wait, at least `retry_after`."""
         wait_s = None if retry_after is None else parse_duration(retry_after)
         claim = self._answer()
         return claim is not None and self._resolver.nack(claim, reason, retry_after_s=wait_s)
 
     def reject(self, reason: str = "") -> bool:
-        """Refuse it for good; it does not come again and is counted as lost to this subscriber."""
+        """Refuse it; it is not delivered again and counts as lost to this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.reject(claim, reason, items=self.items)
 
     def defer(self, delay: DurationLike | None = None) -> bool:
-        """Postpone it: it comes again after `delay`, without this counting as an attempt."""
+        """Postpone it: it is delivered again after `delay`, and this does not count as an attempt."""
         wait_s = None if delay is None else parse_duration(delay)
         claim = self._answer()
         return claim is not None and self._resolver.defer(claim, wait_s)

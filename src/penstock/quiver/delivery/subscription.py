@@ -1,4 +1,4 @@
-"""Handing bundles out and taking answers: claims with tokens and leases, retries, and waiting for more.
+"""Delivery of bundles: claims with tokens and leases, acks and retries, and waiting for more.
 
 A claim lives in memory only. After a restart everything that was not resolved is pending again. All state is
 under the lock of the offsets, so that a bundle is never handed out of a segment that is being dropped: either
@@ -46,7 +46,7 @@ class Notifier:
         self._listening: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
     def notify(self) -> None:
-        """Wake everybody who waits or listens. The caller holds the lock."""
+        """Wake every thread and task that waits. The caller holds the lock."""
         self._changed.notify_all()
         for heard, loop in self._listening.items():
             # A closed loop has no task left to wake.
@@ -90,7 +90,7 @@ def _set(heard: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """How much one subscriber may claim, for how long, and when something is retried."""
+    """Limits of the claims of one subscriber, and when bundles are retried."""
 
     max_in_flight: int = 1000
     claim_timeout_s: float = 300.0
@@ -136,7 +136,8 @@ class Deliveries:
         """
         with self._offsets.lock:
             now_s = self._now_s() if now_s is None else now_s
-            entry = self._offsets.entry(name)
+            state = self._offsets.state
+            entry = state.entry(name)
             if entry.state in (SubscriberState.REGISTERED, SubscriberState.ORPHANED):
                 raise Rejected(f"subscriber {name!r} is {entry.state.name.lower()}; activate it first")
             if entry.state is not SubscriberState.ACTIVE or self._is_closed:
@@ -145,7 +146,7 @@ class Deliveries:
             table = self._table(name)
             if table.in_flight >= self._settings.max_in_flight:
                 return None
-            chosen = table.choose(entry.progress, *self._offsets.segments)
+            chosen = table.choose(entry.progress, state.known, state.infos)
             return None if chosen is None else self._hold(name, *chosen, now_s)
 
     def claim(self, name: str, ref: BundleRef) -> Lease:
@@ -156,7 +157,7 @@ class Deliveries:
         with self._offsets.lock:
             now_s = self._now_s()
             self._expire(now_s)
-            entry, info = self._offsets.entry(name), self._offsets.info(ref.segment_seq)
+            entry, info = self._offsets.state.entry(name), self._offsets.state.infos.get(ref.segment_seq)
             before = self._table(name).attempts(ref)
             if info is None or not 0 <= ref.bundle < info.bundle_count or entry.progress.is_resolved(ref):
                 raise StaleClaim(
@@ -164,13 +165,13 @@ class Deliveries:
                 )
             if before is None:
                 raise StaleClaim(
-                    f"bundle {ref.bundle} of segment {ref.segment_seq} is claimed by somebody else"
+                    f"bundle {ref.bundle} of segment {ref.segment_seq} is claimed by another consumer"
                 )
             return self._hold(name, ref, *before, now_s)
 
     def _hold(self, name: str, ref: BundleRef, attempts: int, again: bool, now_s: float) -> Lease:
         self._token += 1
-        info = self._offsets.info(ref.segment_seq)
+        info = self._offsets.state.infos.get(ref.segment_seq)
         assert info is not None
         claim = Lease(
             subscriber=name,
@@ -195,7 +196,7 @@ class Deliveries:
             table = self._tables[name] = LeaseTable(newest_first=self._settings.newest_first)
         return table
 
-    # ---- answers -------------------------------------------------------------------------------------
+    # ---- resolving -----------------------------------------------------------------------------------
 
     def ack(self, claim: Lease) -> bool:
         """Record that the bundle was consumed. Return False, and record nothing, when the claim had ended."""
@@ -268,7 +269,7 @@ class Deliveries:
         with self._offsets.lock:
             known = [info.seq for info in self._offsets.infos() if info.seq <= through]
             news = sum(self.ack_segment(name, seq) for seq in known)
-            if news and self._offsets.entry(name).state is SubscriberState.ORPHANED:
+            if news and self._offsets.state.entry(name).state is SubscriberState.ORPHANED:
                 self._offsets.activate(name)
             return news
 
@@ -278,7 +279,7 @@ class Deliveries:
                 return False
             self._offsets.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
             self._read_failures.pop(claim.ref.segment_seq, None)
-            # Somebody may wait because so much was in flight.
+            # A consumer may wait because too much was in flight.
             if self._table(claim.subscriber).in_flight + 1 >= self._settings.max_in_flight:
                 self._notifier.notify()
             return True
@@ -286,7 +287,11 @@ class Deliveries:
     def _end(self, claim: Lease) -> bool:
         table = self._tables.get(claim.subscriber)
         # Its subscriber may be gone, and its table not yet.
-        if table is None or not self._offsets.has(claim.subscriber) or not table.end(claim, self._now_s()):
+        if (
+            table is None
+            or claim.subscriber not in self._offsets.state.subscribers
+            or not table.end(claim, self._now_s())
+        ):
             self.metrics.stale_claims.inc(subscriber=claim.subscriber)
             return False
         return True
@@ -356,7 +361,7 @@ class Deliveries:
         """Return how long only new data can end the wait: to the deadline, next lease or due time."""
         with self._offsets.lock:
             now_s = self._now_s()
-            self._expire(now_s)  # what is due for somebody who is given nothing is no event
+            self._expire(now_s)  # a bundle that is due wakes no consumer that may claim none
             event_s = self._table(name).next_event_s()
         if deadline_s is None:
             return None if event_s is None else max(event_s - now_s, 0.001)
@@ -377,7 +382,7 @@ class Deliveries:
             return {seq for table in self._tables.values() for seq in table.held_segments()}
 
     def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
-        """Give a segment up for every subscriber that has not resolved it.
+        """Drop a segment for every subscriber that has not resolved it.
 
         None when a bundle of it is claimed.
 
@@ -385,7 +390,7 @@ class Deliveries:
         """
         with self._offsets.lock:
             self._expire(self._now_s())
-            if self._offsets.info(seq) is None or (not force and seq in self.claimed_segments()):
+            if self._offsets.state.infos.get(seq) is None or (not force and seq in self.claimed_segments()):
                 return None
             dropped = self._offsets.drop(seq, outcome)
             self._forget(seq)
@@ -465,9 +470,9 @@ class Deliveries:
             self.metrics.gap_segments.set(one.gap_segments, subscriber=one.name)
             self.metrics.in_flight.set(one.in_flight, subscriber=one.name)
             self.metrics.deferred.set(one.deferred, subscriber=one.name)
-        self.metrics.log_bytes.set(self._offsets.log_bytes)
-        self.metrics.log_records.set(self._offsets.records)
-        self.metrics.since_checkpoint.set(self._offsets.since_checkpoint)
+        self.metrics.log_bytes.set(self._offsets.log.byte_count)
+        self.metrics.log_records.set(self._offsets.log.records)
+        self.metrics.since_checkpoint.set(self._offsets.log.since_checkpoint)
 
 
 def _items_of(info: SegmentInfo, bundles: int) -> int:

@@ -1,4 +1,4 @@
-"""What each subscriber has consumed: the state, its log and its checkpoints."""
+"""Consumer offsets: the state, its log and its checkpoints."""
 
 from __future__ import annotations
 

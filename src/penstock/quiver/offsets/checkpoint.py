@@ -53,7 +53,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Everything that the log says up to `last_number`."""
+    """The state after the record `last_number` of the log."""
 
     generation: int
     last_number: int
@@ -61,13 +61,13 @@ class CheckpointState:
     next_wal_seq: int
     logged_end: int = 0
     logged_seq: int = 0
-    """Position and bundle number up to which the write-ahead log was durable; 0 when nobody noted it."""
+    """Position and bundle number up to which the write-ahead log was durable; 0 if it was never recorded."""
     abandoned_through: int = 0
-    """Segments up to this one need no subscriber to be let go: the last one left when they were there."""
+    """Segments up to this one are finished without subscribers: they existed when the last one left."""
     absent: tuple[tuple[int, int], ...] = ()
     """Numbers of segments that are gone or never were, above the lowest mark."""
     tombstoned: tuple[int, ...] = ()
-    """Segments that everybody is done with and whose files may still be there."""
+    """Segments that every subscriber has resolved and whose files may still exist."""
     subscribers: tuple[CheckpointEntry, ...] = ()
 
 
@@ -81,7 +81,7 @@ class LoadedCheckpoint:
 
 
 def encode_checkpoint(state: CheckpointState) -> bytes:
-    """The bytes of a checkpoint, with their checksum at the end."""
+    """Encode a checkpoint, with its checksum at the end."""
     logged = _LOGGED.pack(state.logged_end, state.logged_seq) if state.logged_end else b""
     parts = [
         _HEAD.pack(
@@ -128,7 +128,7 @@ def _encode_entry(entry: CheckpointEntry) -> list[bytes]:
 
 
 def decode_checkpoint(data: bytes) -> CheckpointState:
-    """The state in these bytes. Raises `Corrupt` when they are not a whole checkpoint of this version."""
+    """Decode a checkpoint. Raises `Corrupt` for bytes that are not a whole one of this version."""
     if len(data) < _HEAD.size + _CHECKSUM.size or data[: len(_MAGIC)] != _MAGIC:
         raise Corrupt("not a checkpoint: it does not begin as one")
     body = data[: -_CHECKSUM.size]
@@ -215,7 +215,7 @@ class _Reader:
 
 
 def load_checkpoint(fs: FileSystem, directory: str) -> LoadedCheckpoint:
-    """The newest checkpoint that can be read. Raises only what a disk raises that cannot be read at all."""
+    """Load the newest readable checkpoint. Raises only if the disk cannot be read at all."""
     damage: list[str] = []
     for name in (CHECKPOINT, f"{CHECKPOINT}.1"):
         path = os.path.join(directory, name)
@@ -233,7 +233,7 @@ def load_checkpoint(fs: FileSystem, directory: str) -> LoadedCheckpoint:
 
 
 def store_checkpoint(fs: FileSystem, directory: str, state: CheckpointState, *, keep_newest: bool) -> None:
-    """Put a checkpoint in place; durable on return. Until then the one before it can be found.
+    """Write a checkpoint, durably. Until then the previous one can be found.
 
     With `keep_newest` the present one becomes `checkpoint.1`; without, when it cannot be read, it is
     replaced. Raises what the disk raises; `OutcomeUnknown` when the new one may be in place.

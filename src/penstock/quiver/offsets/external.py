@@ -1,20 +1,20 @@
-"""A drop box for acknowledgements from other processes.
+"""Offsets that other processes commit, in a drop box of files.
 
 A data directory has one writer. A reader in another process, such as a Spark query, cannot write its
-acknowledgements into the log; it leaves a note, `ack/inbox/<subscriber>.json`:
+acknowledgements into the log; it writes a note, `ack/inbox/<subscriber>.json`:
 
     {"format":"quiver-ack-inbox/1","subscriber":"spark","through":17}
 
-The note says that the subscriber is done with every segment up to and including `through`. It is replaced as
-a whole by the next one and never shrinks in meaning, so the order and the number of times in which it is
-read do not matter. The writer of the directory looks into the box during maintenance; when nobody runs the
-directory, the note waits for whoever does next. Notes are not removed when they are read: one that was
-replaced between reading and removing would be lost. They go when their subscriber is unregistered, or the
-next start would register it again and keep everything for somebody who is gone.
+The note says that the subscriber has resolved every segment up to and including `through`. The next note
+replaces it as a whole and never says less, so it does not matter how often and in which order notes are read.
+The writer of the directory reads the box during maintenance; while no process runs the directory, the note
+waits for the next one. Notes are not removed when they are read: one that was replaced between reading and
+removing would be lost. They are removed when their subscriber is unregistered; otherwise the next start would
+register it again and keep everything for a reader that is gone.
 
 What the writer does with a note: registers the subscriber from the earliest segment on if it is new, and
 acknowledges every segment up to `through` that is pending for it. `through` is 0 in the note that a reader
-leaves when it starts, so that nothing is removed before it comes.
+writes when it starts, so that nothing is removed before its first offset.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _box(core_dir: str) -> str:
 
 
 def _staging(core_dir: str) -> str:
-    """Return the directory beside the box for unfinished files, which must never be read as acks."""
+    """Return the directory next to the box for unfinished files, which must never be read as acks."""
     return os.path.join(core_dir, "ack", "inbox.tmp")
 
 

@@ -3,9 +3,9 @@
 A start reads a checkpoint and then the log after it. It writes nothing, so doing it twice, or a crash during
 it, changes nothing. Damaged files are copied to `quarantine/` before anything may overwrite or remove them.
 
-After a start nobody knows whether the disk has the records that were read back or only the page cache, and a
-sync of files that another process wrote proves nothing. So nothing that was read back is relied on until a
-checkpoint of this process holds it.
+After a start it is unknown whether the records that were read are on the disk or only in the page cache, and
+a sync of files that another process wrote proves nothing. So no record that was read is relied on until a
+checkpoint of this process has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.quiver.offsets.log_files import LogFileInfo, OffsetLogWriter, list
 from penstock.quiver.offsets.progress import Ranges
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome, RecordKind, name_parts
 from penstock.quiver.offsets.state import Gone, OffsetState, SubscriberEntry
-from penstock.quiver.wal.logged import read_logged
+from penstock.quiver.wal.log import read_logged
 from penstock.storage import FileSystem, stage
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _MISSING_RECORDS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What was read back, and from where."""
+    """The state that was read, and the files that it was read from."""
 
     state: OffsetState
     files: list[LogFileInfo]
@@ -45,7 +45,7 @@ class Replayed:
     checkpoint_number: int
     generation: int
     records: int
-    """How many records were read that the checkpoint does not have."""
+    """The number of records read that the checkpoint does not have."""
     is_newest: bool
     """Whether the checkpoint that was read is the newest one."""
     damage: tuple[str, ...]
@@ -366,24 +366,24 @@ class OffsetLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What was lost with a segment that not every subscriber had resolved."""
+    """The loss of a segment that not every subscriber had resolved."""
 
     info: SegmentInfo | None
     """None when nothing is known of it but that it was there."""
     subscribers: tuple[str, ...]
-    """Who had not resolved it."""
+    """The subscribers that had not resolved it."""
     bundles: int
     """The most that one of them missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What a start found missing or damaged."""
+    """The segments and bundles that a start found missing or damaged."""
 
     missing: tuple[tuple[int, int], ...] = ()
-    """Segments that somebody waited for and that are not there: first and last number of each hole."""
+    """Segments that a subscriber needs and that are missing: first and last number of each hole."""
     corrupt: tuple[Dropped, ...] = ()
-    """Segments that somebody waited for and that were quarantined."""
+    """Segments that a subscriber needs and that were quarantined."""
     expired: tuple[Dropped, ...] = ()
     unlogged: int = 0
     """Bundles that were accepted and are neither in a segment nor in the log."""

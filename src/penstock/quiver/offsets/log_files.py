@@ -3,7 +3,7 @@
 Records wait in memory until `sync` writes and syncs them together. Losing the last ones only delivers again.
 
 A file is appended to by the process that made it and by no other: a start continues in a new file, so nothing
-is ever written after a torn tail. A write or sync that fails ends its file as well: nobody can tell what of
+is ever written after a torn tail. A write or sync that fails ends its file as well: it is unknown what of
 it is on the disk, and the kernel would say yes to a second sync. All records that no successful sync covered
 are still in memory and go into the next file, under the numbers they have.
 
@@ -321,7 +321,7 @@ class OffsetLogWriter:
             return True
 
     def close(self) -> None:
-        """Close the file; what was not synced is lost. Nothing is written from here on."""
+        """Close the file; what was not synced is lost. Nothing is written after this."""
         with self._io:
             self._is_closed = True
             file, self._file = self._file, None

@@ -1,4 +1,4 @@
-"""How far one subscriber is: which bundles are done with, and up to where everything is.
+"""The progress of one subscriber: which bundles are resolved, and up to where all of them are.
 
 The high-water mark is a segment number: everything in it and before it is resolved. What was resolved beyond
 the mark, out of order, is in the gaps until the mark gets there. Nothing here ever goes back (I9): a bundle

@@ -4,8 +4,9 @@
              | u64 number
     u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
-The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified by itself and a
-reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field means.
+The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified independently
+and a reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field
+means.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class RecordKind(enum.IntEnum):
-    """What a record says. Numbers are stable on disk; readers skip those they do not know."""
+    """The kinds of records. Numbers are stable on disk; readers skip unknown ones."""
 
     OUTCOME = 0
     SUBSCRIBER = 1
@@ -46,7 +47,7 @@ class RecordKind(enum.IntEnum):
 
 
 class Outcome(enum.IntEnum):
-    """What became of a bundle for one subscriber. An audit can tell delivered from lost."""
+    """The outcome of a bundle for one subscriber. An audit can distinguish delivered from lost."""
 
     ACK = 0
     NACK = 1
@@ -56,7 +57,7 @@ class Outcome(enum.IntEnum):
 
     @property
     def resolves(self) -> bool:
-        """Whether the bundle is done with; a nack is not the end of it."""
+        """Whether the bundle is resolved; after a nack it is delivered again."""
         return self is not Outcome.NACK
 
 
@@ -86,7 +87,7 @@ Record: TypeAlias = OffsetRecord | NamePart
 
 
 def encode_record(record: Record) -> bytes:
-    """The 40 bytes of a record."""
+    """Encode a record in 40 bytes."""
     if isinstance(record, NamePart):
         body = _NAME.pack(RecordKind.NAME, record.part, record.subscriber, record.text, record.number)
     else:
@@ -104,7 +105,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> Record | None:
-    """The record in 40 bytes, or None when they are none.
+    """Decode a record of 40 bytes; None if they are damaged.
 
     Numbers that no directory reaches are damage that has a checksum: the next number has to fit, too.
     """
@@ -134,13 +135,13 @@ def decode_record(data: bytes | memoryview) -> Record | None:
 
 
 def decode_records(data: bytes | memoryview) -> Iterator[Record | None]:
-    """Every place for a record in turn: the record, or None where there is none. The last may be cut off."""
+    """Yield each record in turn, or None where none can be decoded. The last one may be cut off."""
     view = memoryview(data)
     for start in range(0, len(view), RECORD_BYTES):
         yield decode_record(view[start : start + RECORD_BYTES])
 
 
 def name_parts(name: str) -> list[bytes]:
-    """A name in the pieces that its records carry."""
+    """Split a name into the pieces that its records hold."""
     text = name.encode("ascii")
     return [text[start : start + _NAME_BYTES] for start in range(0, len(text), _NAME_BYTES)]

@@ -1,9 +1,9 @@
-"""What all acknowledgements add up to: subscribers, the segments that exist, and who is done with which.
+"""The state that all acknowledgements add up to: subscribers, segments, and which have resolved which.
 
-    registered ──► active ◄──► inactive          orphaned: known from before, but nobody asked for it since
+    registered ──► active ◄──► inactive          orphaned: known, but not in the configuration any more
 
 Every state keeps the data that the subscriber has not resolved. Only `unregister` releases it. All of this is
-pure: records and segments go in, answers come out.
+pure, without I/O.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import InvalidInput
+from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointEntry, CheckpointState
 from penstock.quiver.offsets.progress import BUNDLES_MAX, Bitmap, Progress, Ranges
@@ -61,7 +62,7 @@ class SubscriberEntry:
     counters: list[int] = field(default_factory=lambda: [0] * len(Outcome))
     """Bundles by outcome."""
     orphaned_ns: int = 0
-    """Since when nobody asked for it; 0 when somebody did."""
+    """The time since which it is orphaned, or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +239,7 @@ class OffsetState:
                 hwm=record.segment_seq,
             )
             if entry.state is SubscriberState.ORPHANED and not entry.orphaned_ns:
-                # Nothing else remembers since when: from the first time that it was told.
+                # No other record has the time: use that of the first definition.
                 entry.orphaned_ns = record.ts_ns
 
     def _apply_deleted(self, record: OffsetRecord) -> None:
@@ -276,7 +277,7 @@ class OffsetState:
         self._highest_index = max(self._highest_index, entry.index)
 
     def leave(self, entry: SubscriberEntry) -> int:
-        """Remove a subscriber. Return up to which segment nobody is left to wait for, or 0."""
+        """Remove a subscriber. Return up to which segment no subscriber is left to need one, or 0."""
         last_one = len(self.subscribers) == 1
         through = self.highest_seq if last_one else 0
         self._leave(entry, through)
@@ -297,7 +298,7 @@ class OffsetState:
     def take_in(self, infos: Iterable[SegmentInfo], lost: Collection[int] = ()) -> list[tuple[int, int]]:
         """Set the segments that a start found.
 
-        Return the ranges that somebody waits for and that are missing.
+        Return the ranges that a subscriber needs and that are missing.
 
         Segments that were being deleted do not count: their files may go. `lost` are numbers of segments that
         existed, whether or not the log mentions them.
@@ -372,7 +373,7 @@ class OffsetState:
         self.absent.add(self.highest_seq + 1, seq)
         self.highest_seq = seq
 
-    def place_behind(self, seq: int) -> int:
+    def index_after(self, seq: int) -> int:
         """Return the index in `known` of the first segment with a higher number."""
         return bisect.bisect_right(self.known, seq)
 
@@ -381,13 +382,13 @@ class OffsetState:
         return sum(not entry.progress.is_complete(seq) for entry in self.subscribers.values())
 
     def is_finished(self, seq: int) -> bool:
-        """Whether nobody needs the segment: every subscriber resolved it, and there is or was one."""
+        """Whether no subscriber needs the segment: all have resolved it, and there is or was one."""
         if seq not in self.infos or (not self.subscribers and seq > self.abandoned_through):
             return False
         return not self.outstanding(seq)
 
     def mark_deleted(self, seq: int, number: int) -> None:
-        """Record that the segment will be removed; from here on it is absent."""
+        """Record that the segment will be removed; it counts as absent now."""
         del self.infos[seq]
         del self.known[bisect.bisect_left(self.known, seq)]
         self.absent.add(seq)
@@ -407,6 +408,24 @@ class OffsetState:
         """Forget absent numbers that no mark has to pass any more."""
         lowest = self.known[0] - 1 if self.known else self.highest_seq
         self.absent.discard_through(min(lowest, *self.marks(), self.highest_seq))
+
+    @property
+    def next_segment_seq(self) -> int:
+        """The lowest number for the next segment: files, log, marks and checkpoint never had it."""
+        return max(self.highest_seq, *self.marks(), 0) + 1
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """The position and the bundle up to which the write-ahead log is known to have been durable."""
+        return self.logged_end, self.logged_seq
+
+    def entry(self, name: str) -> SubscriberEntry:
+        """Return a subscriber's entry. Raises `UnknownSubscriber`."""
+        entry = self.subscribers.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self.subscribers)) or "none"
+            raise UnknownSubscriber(f"no subscriber is named {name!r}; registered: {known}")
+        return entry
 
     def marks(self) -> list[int]:
         return [entry.progress.hwm for entry in self.subscribers.values()]
@@ -448,7 +467,7 @@ def _saved(entry: SubscriberEntry) -> CheckpointEntry:
 def view_of(state: OffsetState, entry: SubscriberEntry) -> Subscriber:
     """Return a snapshot of a subscriber."""
     progress = entry.progress
-    beyond = state.known[state.place_behind(progress.hwm) :]
+    beyond = state.known[state.index_after(progress.hwm) :]
     pending = [seq for seq in beyond if not progress.is_complete(seq)]
     return Subscriber(
         name=entry.name,

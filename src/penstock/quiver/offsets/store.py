@@ -1,4 +1,4 @@
-"""Consumer offsets of one core: what each subscriber has taken, and which segments nobody needs any more.
+"""Consumer offsets of one core: what each subscriber has resolved, and which segments no one needs any more.
 
 What becomes durable when:
 
@@ -12,13 +12,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidInput, PenstockError
-from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointState
 from penstock.quiver.offsets.external import remove_external_ack
@@ -48,10 +47,13 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SubscriptionStore:
-    """Consumer offsets of all subscribers of one core, over `ack/` and `meta/`. Safe to use from any thread.
+    """Consumer offsets of all subscribers of one core, in `ack/` and `meta/`. Safe to use from any thread.
 
-    `lock` is held for every look at the state, and callers may hold it to look at several things at once; it
-    is never held during a call to the disk.
+    Opening one reads what is there and writes nothing; call `reconcile` next. Damage is listed in `damage`
+    and never stops a start: outcomes that are lost are delivered again.
+
+    Hold `lock` to read `state`, which `apply` and the methods here change; the lock is never held during a
+    call to the disk.
     """
 
     def __init__(
@@ -67,12 +69,12 @@ class SubscriptionStore:
             fs.make_dirs(os.path.join(core_dir, directory))
         replayed = replay(fs, core_dir)
         self.damage = replayed.damage
-        """What could not be read, in words."""
+        """Descriptions of what could not be read."""
         self.replayed_records = replayed.records
         self.lock = threading.RLock()
-        self._state: OffsetState = replayed.state
+        self.state: OffsetState = replayed.state
         self._next_segment_seq = 0
-        self._log = OffsetLog(
+        self.log = OffsetLog(
             fs,
             core_dir,
             replayed,
@@ -83,25 +85,11 @@ class SubscriptionStore:
         )
         self._clock = clock
         self._held_until_s = clock.monotonic()
-        if self._state.unknown_subscribers:
-            # Somebody is not known any more and may be about to register again: let nothing go before that.
+        if self.state.unknown_subscribers:
+            # A subscriber whose definition was lost may register again: delete nothing before that.
             self._held_until_s += _HELD_S
         self._finished: set[int] = set()
         self._listeners: list[Callable[[], None]] = []
-
-    @classmethod
-    def open(
-        cls,
-        fs: FileSystem,
-        core_dir: str,
-        settings: OffsetLogSettings | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> SubscriptionStore:
-        """Read back what is there. Writes nothing yet; call `reconcile` next.
-
-        Damage is listed in `damage` and never stops a start: outcomes that are lost are delivered again.
-        """
-        return cls(fs, core_dir, settings, clock)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, under the lock, whenever there may be new data to deliver; it must not wait."""
@@ -112,32 +100,6 @@ class SubscriptionStore:
             callback()
 
     # ---- segments ------------------------------------------------------------------------------------
-
-    @property
-    def next_segment_seq_floor(self) -> int:
-        """The lowest number for the next segment: files, log, marks and checkpoint never had it."""
-        with self.lock:
-            return max(self._state.highest_seq, *self._state.marks(), 0) + 1
-
-    @property
-    def next_wal_seq_floor(self) -> int:
-        """The lowest number for the next log entry, as far as checkpoints know."""
-        return self._state.next_wal_seq
-
-    @property
-    def logged(self) -> tuple[int, int]:
-        """The position and the bundle up to which the write-ahead log is known to have been durable."""
-        return self._state.logged_end, self._state.logged_seq
-
-    def compare(self, infos: Iterable[SegmentInfo]) -> None:
-        """Take in these segments for reading only: segments that are not among them count for nothing."""
-        with self.lock:
-            self._state.take_in(infos)
-
-    def is_awaited(self, seq: int, bundle_count: int) -> bool:
-        """Whether any subscriber needs a segment that is missing and had so many bundles."""
-        with self.lock:
-            return self._state.is_awaited(seq, bundle_count)
 
     def reconcile(
         self,
@@ -156,35 +118,35 @@ class SubscriptionStore:
         """
         quarantined_infos = quarantined if quarantined is not None else {}
         with self.lock:
-            holes = self._state.take_in(infos, quarantined_infos)
-            if highest_seq > self._state.highest_seq:
+            holes = self.state.take_in(infos, quarantined_infos)
+            if highest_seq > self.state.highest_seq:
                 # Numbers of files that never counted, or do not any more: no mark has to wait for them.
-                self._log.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
-                self._state.skip_through(highest_seq)
-            lost = record_missing(self._state, self._log, holes, quarantined_infos)
+                self.log.append_gone(self.state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
+                self.state.skip_through(highest_seq)
+            lost = record_missing(self.state, self.log, holes, quarantined_infos)
             if unlogged:
-                record_unlogged(self._state, self._log, unlogged)
-            for entry in self._state.subscribers.values():
-                self._state.advance(entry)
+                record_unlogged(self.state, self.log, unlogged)
+            for entry in self.state.subscribers.values():
+                self.state.advance(entry)
             expired = self._expire(expired_before_ns) if expired_before_ns is not None else ()
             self._look_for_finished()
             self._notify()
         self._confirm()
-        self._log.keep_reserve()
+        self.log.keep_reserve()
         return replace(lost, expired=expired, unlogged=unlogged)
 
     def _expire(self, before_ns: int) -> tuple[Dropped, ...]:
-        old = [seq for seq in self._state.known if self._state.infos[seq].ingest_ns_max < before_ns]
+        old = [seq for seq in self.state.known if self.state.infos[seq].ingest_ns_max < before_ns]
         return tuple(self.drop(seq, Outcome.EXPIRED) for seq in old)
 
     def _look_for_finished(self) -> None:
-        self._finished = {seq for seq in self._state.known if self._state.is_finished(seq)}
+        self._finished = {seq for seq in self.state.known if self.state.is_finished(seq)}
 
     def _confirm(self) -> None:
         """Write what was replayed to a checkpoint of this process. If that fails, `tend` tries again."""
-        if self._log.has_changes:
+        if self.log.has_changes:
             try:
-                self._log.checkpoint()
+                self.log.checkpoint()
             except PenstockError as error:
                 _LOGGER.warning("no segment is deleted until a checkpoint can be written: %s", error)
 
@@ -194,32 +156,22 @@ class SubscriptionStore:
         Raises `InvalidInput` unless its number is higher than all before.
         """
         with self.lock:
-            skipped = self._state.add(info)
+            skipped = self.state.add(info)
             if skipped is not None:
-                self._log.append_gone(*skipped, Gone.NEVER_WRITTEN)
-                for entry in self._state.subscribers.values():
-                    self._state.advance(entry)
+                self.log.append_gone(*skipped, Gone.NEVER_WRITTEN)
+                for entry in self.state.subscribers.values():
+                    self.state.advance(entry)
             self._notify()
 
     def forget_segment(self, seq: int) -> None:
         """Forget a removable segment whose files are gone."""
         with self.lock:
-            self._state.tombstoned.pop(seq, None)
-
-    def info(self, seq: int) -> SegmentInfo | None:
-        """Return the segment while it may still be delivered, else None."""
-        with self.lock:
-            return self._state.infos.get(seq)
+            self.state.tombstoned.pop(seq, None)
 
     def infos(self) -> list[SegmentInfo]:
         """Return the segments that are there, oldest first, without those marked deleted."""
         with self.lock:
-            return [self._state.infos[seq] for seq in self._state.known]
-
-    @property
-    def segments(self) -> tuple[Sequence[int], Mapping[int, SegmentInfo]]:
-        """The numbers of existing segments, ascending, and their facts. Hold the lock to look at them."""
-        return self._state.known, self._state.infos
+            return [self.state.infos[seq] for seq in self.state.known]
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
@@ -232,14 +184,12 @@ class SubscriptionStore:
         """
         check_name(name)
         with self.lock:
-            entry = self._state.subscribers.get(name)
+            entry = self.state.subscribers.get(name)
             if entry is None:
                 hwm = self._start_hwm(start)
-                entry = self._state.define(
-                    name, self._state.free_index(), SubscriberState.REGISTERED, hwm=hwm
-                )
-                self._state.advance(entry)
-                self._log.append_definition(entry)
+                entry = self.state.define(name, self.state.free_index(), SubscriberState.REGISTERED, hwm=hwm)
+                self.state.advance(entry)
+                self.log.append_definition(entry)
                 self._look_for_finished()
                 self._notify()
             elif entry.state is SubscriberState.ORPHANED:
@@ -249,32 +199,26 @@ class SubscriptionStore:
 
     def _start_hwm(self, start: str | int) -> int:
         if start == "earliest":
-            return self._state.earliest_hwm()
+            return self.state.earliest_hwm()
         if start == "latest":
-            return self._state.highest_seq
-        if isinstance(start, int) and 1 <= start <= self._state.highest_seq + 1:
+            return self.state.highest_seq
+        if isinstance(start, int) and 1 <= start <= self.state.highest_seq + 1:
             return start - 1
         raise InvalidInput(
             f"a subscriber starts at 'earliest', 'latest' or a segment from 1 to "
-            f"{self._state.highest_seq + 1}, not {start!r}"
+            f"{self.state.highest_seq + 1}, not {start!r}"
         )
 
     def activate(self, name: str) -> None:
         """Let a subscriber receive bundles."""
         with self.lock:
-            self._set_state(self.entry(name), SubscriberState.ACTIVE)
+            self._set_state(self.state.entry(name), SubscriberState.ACTIVE)
             self._notify()
 
     def deactivate(self, name: str) -> None:
         """Deliver nothing to a subscriber until it is activated again. Its data stays."""
         with self.lock:
-            self._set_state(self.entry(name), SubscriberState.INACTIVE)
-
-    def unregister(self, name: str) -> Subscriber:
-        """Remove a subscriber, durably: nothing is kept for it any more. Return its last state."""
-        gone = self.leave(name)
-        self.confirm_leave(name)
-        return gone
+            self._set_state(self.state.entry(name), SubscriberState.INACTIVE)
 
     def confirm_leave(self, name: str) -> None:
         """Make a `leave` durable, and remove the external ack that would bring the subscriber back."""
@@ -282,14 +226,14 @@ class SubscriptionStore:
         self.sync()
 
     def leave(self, name: str) -> Subscriber:
-        """Remove a subscriber as `unregister` does, durable only after `confirm_leave`."""
+        """Remove a subscriber; durable after `confirm_leave`. Return its last state."""
         with self.lock:
-            entry = self.entry(name)
-            gone = view_of(self._state, entry)
-            through = self._state.leave(entry)
-            self._log.append_unregister(entry, through)
+            entry = self.state.entry(name)
+            gone = view_of(self.state, entry)
+            through = self.state.leave(entry)
+            self.log.append_unregister(entry, through)
             self._look_for_finished()
-            self._state.trim()
+            self.state.trim()
             self._notify()
             return gone
 
@@ -297,18 +241,18 @@ class SubscriptionStore:
         """Mark every subscriber that is not in `configured` as orphaned and return their names."""
         wanted = set(configured)
         with self.lock:
-            found = [entry for name, entry in self._state.subscribers.items() if name not in wanted]
+            found = [entry for name, entry in self.state.subscribers.items() if name not in wanted]
             for entry in found:
                 if entry.state is not SubscriberState.ORPHANED:
                     self._set_state(entry, SubscriberState.ORPHANED)
             return sorted(entry.name for entry in found)
 
     def orphaned(self) -> list[tuple[str, int]]:
-        """Return the subscribers that are orphaned, each with the stamp of when it became so."""
+        """Return the orphaned subscribers, each with the time at which it was orphaned."""
         with self.lock:
             return [
                 (entry.name, entry.orphaned_ns)
-                for entry in self._state.subscribers.values()
+                for entry in self.state.subscribers.values()
                 if entry.state is SubscriberState.ORPHANED and entry.orphaned_ns > 0
             ]
 
@@ -316,29 +260,17 @@ class SubscriptionStore:
         if entry.state is state:
             return
         entry.state = state
-        entry.orphaned_ns = self._log.now_ns() if state is SubscriberState.ORPHANED else 0
-        self._log.append_state(entry)
-
-    def entry(self, name: str) -> SubscriberEntry:
-        """Return the subscriber's entry; hold the lock to look at it. Raises `UnknownSubscriber`."""
-        entry = self._state.subscribers.get(name)
-        if entry is None:
-            known = ", ".join(sorted(self._state.subscribers)) or "nobody"
-            raise UnknownSubscriber(f"no subscriber is named {name!r}; registered: {known}")
-        return entry
-
-    def has(self, name: str) -> bool:
-        """Whether a subscriber of this name is registered."""
-        return name in self._state.subscribers
+        entry.orphaned_ns = self.log.now_ns() if state is SubscriberState.ORPHANED else 0
+        self.log.append_state(entry)
 
     def names(self) -> list[str]:
         with self.lock:
-            return sorted(self._state.subscribers)
+            return sorted(self.state.subscribers)
 
     def subscriber(self, name: str) -> Subscriber:
         """Return a subscriber as it is now. Raises `UnknownSubscriber`."""
         with self.lock:
-            return view_of(self._state, self.entry(name))
+            return view_of(self.state, self.state.entry(name))
 
     # ---- outcomes ------------------------------------------------------------------------------------
 
@@ -349,16 +281,16 @@ class SubscriptionStore:
         Durable with the next `sync`.
         """
         with self.lock:
-            entry = self.entry(name)
+            entry = self.state.entry(name)
             if isinstance(what, int):
                 return self._resolve_segment(entry, what, outcome, attempt) is not None
-            info = self._state.infos.get(what.segment_seq)
+            info = self.state.infos.get(what.segment_seq)
             if info is None or not 0 <= what.bundle < info.bundle_count or entry.progress.is_resolved(what):
                 return False
             if outcome.resolves:
                 entry.progress.resolve(what, info.bundle_count)
             entry.counters[outcome] += 1
-            self._log.append_outcome(entry, what.segment_seq, what.bundle, outcome, attempt)
+            self.log.append_outcome(entry, what.segment_seq, what.bundle, outcome, attempt)
             self._note_complete(entry, what.segment_seq)
             return True
 
@@ -366,7 +298,7 @@ class SubscriptionStore:
         self, entry: SubscriberEntry, seq: int, outcome: Outcome, attempt: int
     ) -> int | None:
         """Return how many bundles that resolved, or None when there was nothing to record."""
-        info = self._state.infos.get(seq)
+        info = self.state.infos.get(seq)
         if info is None or entry.progress.is_complete(seq):
             return None
         bundles = info.bundle_count - entry.progress.resolved_in(seq)
@@ -374,20 +306,16 @@ class SubscriptionStore:
             entry.progress.resolve_segment(seq)
         entry.counters[outcome] += bundles if outcome.resolves else 1
         # For a whole segment the place of the attempt says how many bundles the outcome was for.
-        told = bundles if outcome.resolves else attempt
-        self._log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, told)
+        count = bundles if outcome.resolves else attempt
+        self.log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, count)
         self._note_complete(entry, seq)
         return bundles
 
     def _note_complete(self, entry: SubscriberEntry, seq: int) -> None:
         if entry.progress.is_complete(seq):
-            if self._state.is_finished(seq):
+            if self.state.is_finished(seq):
                 self._finished.add(seq)
-            self._state.advance(entry)
-
-    def is_resolved(self, name: str, ref: BundleRef) -> bool:
-        with self.lock:
-            return self.entry(name).progress.is_resolved(ref)
+            self.state.advance(entry)
 
     def drop(self, seq: int, outcome: Outcome) -> Dropped:
         """Give up a segment for all that have not resolved it; it is removable after the next sync.
@@ -395,22 +323,17 @@ class SubscriptionStore:
         Raises `InvalidInput` when there is no such segment.
         """
         with self.lock:
-            info = self._state.infos.get(seq)
+            info = self.state.infos.get(seq)
             if info is None:
                 raise InvalidInput(f"there is no segment {seq} to drop")
             missed: dict[str, int] = {}
-            for entry in self._state.subscribers.values():
+            for entry in self.state.subscribers.values():
                 bundles = self._resolve_segment(entry, seq, outcome, 0)
                 if bundles is not None:
                     missed[entry.name] = bundles
             self._mark_deleted(seq)
-            bundles = max(missed.values(), default=0 if self._state.subscribers else info.bundle_count)
+            bundles = max(missed.values(), default=0 if self.state.subscribers else info.bundle_count)
             return Dropped(info=info, subscribers=tuple(missed), bundles=bundles)
-
-    def outstanding(self, seq: int) -> int:
-        """Count the subscribers that have not resolved all of a segment."""
-        with self.lock:
-            return self._state.outstanding(seq)
 
     # ---- deletion ------------------------------------------------------------------------------------
 
@@ -422,43 +345,32 @@ class SubscriptionStore:
     def mark_deleted(self, seqs: Iterable[int]) -> list[int]:
         """Mark these segments as deleted and return those that were: removable after the next sync.
 
-        A segment that somebody needs after all is left out, for example one of a subscriber registered
+        A segment that is needed after all is left out, for example by a subscriber that registered
         meanwhile.
         """
         with self.lock:
             if self._clock.monotonic() < self._held_until_s:
                 return []
-            chosen = [seq for seq in seqs if self._state.is_finished(seq)]
+            chosen = [seq for seq in seqs if self.state.is_finished(seq)]
             for seq in chosen:
                 self._mark_deleted(seq)
             return chosen
 
     def _mark_deleted(self, seq: int) -> None:
-        self._state.mark_deleted(seq, self._log.append_gone(seq, seq, Gone.DELETED))
+        self.state.mark_deleted(seq, self.log.append_gone(seq, seq, Gone.DELETED))
         self._finished.discard(seq)
-
-    @property
-    def has_tombstones(self) -> bool:
-        """Whether there are segments whose files are to be removed."""
-        return bool(self._state.tombstoned)
 
     def removable(self) -> list[int]:
         """Return the segments whose files may be removed, because their deletion is durable."""
         with self.lock:
-            tombstoned = self._state.tombstoned.items()
-            return sorted(seq for seq, number in tombstoned if self._log.is_durable(number))
-
-    def is_synced(self, seq: int) -> bool:
-        """Whether the files of this segment may be removed."""
-        with self.lock:
-            number = self._state.tombstoned.get(seq)
-            return number is not None and self._log.is_durable(number)
+            tombstoned = self.state.tombstoned.items()
+            return sorted(seq for seq, number in tombstoned if self.log.is_durable(number))
 
     # ---- the disk ------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Return when every outcome so far is durable. Raises what the disk raises; nothing is forgotten."""
-        self._log.sync()
+        self.log.sync()
 
     def checkpoint(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
         """Write a checkpoint, durably, so that a start need not read the log before it.
@@ -467,7 +379,7 @@ class SubscriptionStore:
         what the disk raises; then the previous checkpoint and all of the log stay valid.
         """
         self._note_next(next_segment_seq, next_wal_seq)
-        self._log.checkpoint()
+        self.log.checkpoint()
 
     def tend(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
@@ -479,7 +391,7 @@ class SubscriptionStore:
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
-        self._log.tend()
+        self.log.tend()
 
     def close(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
@@ -487,47 +399,32 @@ class SubscriptionStore:
         """Checkpoint changes and close the file. Raises what the disk raises, and is closed even then."""
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
-        self._log.close()
+        self.log.close()
 
     def _note_next(self, next_segment_seq: int, next_wal_seq: int) -> None:
         with self.lock:
             self._next_segment_seq = max(self._next_segment_seq, next_segment_seq)
-            self._state.next_wal_seq = max(self._state.next_wal_seq, next_wal_seq)
+            self.state.next_wal_seq = max(self.state.next_wal_seq, next_wal_seq)
 
     def _note_logged(self, logged: tuple[int, int]) -> None:
         with self.lock:
-            state = self._state
+            state = self.state
             if logged[0] > state.logged_end:
                 state.note_logged(*logged)
-                self._log.append_logged(*logged, max(0, self._next_segment_seq - 1))
+                self.log.append_logged(*logged, max(0, self._next_segment_seq - 1))
 
     def _save(self, generation: int, last_number: Callable[[], int]) -> CheckpointState:
         with self.lock:
-            return self._state.save(
+            return self.state.save(
                 generation=generation,
                 last_number=last_number(),
                 next_segment_seq=self._next_segment_seq,
-                next_wal_seq=self._state.next_wal_seq,
+                next_wal_seq=self.state.next_wal_seq,
             )
 
     def _repeat_definitions(self) -> None:
         """Repeat all names and marks in each new file: without a checkpoint only the log has them."""
         with self.lock:
-            for entry in self._state.subscribers.values():
-                self._log.append_definition(entry)
-            self._log.repeated()
-
-    @property
-    def log_bytes(self) -> int:
-        """Bytes of the log on disk."""
-        return self._log.byte_count
-
-    @property
-    def since_checkpoint(self) -> int:
-        """Records after the last checkpoint: what a start would replay, at most twice that."""
-        return self._log.since_checkpoint
-
-    @property
-    def records(self) -> int:
-        """The number of the last record."""
-        return self._log.records
+            for entry in self.state.subscribers.values():
+                self.log.append_definition(entry)
+            self.log.repeated()

@@ -2,10 +2,12 @@
 
 The rules decide only and touch no disk. In this order:
 
-1. Steady state: what everybody has processed goes, oldest first, except for the headroom. Nothing is lost.
-2. Age: what came in too long ago goes, processed or not. An explicit bound of the operator, under any policy.
-3. Size: over the cap the headroom goes too. After that `backpressure` holds writers up and keeps every
-   segment, and `drop_oldest` drops the oldest segment of which nobody holds a bundle.
+1. Steady state: segments that every subscriber has processed are deleted, oldest first, except for the
+   headroom. Nothing is lost.
+2. Age: segments that arrived too long ago are deleted, processed or not: an explicit limit of the operator,
+   under any policy.
+3. Size: over the cap the headroom is deleted too. After that `backpressure` delays writers and keeps every
+   segment, and `drop_oldest` drops the oldest segment without a claimed bundle.
 
 The order of a deletion is: record it, sync the record, remove the file.
 
@@ -17,20 +19,26 @@ counts until it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.delivery.subscription import Deliveries
+from penstock.quiver.metrics import RetentionMetrics
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.quota import Quota
 from penstock.quiver.retention.shared_quota import SharedQuota
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.segments.upload import Uploader
+from penstock.quiver.segments.writer import SegmentWriter
+from penstock.quiver.wal.log import Wal
 
 T = TypeVar("T")
 
@@ -39,7 +47,7 @@ SEGMENT_BYTES: Final = "segments"
 _AGE_EVERY_S: Final = 1.0
 _WARN_EVERY_S: Final = 10.0
 _PATIENCE_S: Final = 1.0
-"""How long a core waits for another one to give way before it drops data of its own."""
+"""How long a core waits for another one to free space before it drops its own data."""
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
 _LOGGER = logging.getLogger(__name__)
@@ -86,8 +94,8 @@ class Retention:
     ) -> list[int]:
         """Return segments that are too old, by when their last bundle came in, not by the time of the file.
 
-        Those in `known_for_long` are too old whatever their stamps say. A segment of which a bundle is
-        claimed stays until the claim ends.
+        Segments in `known_for_long` are too old whatever their timestamps say. A segment with a claimed
+        bundle stays until the claim ends.
         """
         before_ns = self.expiry_ns(now_ns)
         if before_ns is None:
@@ -107,7 +115,7 @@ class Retention:
     ) -> list[int]:
         """Return unprocessed segments to give up, oldest first; none under `backpressure`.
 
-        `held` tells which must stay: a bundle of it is claimed, or it has not been uploaded yet.
+        `held` returns whether a segment must stay: it has a claimed bundle, or is not uploaded yet.
         """
         if self.policy != "drop_oldest":
             return []
@@ -125,21 +133,9 @@ def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable
     return gone
 
 
-class SegmentFiles(Protocol):
-    """The files of the segments; `SegmentStore` is it."""
-
-    def remove(self, *seqs: int) -> None:
-        """Remove segments, durably. After an error they still count."""
-        ...
-
-    def bytes_of(self, seq: int) -> int:
-        """Return what removing one frees."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """What one pass of the reaper did."""
+    """The segments that one pass of the reaper deleted."""
 
     removed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
@@ -147,17 +143,17 @@ class Reaped:
 
 
 class FirstSeen(Generic[T]):
-    """When this process first saw each of the things that wait for an age, by the monotonic clock.
+    """The times at which this process first saw things that are waiting for an age, by the monotonic clock.
 
-    A thing is at least as old as that, whatever its stamp says: a clock that was ahead when it was stamped
-    keeps it for its age after the start of the process, and not until the clock has caught up.
+    A thing is at least as old as that, whatever its timestamp says: one that was stamped by a clock that was
+    ahead is kept for its age after the start of the process, not until the clock has caught up.
     """
 
     def __init__(self) -> None:
         self._seen_s: dict[T, float] = {}
 
     def known_for(self, age_s: float, things: Iterable[T], now_s: float) -> set[T]:
-        """Return those of all `things` there are now that this process has known for so long."""
+        """Return those of `things`, which are all that exist now, that were first seen `age_s` ago."""
         self._seen_s = {one: self._seen_s.get(one, now_s) for one in things}
         return {one for one, seen_s in self._seen_s.items() if now_s - seen_s >= age_s}
 
@@ -168,36 +164,82 @@ class _Failure:
     again_s: float
 
 
-class Reaper:
-    """Deletes the segments that retention releases. Any thread may call it; one works at a time.
+class RemovableSegments:
+    """The files of the segments, and whether each may be removed yet."""
 
-    `may_remove` can keep a file that is still needed, such as one that has not been uploaded.
-    """
+    def __init__(
+        self, store: SegmentStore, wal: Wal | None, writer: SegmentWriter, uploader: Uploader | None
+    ) -> None:
+        self._store = store
+        self._wal = wal
+        self._writer = writer
+        self._uploader = uploader
+        self._lock = threading.Lock()
+        self._ignoring_log = 0
+
+    def may_remove(self, seq: int) -> bool:
+        """Return whether a segment is uploaded, if it has to be, and the log is cut after it.
+
+        Otherwise a restart would read its bundles from the log again. The log is ignored while space is
+        needed or segments cannot be written, because it cannot be cut then.
+        """
+        if self._uploader is not None and not self._uploader.is_uploaded(seq):
+            return False
+        if self._wal is None or self._ignoring_log or self._writer.last_error is not None:
+            return True
+        try:
+            return self._store.get(seq).wal_end <= self._wal.cursor
+        except NotFound:
+            return True
+
+    @contextlib.contextmanager
+    def ignoring_log(self) -> Iterator[None]:
+        """Let segments be removed before the log is cut after them."""
+        with self._lock:
+            self._ignoring_log += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ignoring_log -= 1
+
+    def bytes_of(self, seq: int) -> int:
+        """Return the bytes that removing a segment frees. Raises `NotFound`."""
+        return self._store.bytes_of(seq)
+
+    def remove(self, seq: int) -> None:
+        """Remove the file of a segment, durably. After an error it still counts."""
+        self._store.remove(seq)
+        if self._uploader is not None:
+            self._uploader.forget(seq)
+
+
+class Reaper:
+    """Deletes the segments that retention releases. Any thread may call it; one works at a time."""
 
     def __init__(
         self,
         offsets: SubscriptionStore,
         deliveries: Deliveries,
-        files: SegmentFiles,
+        segments: RemovableSegments,
         quota: Quota,
         retention: Retention,
         *,
         core_id: int = 0,
         clock: Clock = SYSTEM_CLOCK,
         shared: SharedQuota | None = None,
-        may_remove: Callable[[int], bool] = lambda seq: True,
+        metrics: RetentionMetrics,
     ) -> None:
         self._offsets = offsets
         self._deliveries = deliveries
-        self._files = files
+        self._segments = segments
         self._quota = quota
         self._retention = retention
         self._core_id = str(core_id)
         self._clock = SteadyClock(clock)
         self._first_seen = FirstSeen[int]()
         self._shared = shared
-        self._may_remove = may_remove
-        self._metrics = deliveries.metrics
+        self._metrics = metrics
         self._failures: dict[int, _Failure] = {}
         self._reasons: dict[int, str] = {}
         self._aged_s: float | None = None
@@ -207,7 +249,7 @@ class Reaper:
         self._warned_s: float | None = None
         self._lock = threading.RLock()
 
-    # ---- every now and then --------------------------------------------------------------------------
+    # ---- periodically ---------------------------------------------------------------------------------
 
     def reap(self) -> Reaped:
         """Apply steady state and age, and drop data when it is our turn in a shared quota.
@@ -220,7 +262,7 @@ class Reaper:
             dropped = self._take_turn()
             removed = self._remove()
             if dropped and self._shared is not None:
-                self._publish(self._shared)  # at once, or somebody else gives way for the same
+                self._publish(self._shared)  # now, or another core frees space for the same excess
             self._measure()
             return Reaped(removed=removed, expired=expired, dropped=dropped)
 
@@ -256,7 +298,7 @@ class Reaper:
         try:
             shared.publish(used=self._quota.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted)
         except PenstockError as error:
-            _LOGGER.warning("the shared budget could not be told: %s", error)
+            _LOGGER.warning("the figures of this core could not be published: %s", error)
 
     # ---- when a writer needs room -----------------------------------------------------------------------
 
@@ -302,7 +344,7 @@ class Reaper:
         claimed = self._deliveries.claimed_segments()
 
         def is_held(seq: int) -> bool:
-            return seq in claimed or not self._may_remove(seq)
+            return seq in claimed or not self._segments.may_remove(seq)
 
         chosen = self._retention.drop(self._candidates(), excess, is_held)
         dropped = tuple(seq for seq in chosen if self._drop(seq, Outcome.DROPPED, "size"))
@@ -322,14 +364,18 @@ class Reaper:
     # ---- the order -----------------------------------------------------------------------------------
 
     def _finished(self) -> list[Candidate]:
-        return [Candidate(seq, self._size(seq)) for seq in self._offsets.finished() if self._may_remove(seq)]
+        return [
+            Candidate(seq, self._size(seq))
+            for seq in self._offsets.finished()
+            if self._segments.may_remove(seq)
+        ]
 
     def _candidates(self) -> Iterable[Candidate]:
         return (Candidate(info.seq, self._size(info.seq)) for info in self._offsets.infos())
 
     def _size(self, seq: int) -> int:
         try:
-            return self._files.bytes_of(seq)
+            return self._segments.bytes_of(seq)
         except NotFound:
             return 0
 
@@ -345,18 +391,20 @@ class Reaper:
 
     def _remove(self) -> tuple[int, ...]:
         """Remove every file that may go. Its deletion record is made durable first."""
-        if self._offsets.has_tombstones:
+        if self._offsets.state.tombstoned:
             self._offsets.sync()
         return tuple(seq for seq in self._offsets.removable() if self._is_due(seq) and self._remove_one(seq))
 
     def _is_due(self, seq: int) -> bool:
         failure = self._failures.get(seq)
-        return self._may_remove(seq) and (failure is None or failure.again_s <= self._clock.monotonic())
+        return self._segments.may_remove(seq) and (
+            failure is None or failure.again_s <= self._clock.monotonic()
+        )
 
     def _remove_one(self, seq: int) -> bool:
         size = self._size(seq)
         try:
-            self._files.remove(seq)
+            self._segments.remove(seq)
         except NotFound:
             pass
         except PenstockError as error:

@@ -2,8 +2,8 @@
 
 `budget.shm` has one slot of 64 bytes per core. A core writes its own slot and reads the others, so there is
 nothing to wait for. A core may use more than its share as long as all together leave room for one segment per
-core, as many can be under way at once, and every other core can still use half of its own. When the cap is
-reached, the core that holds the oldest data nobody has processed drops some of its own; no core ever touches
+core, as many can be under way concurrently, and every other core can still use half of its share. When the
+cap is reached, the core that holds the oldest unprocessed data drops some of it; no core ever touches
 the files of another.
 
     u64 used | u64 reclaimable | i64 oldest ns | i64 heartbeat ns | u64 process | u64 turn | u64 wanted
@@ -41,18 +41,18 @@ _READS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSlot:
-    """What one core publishes about itself."""
+    """The figures that one core publishes."""
 
     used: int = 0
     reclaimable: int = 0
-    """Of that, bytes that everybody has processed: they go first, and without a turn."""
+    """Of that, bytes that every subscriber has processed: they are deleted first, and without a turn."""
     oldest_ns: int = NOTHING_OLD
     """When its oldest segment came in that it could drop."""
     heartbeat_ns: int = 0
     process: int = 0
     turn: int = 0
     wanted: int = 0
-    """Bytes beyond those in use that it needs at once: the core with the oldest data frees them too."""
+    """Bytes that it needs beyond those in use: the core with the oldest data frees them too."""
 
 
 def encode_slot(slot: CoreSlot) -> bytes:
@@ -199,6 +199,6 @@ class SharedQuota:
         return self._clock.now_ms() * 1_000_000
 
     def close(self) -> None:
-        """Close the file; what was published last stays. Slots of others are not updated from here on."""
+        """Close the file; what was published last stays. Slots of others are not updated any more."""
         self._view = bytes(self._view[:])
         self._file.close()

@@ -4,7 +4,7 @@
 - remove: sidecar gone, then data;
 - set aside: data moved to the quarantine, then the sidecar.
 
-So data without a sidecar never counted or counts no more, and a sidecar without data tells of a loss.
+So data without a sidecar never counted or counts no more, and a sidecar without data shows a loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TMP: Final = ".tmp"
 
 
 class SegmentDirectory:
-    """One directory of segments and the quarantine beside it. Holds no state of its own."""
+    """One directory of segments and its quarantine. Keeps no state in memory."""
 
     def __init__(self, fs: FileSystem, directory: str, quarantine: str, read_mode: ReadMode) -> None:
         self.fs = fs

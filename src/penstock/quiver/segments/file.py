@@ -34,7 +34,7 @@ from penstock.quiver.segments.metadata import schema_metadata, user_metadata
 from penstock.storage import Buffer
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.memtable import SealedSegment
+    from penstock.quiver.model import SealedSegment
 
 _WIDER: Final = {
     pa.int8(): (pa.int16(), pa.int32()),
@@ -131,7 +131,7 @@ def _mapped(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
 
 
 def _rebuilt(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
-    """A nested type with its children mapped."""
+    """Return a nested type with its children mapped."""
     children = [kind.field(place) for place in range(kind.num_fields)]
     if pa.types.is_map(kind):
         key, item = kind.key_field, kind.item_field
@@ -197,7 +197,7 @@ class ArrowSink:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: every piece is passed on at once."""
+        """Do nothing: every piece is passed on immediately."""
 
     def close(self) -> None:
         """Do nothing: the owner of `write` closes the file."""

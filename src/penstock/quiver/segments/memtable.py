@@ -1,4 +1,4 @@
-"""What is accepted and not yet on disk as a segment: one accumulator per stream, in memory.
+"""Bundles that are accepted and not yet on disk as a segment: one accumulator per stream, in memory.
 
 The accumulators hold the batches they are given, not copies. One lock orders everything here: a bundle is
 added in the order of the log, and a stream that is sealed goes to the segment writer in the same step. So at
@@ -12,61 +12,19 @@ that is not committed:
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded
 from penstock.quiver.config import SegmentConfig
-from penstock.quiver.model import Pending, Signal, signal_of
-
-if TYPE_CHECKING:
-    from penstock.quiver.segments.writer import SegmentWriter
+from penstock.quiver.model import Pending, SealedSegment, StreamKey, Trigger
+from penstock.quiver.segments.writer import SegmentWriter
 
 STREAMS_MAX: Final = 100_000
 BUNDLES_MAX: Final = 10_000_000
-
-
-class Trigger(enum.StrEnum):
-    """Why a segment was sealed."""
-
-    SIZE = "size"
-    AGE = "age"
-    STREAMS = "streams"
-    WAL_CAP = "wal_cap"
-    PRESSURE = "pressure"
-    FLUSH = "flush"
-    SHUTDOWN = "shutdown"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StreamKey:
-    """One stream: all batches of a slot that have one schema."""
-
-    slot: int
-    fingerprint: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SealedSegment:
-    """The bundles of one segment, complete and waiting to be written. At least one part."""
-
-    key: StreamKey
-    parts: Sequence[Pending]
-    byte_count: int
-    trigger: Trigger
-
-    @property
-    def signal(self) -> Signal:
-        return signal_of(self.key.slot)
-
-    @property
-    def wal_start(self) -> int:
-        """The lowest log position that is needed until this segment is committed."""
-        return min(part.wal_start for part in self.parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,9 +69,7 @@ class ActiveSegments:
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= STREAMS_MAX:
-                raise LimitExceeded(
-                    f"more than {STREAMS_MAX} schemas are open at once; finalize before more come"
-                )
+                raise LimitExceeded(f"more than {STREAMS_MAX} schemas are open; flush before adding more")
             stream = self._streams[key] = _Accumulator(opened_s=now_s, wal_start=part.wal_start)
         stream.parts.append(part)
         stream.byte_count += part.byte_count
@@ -165,12 +121,12 @@ class ActiveSegments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What is not on disk as a segment, at one moment: every accepted bundle is in it once."""
+    """A snapshot of what is not on disk as a segment: every accepted bundle is in it once."""
 
     end: int
-    """Where the log ends, as far as it is here."""
+    """The end of the log entries that were added."""
     expected_bytes: int
-    """What is on its way through the log."""
+    """Bytes that are being written to the log."""
     open_bytes: int
     stream_count: int
     sealed: Sequence[tuple[int, int]]

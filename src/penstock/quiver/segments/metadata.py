@@ -1,4 +1,4 @@
-"""What a segment says of itself: the names of its files, its sidecar, and the metadata inside the Arrow file.
+"""The metadata of a segment: the names of its files, its sidecar, and the metadata inside the Arrow file.
 
 The sidecar is JSON for people and tools. Its last member, `meta_xxh3`, is the checksum of all bytes before
 it, so that a flipped digit is noticed. The Arrow file carries the same facts but size and checksum, which it

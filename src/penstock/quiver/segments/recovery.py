@@ -15,26 +15,16 @@ from __future__ import annotations
 import enum
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from xxhash import xxh3_64_hexdigest
 
 from penstock.errors import Corrupt
-from penstock.quiver.model import Pending, SegmentInfo
+from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segments.directory import TMP, SegmentDirectory
 from penstock.quiver.segments.file import CREATED_BY, SegmentReader, check_bytes
-from penstock.quiver.segments.memtable import SealedSegment, StreamKey, Trigger
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, encode_meta, info_of, meta_name, seq_of
-from penstock.quiver.wal.entry import EntryType, SlotPart, WalEntry, WalFormat, entry_body, entry_type
-from penstock.quiver.wal.log import QuiverLayout
-from penstock.quiver.wal.payload import decode_batch
-from penstock.storage import FileSystem, LogPosition, scan
-
-if TYPE_CHECKING:
-    from penstock.quiver.offsets.store import SubscriptionStore
-    from penstock.quiver.segments.store import SegmentStore
 
 Verify: TypeAlias = Literal["metadata", "full"]
 
@@ -42,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DamageAction(enum.StrEnum):
-    """What was done about damage."""
+    """The handling of damage."""
 
     QUARANTINED = "quarantined"
     REBUILT = "rebuilt"
@@ -203,78 +193,3 @@ class SegmentScan:
     def _report(self, seq: int, action: DamageAction, reason: str, info: SegmentInfo | None) -> None:
         _LOGGER.error("segment %d is %s: %s", seq, action.value, reason)
         self.damage.append(SegmentDamage(seq=seq, action=action, reason=reason, info=info))
-
-
-def rebuild_segments(
-    store: SegmentStore, offsets: SubscriptionStore, fs: FileSystem, wal_dir: str
-) -> list[int]:
-    """Write again every quarantined segment that somebody waits for and that the log has whole.
-
-    Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
-    a crash. Raises what the disk raises.
-    """
-    rebuilt: list[int] = []
-    for seq, info in store.quarantined.items():
-        is_awaited = info is not None and offsets.is_awaited(seq, info.bundle_count)
-        if info is not None and is_awaited and rebuild_segment(store, info, fs, wal_dir):
-            rebuilt.append(seq)
-    return rebuilt
-
-
-def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
-    """Write this segment again if the log has all of it. Raises what the disk raises.
-
-    Reads the log from its oldest file on, even while it is written.
-    """
-    parts = list(_parts_of(info, fs, wal_dir))
-    rows = sum(part.batch.num_rows for part in parts)
-    if (len(parts), rows) != (info.bundle_count, info.item_count):
-        return False
-    sealed = SealedSegment(
-        key=StreamKey(info.slot, bytes.fromhex(info.schema_hash)),
-        parts=parts,
-        byte_count=sum(part.byte_count for part in parts),
-        trigger=Trigger.FLUSH,
-    )
-    store.put_back(sealed, info, "put together again from the log")
-    return True
-
-
-def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
-    """Yield what the log has of a segment, each entry once, even from before the cursor."""
-    layout = QuiverLayout()
-    last = info.wal_seq_min - 1
-    for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
-        try:
-            frame = file.bytes_of(start, end)
-            if entry_type(frame, 0) != EntryType.BUNDLE:
-                continue
-            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
-        except Corrupt:
-            continue
-        if not last < entry.wal_seq <= info.wal_seq_max:
-            continue
-        last = entry.wal_seq
-        first = layout.position(LogPosition(file.number, start))
-        for part in entry.parts:
-            if (part.slot, part.fingerprint.hex()) == (info.slot, info.schema_hash):
-                pending = _pending(entry, part, first, first + end - start)
-                if pending is not None:
-                    yield pending
-
-
-def _pending(entry: WalEntry, part: SlotPart, start: int, end: int) -> Pending | None:
-    try:
-        batch = decode_batch(part)
-    except Corrupt:
-        return None
-    return Pending(
-        slot=part.slot,
-        batch=batch,
-        fingerprint=part.fingerprint,
-        ingest_ns=entry.ingest_ns,
-        wal_seq=entry.wal_seq,
-        wal_start=start,
-        wal_end=end,
-        byte_count=part.byte_count,
-    )

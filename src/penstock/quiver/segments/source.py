@@ -92,10 +92,10 @@ class _Sidecars:
 
 
 def _settled(sidecars: _Sidecars, read: Callable[[], None]) -> list[SegmentInfo]:
-    """Every segment there is, and none left out that was committed before another one that is told.
+    """List the segments, leaving out none that was committed before another one in the list.
 
     1. A listing passes the place of segment 7 while it is not there yet.
-    2. Segments 7 and 8 are committed, and the listing goes on and finds 8.
+    2. Segments 7 and 8 are committed, and the listing continues and finds 8.
     3. A reader that goes by numbers would take 7 for removed. A second listing, which begins after the first
        has ended, has 7, and what is beyond 8 is left for the next time, because it could have the same fault.
     """
@@ -145,7 +145,7 @@ class LocalSegments:
                 self._sidecars.damaged[name] = error
 
     def path(self, info: SegmentInfo) -> str:
-        """The Arrow file of a segment."""
+        """Return the Arrow file of a segment."""
         return os.path.join(core_directory(self._path, info.core_id), "segments", arrow_name(info.seq))
 
     def reader(self, info: SegmentInfo) -> SegmentReader:

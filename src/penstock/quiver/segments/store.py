@@ -32,7 +32,7 @@ from penstock.quiver.segments.recovery import (
 from penstock.storage import Buffer, FileSystem
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.memtable import SealedSegment
+    from penstock.quiver.model import SealedSegment
 
 _LOGGER = logging.getLogger(__name__)
 _READERS_MAX: Final = 32

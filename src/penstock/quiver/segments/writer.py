@@ -22,7 +22,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.memtable import SealedSegment
+    from penstock.quiver.model import SealedSegment
     from penstock.quiver.segments.store import SegmentStore
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class OrderedQueue(Generic[T]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when everything submitted before is done.
 
-        Postponed attempts are made at once. Raises the error of an attempt that fails again, and
+        Postponed attempts are made now. Raises the error of an attempt that fails again, and
         `Unavailable` on a timeout or when the work was stopped; the items stay and are tried again later.
         """
         if self._thread is None:
@@ -145,7 +145,7 @@ class OrderedQueue(Generic[T]):
             return
 
     def start(self) -> None:
-        """Work on a thread from here on."""
+        """Start the thread that does the work."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"quiver {self._what}", daemon=True)
         self._thread.start()
@@ -245,7 +245,7 @@ class SegmentWriter:
         self._numbering = threading.Lock()
         self._work: OrderedQueue[_Numbered] = OrderedQueue(
             self._write,
-            what="finalizing a segment",
+            what="writing a segment",
             clock=clock,
             rng=rng,
             policy=policy,
@@ -287,7 +287,7 @@ class SegmentWriter:
 
     @property
     def count(self) -> int:
-        """How many segments are sealed and not yet on disk."""
+        """The number of segments that are sealed and not yet on disk."""
         return len(self._work)
 
     def lowest_wal_start(self) -> int | None:
@@ -320,7 +320,7 @@ class SegmentWriter:
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Work on a thread from here on."""
+        """Start the thread that does the work."""
         self._work.start()
 
     def stop(self) -> None:

@@ -1,13 +1,12 @@
 """A data directory against its rules: log, segments, acknowledgements, and whether they fit together.
 
-`check` changes nothing and takes no lock, so it may run beside the writer; what the writer changes meanwhile
+`check` changes nothing and takes no lock, so it may run while a writer does; what that changes meanwhile
 may then look odd for a moment. `repair` wants the directory for itself. It does what a start does: damaged
 files are copied or moved to `quarantine/` before anything is changed, and what they held is given up.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,16 +15,17 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, MediaError, NotFound, Unsupported
+from penstock.findings import Finding, Severity, problems_in
 from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.log import replay
 from penstock.quiver.offsets.store import SubscriptionStore
+from penstock.quiver.recovery import rebuild_segments
 from penstock.quiver.segments.file import check_bytes
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
-from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.wal.log import CURSOR, decode_cursor
-from penstock.quiver.wal.logged import LOGGED
+from penstock.quiver.wal.layout import CURSOR, decode_cursor
+from penstock.quiver.wal.log import LOGGED
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
@@ -33,22 +33,11 @@ _CORE: Final = re.compile(r"core_(0|[1-9][0-9]{0,8})")
 _REPAIR: Final = "`penstock quiver fsck --repair` sets it aside, and so does the next start"
 
 
-class Severity(enum.StrEnum):
-    """Whether a finding is a loss or an error, or only worth knowing."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One finding about a core, and what to do about it."""
+class CoreFinding(Finding):
+    """A finding about one core."""
 
-    severity: Severity
     core: int
-    subject: str
-    text: str
-    advice: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +46,7 @@ class CheckedCore:
 
     core: int
     directory: str
-    findings: list[Finding]
+    findings: list[CoreFinding]
     log_entries: int = 0
     segments: int = 0
     items: int = 0
@@ -66,8 +55,8 @@ class CheckedCore:
     subscribers: int = 0
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+    def problems(self) -> list[CoreFinding]:
+        return problems_in(self.findings)
 
     def problem(self, subject: str, text: str, advice: str = _REPAIR) -> None:
         self._add(Severity.PROBLEM, subject, text, advice)
@@ -77,7 +66,7 @@ class CheckedCore:
 
     def _add(self, severity: Severity, subject: str, text: str, advice: str) -> None:
         self.findings.append(
-            Finding(severity=severity, core=self.core, subject=subject, text=text, advice=advice)
+            CoreFinding(severity=severity, core=self.core, subject=subject, text=text, advice=advice)
         )
 
 
@@ -118,7 +107,7 @@ def check(
 
 
 def _check_positions(fs: FileSystem, checked: CheckedCore) -> None:
-    """The notes beside the log. Without them a start loses nothing, and cannot notice that the log did."""
+    """Check the cursor and `logged`. Without them a start loses nothing, but notices no loss of the log."""
     advice = "nothing is lost by that, and the next write replaces the file; check the device"
     for subject, name in ((f"wal/{CURSOR}", CURSOR), (f"meta/{LOGGED}", LOGGED)):
         try:
@@ -147,7 +136,7 @@ def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
         checked.problem(
             f"wal/{damage.name}",
             f"{damage.reason}, from byte {damage.start} on",
-            "the next start copies it to quarantine/ and goes on behind it; "
+            "the next start copies it to quarantine/ and continues after it; "
             "bundles in it that no segment has are lost",
         )
     if found.unknown_entries:
@@ -199,7 +188,7 @@ def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) 
         checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
     for first, last in found.state.take_in(infos):
         span = f"segment {first}" if first == last else f"segments {first} to {last}"
-        checked.problem(span, "nobody removed it, and it is not there", "the next start drops it")
+        checked.problem(span, "it is missing without a record of its removal", "the next start drops it")
 
 
 def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
@@ -233,7 +222,7 @@ def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
 
 def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
     found = read_wal(fs, os.path.join(core_dir, "wal"))
-    offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
+    offsets = SubscriptionStore(fs, core_dir, clock=clock)
     store = SegmentStore.open(
         fs,
         os.path.join(core_dir, "segments"),
@@ -244,17 +233,15 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
         rebuild=not found.found.files,
     )
     rebuild_segments(store, offsets, fs, os.path.join(core_dir, "wal"))
-    reconciled = offsets.reconcile(
-        store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined
-    )
+    losses = offsets.reconcile(store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined)
     done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
-    done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]
-    if reconciled.corrupt:
-        done.append(f"{len(reconciled.corrupt)} damaged segments are recorded as dropped")
+    done += [f"segments {first} to {last} are recorded as dropped" for first, last in losses.missing]
+    if losses.corrupt:
+        done.append(f"{len(losses.corrupt)} damaged segments are recorded as dropped")
     if offsets.damage:
         # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
         for _ in range(2):
             offsets.checkpoint()
-        done.append("the acknowledgements were summed up anew; the damaged files are in quarantine/")
+        done.append("a new checkpoint of the offsets was written; the damaged files are in quarantine/")
     offsets.close()
     return done

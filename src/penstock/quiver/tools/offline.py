@@ -62,12 +62,14 @@ def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYS
     """
     try:
         with DirectoryLock(fs, core_dir):
-            offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
+            offsets = SubscriptionStore(fs, core_dir, clock=clock)
             root, core = os.path.dirname(core_dir), int(core_dir.rpartition("_")[2])
             infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
-            offsets.compare(infos)
+            offsets.state.take_in(infos)
             try:
-                return offsets.unregister(name)
+                gone = offsets.leave(name)
+                offsets.confirm_leave(name)
+                return gone
             finally:
                 offsets.close()
     except LockHeld as error:

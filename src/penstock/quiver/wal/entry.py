@@ -38,7 +38,7 @@ _AROUND: Final = _LENGTH.size + _SUM.size
 
 
 class EntryType(IntEnum):
-    """What an entry is. Readers skip a type that they do not know by its length."""
+    """The type of an entry. Readers skip unknown types by their length."""
 
     BUNDLE = 0
     OPENING = 254

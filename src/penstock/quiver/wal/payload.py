@@ -76,7 +76,7 @@ def _type(kind: pa.DataType, depth: int) -> str:
 
 
 def _head(kind: pa.DataType) -> str:
-    """A nested type without its children."""
+    """Return a nested type without its children."""
     if pa.types.is_fixed_size_list(kind):
         return f"fixed_size_list[{kind.list_size}]"
     if pa.types.is_union(kind):

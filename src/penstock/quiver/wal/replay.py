@@ -1,4 +1,4 @@
-"""What the write-ahead log holds after whatever happened, from the cursor on."""
+"""Reading the write-ahead log from the cursor on, whatever happened to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import Corrupt, MediaError
 from penstock.quiver.wal.entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
-from penstock.quiver.wal.log import ACTIVE, QuiverLayout, read_cursor
+from penstock.quiver.wal.layout import ACTIVE, QuiverLayout, read_cursor
 from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 
 _BEGINNING = LogPosition(0, 0)
@@ -52,7 +52,7 @@ class WalReplay:
     is_short: bool = False
     """Whether the log ends before a position up to which it was durable."""
     _jumps: list[tuple[int, int, LogPosition, LogPosition]] = field(default_factory=list)
-    """Where numbers do not follow each other: those of the two bundles, and the place between them."""
+    """Jumps in the numbering: the numbers of the two bundles, and the positions between them."""
     _last_end: LogPosition = _BEGINNING
 
     @property
@@ -61,7 +61,7 @@ class WalReplay:
         return self.layout.position(self.found.end) if self.found.files else self.cursor
 
     def expect(self, position: int) -> None:
-        """Everything up to `position` was durable once. What the files do not have of it is damage.
+        """Count as damage whatever the files lack up to `position`, which was durable once.
 
         Later entries get positions above it, whatever is in the files.
         """
@@ -102,15 +102,16 @@ class WalReplay:
                 self.unknown_entries += 1
 
     def gaps(self, last_seq: int) -> list[Gap]:
-        """Which numbers up to `last_seq` damage may have taken, behind the cursor, after `entries`.
+        """Return the numbers up to `last_seq` after the cursor that damage may have taken; call it after
+        `entries`.
 
-        A number that was given to a bundle whose write failed cannot be told apart.
+        A number of a bundle whose write failed looks the same.
         """
         jumps = list(self._jumps)
         if last_seq > self.highest_seq and not self.is_short:
             jumps.append((self.highest_seq, last_seq + 1, self._last_end, _END))
         gaps = []
-        # Where the log begins is a guess if its first file says nothing, so the sidecar's word comes first.
+        # The start of the log is a guess if its first file is damaged, so the sidecar takes precedence.
         cursor = self.cursor if self.sidecar is None else min(self.cursor, self.sidecar)
         for before, after, low, high in jumps:
             inside = [one for one in self.damage if low <= (one.file, one.start) < high]
@@ -139,14 +140,14 @@ class WalReplay:
         if entry.wal_seq != self.highest_seq + 1:
             self._jumps.append((self.highest_seq, entry.wal_seq, self._last_end, begin))
         self.highest_seq, self._last_end = entry.wal_seq, after
-        first, behind = self.layout.position(begin), self.layout.position(after)
-        if behind <= self.cursor and not self.layout.is_guessed(file.number):
+        start, end = self.layout.position(begin), self.layout.position(after)
+        if end <= self.cursor and not self.layout.is_guessed(file.number):
             return None
-        return FoundEntry(entry=entry, start=first, end=behind)
+        return FoundEntry(entry=entry, start=start, end=end)
 
 
 def _size(damage: LogDamage) -> int:
-    """How many bytes are damaged; of a file that is missing or empty nobody knows."""
+    """Return how many bytes are damaged; for a missing or empty file it is unknown."""
     is_empty = damage.end is not None and damage.end <= damage.start
     return _UNKNOWN_BYTES if damage.end is None or is_empty else damage.end - damage.start
 
@@ -171,7 +172,7 @@ def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
 
 
 def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:
-    """The file in which a position lies, 0 if none does: then everything is read."""
+    """Return the file that contains a position; 0 if none does, so that everything is read."""
     if position is None:
         return 0
     starts = layout.read_starts(fs, directory)
@@ -179,7 +180,7 @@ def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int
 
 
 def _within(replay: WalReplay, sidecar: int | None) -> int:
-    """The sidecar's position, at least where the log begins."""
+    """Return the position of the sidecar, or the start of the log if that is later."""
     if not replay.found.files:
         return replay.layout.base
     oldest = replay.layout.start(replay.found.files[0].number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.servers.timeseries.process import serve_timeseries as serve
+from penstock.servers.timeseries.routes import serve_timeseries as serve
 from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
 
 __all__ = ["Acknowledge", "TimeSeriesSettings", "serve"]

@@ -25,13 +25,14 @@ from penstock.http import (
     UnsupportedMediaType,
 )
 from penstock.http import Call as HttpCall
+from penstock.protowire import varint
 from penstock.servers.database import RETRY
 from penstock.servers.errors import STATUS, told
 from penstock.timeseries import Answer, OtlpSeries, Parameters, error_answer, series_of_metrics
 
 PROTOBUF: Final = b"application/x-protobuf"
 _MEMBERS_MAX: Final = 100
-"""Each member of a gzip body costs a copy of what is behind it."""
+"""Each member of a gzip body costs a copy of what follows it."""
 
 
 def is_json(request: Request) -> bool:
@@ -55,7 +56,7 @@ def claimed_size(packed: bytes, bytes_max: int) -> int:
 
 
 def unpacked(packed: bytes, bytes_max: int) -> bytes:
-    """All members of a gzip body one behind the other. Raises `InvalidInput` and `LimitExceeded`."""
+    """Decompress all members of a gzip body in order. Raises `InvalidInput` and `LimitExceeded`."""
     body = b""
     for _ in range(_MEMBERS_MAX):
         unpacking = zlib.decompressobj(wbits=31)
@@ -117,15 +118,7 @@ def status_response(status: int, message: str, request: Request, headers: Header
 
 def _status(code: int, message: bytes) -> bytes:
     """Field 1 is the code, field 2 the message: not worth a package of messages."""
-    return b"\x08" + _varint(code) + b"\x12" + _varint(len(message)) + message
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
+    return b"\x08" + varint(code) + b"\x12" + varint(len(message)) + message
 
 
 _LOG = logging.getLogger(__name__)
@@ -157,7 +150,7 @@ class Call(HttpCall):
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
-    """What a client is told about an error."""
+    """Return the response for an error."""
     if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:
         # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
         _LOG.error("a write failed", exc_info=error)
@@ -190,7 +183,7 @@ def _refusal(error: Exception) -> Response:
         status = STATUS[error.code]
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)
     if isinstance(error, Shutdown):
-        # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
+        # Not the sender's fault, and the next server will accept it: senders retry after 503.
         return _error(503, "unavailable", told(error))
     if isinstance(error, PenstockError):
         answer = error_answer(error)

@@ -1,20 +1,22 @@
-"""What stands at each path of Prometheus' HTTP API, and at those of writers and operators."""
+"""Routes of Prometheus' HTTP API, and of writers and operators."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from penstock import __version__
-from penstock.clock import Clock
-from penstock.errors import Unavailable
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator import Storage, SyncMode
+from penstock.errors import ConfigError
 from penstock.http import Response, Route, Routes, Scope, no_key
 from penstock.metrics import Registry
-from penstock.servers.database import DatabaseApp, check_writable
+from penstock.servers.database import DatabaseApi, DatabaseApp, Source, check_writable, serve_database
 from penstock.servers.timeseries.app import OTLP_PATH, REMOTE_WRITE_PATH, Call, response_of, response_to
-from penstock.servers.timeseries.settings import TimeSeriesSettings
+from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.servers.timeseries.writing import WriteApi
 from penstock.timeseries import (
     Answer,
@@ -22,6 +24,7 @@ from penstock.timeseries import (
     QueryResult,
     SeriesRequest,
     TimeSeries,
+    TimeSeriesConfig,
     federation_answer,
     instant_request,
     is_read_at_once,
@@ -41,30 +44,14 @@ _INLINE_ITEMS: Final = 200
 """Below this many points or names, writing an answer costs less than a hop to a thread."""
 
 
-class TimeSeriesApi:
+class TimeSeriesApi(DatabaseApi[TimeSeries]):
     """The handlers. `database` is None until it is open."""
 
     def __init__(self, settings: TimeSeriesSettings, *, clock: Clock, registry: Registry) -> None:
-        self.database: TimeSeries | None = None
-        self.draining = False
+        super().__init__("database")
         self._clock = clock
         self._registry = registry
         self.writing = WriteApi(lambda: self._db, settings, registry)
-
-    def check_ready(self) -> None:
-        """Raises `Unavailable` while requests cannot be served."""
-        if self.database is None:
-            raise Unavailable("the database is being opened")
-        if self.database.failed is not None:
-            raise Unavailable(f"the database has stopped: {self.database.failed}")
-        if self.draining:
-            raise Unavailable("the server is shutting down")
-
-    @property
-    def _db(self) -> TimeSeries:
-        self.check_ready()
-        assert self.database is not None
-        return self.database
 
     # Readers
 
@@ -137,7 +124,7 @@ class TimeSeriesApi:
         return await _written(partial(federation_answer, newest, any_name=any_name), len(newest))
 
     async def build_info(self, call: Call) -> Response:
-        """What Grafana asks first, to know which features there are."""
+        """Answer Grafana's first request, which asks for the features."""
         body = f'{{"status":"success","data":{{"version":"{__version__}","application":"penstock"}}}}'
         return response_of(Answer(200, body.encode()))
 
@@ -191,7 +178,7 @@ def _routes(api: TimeSeriesApi) -> Routes[Call]:
 
 
 async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:
-    """What is asked for; selectors that take long are read by a thread."""
+    """Read the parameters of a request; selectors that take long are parsed by a thread."""
     parameters = call.parameters()
     if is_read_at_once(*parameters.get("match[]", ())):
         return read(parameters)
@@ -205,3 +192,38 @@ async def _written(write: Callable[[], Answer], size: int) -> Response:
 
 def _points(result: QueryResult) -> int:
     return sum(len(one.values) for one in result.series)
+
+
+async def serve_timeseries(
+    store: str | Path | Storage,
+    settings: TimeSeriesSettings,
+    stop: asyncio.Event,
+    *,
+    config: TimeSeriesConfig | None = None,
+    source: Callable[[TimeSeries, Registry], Source] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    registry: Registry | None = None,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[TimeSeries], None] | None = None,
+) -> None:
+    """Serve the database in `store` until `stop` is set; see `serve_database`.
+
+    Raises `ConfigError` if writes would wait for durability and no flush provides it.
+    """
+    metrics = registry or Registry()
+    sync_mode = SyncMode.EVERY_FLUSH if config is None else config.coordinator.sync_mode
+    if source is None and sync_mode is SyncMode.EXPLICIT and settings.acknowledge is Acknowledge.DURABLE:
+        raise ConfigError("sync_mode: writes are answered when they are durable; make it every_flush")
+    api = TimeSeriesApi(settings, clock=clock, registry=metrics)
+    await serve_database(
+        timeseries_app(api, settings),
+        api,
+        settings,
+        stop,
+        opening=lambda: TimeSeries.open(store, config, clock=clock, registry=metrics),
+        sync_mode=sync_mode,
+        source=None if source is None else lambda database: source(database, metrics),
+        clock=clock,
+        on_bound=on_bound,
+        on_ready=on_ready,
+    )

@@ -1,4 +1,4 @@
-"""What writers send: remote write and OTLP, and what they are told."""
+"""Ingest of remote write and OTLP requests, and the responses to them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class WriteApi:
         return asyncio.get_running_loop().time() + self._settings.acknowledge_timeout_s
 
     async def _in_time(self, waiting: Awaitable[object], deadline: float) -> None:
-        """Raises `Unavailable`: nobody knows what becomes of the write, but to repeat it is harmless."""
+        """Raises `Unavailable`: the outcome of the write is unknown, but repeating it is harmless."""
         try:
             async with asyncio.timeout_at(deadline):
                 await waiting

@@ -72,7 +72,7 @@ def write_answer(request: Request, result: WriteResult, *, return_seqs: bool) ->
 
 
 def write_performance(result: WriteResult, total_ms: float) -> bytes:
-    """What a write cost, as every answer to one says it."""
+    """Return the durations of a write for its response."""
     held = b',"throttle_wait_ms":%.3f' % result.throttle_wait_ms if result.throttle_wait_ms else b""
     return _WRITE_COST % (total_ms, result.wal_append_ms, result.fsync_ms, held)
 
@@ -239,7 +239,7 @@ def write_cursor(after: str) -> str:
 
 
 def read_cursor(text: str) -> str:
-    """The name to go on after; an empty cursor is the beginning. Raises `InvalidRequest`."""
+    """Return the name to continue after; an empty cursor is the beginning. Raises `InvalidRequest`."""
     if not text:
         return ""
     try:

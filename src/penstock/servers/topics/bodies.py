@@ -124,7 +124,7 @@ def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord
 
 
 def read_diff(request: Request) -> DiffBody:
-    """An empty body asks for everything. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a diff; an empty body selects everything. Raises `UnsupportedMediaType` or `InvalidRequest`."""
     if not request.body:
         return DiffBody()
     body = _read(_DIFF, request)
@@ -319,7 +319,7 @@ def _checked(body: JobsBody) -> JobsBody:
 
 
 def read_work(query: Mapping[str, str]) -> WorkQuery:
-    """What cannot be read is the default."""
+    """Read the query of a work stream; values that cannot be read give the defaults."""
     lease_ms = query_number(query, "lease_ms", _ABSENT)
     return WorkQuery(
         node=query.get("node", ""),
@@ -333,7 +333,7 @@ HEARTBEAT_MS_DEFAULT: Final = 15_000
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where to begin in a topic: behind a sequence, or at the head as it is now."""
+    """The start of a subscription: after a sequence number, or at the current head."""
 
     from_seq: _U64 = 0
     tail: bool = False
@@ -414,5 +414,5 @@ def want_of(
 
 
 def prefix_of(name: str) -> str | None:
-    """What stands before a `*` at the end of a name, which no topic has; None if there is none."""
+    """Return the prefix before a `*` at the end of a name, which no topic has; None without one."""
     return name[:-1] if name.endswith("*") else None

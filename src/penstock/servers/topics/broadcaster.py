@@ -1,15 +1,16 @@
-"""From a publish to every client that follows the topic.
+"""Delivery of published records to every client that follows their topic.
 
-A publish marks its topic once per turn of the loop. A turn visits everybody who follows the topics that are
-next by their priority, and writes straight into the connections of those that keep up: no task, future or
-queue per delivery. What is read and rendered for one subscription is shared by all others that stand at the
-same place and want the same. A subscription whose connection is full, or whose records have to be fetched, is
-passed over; it reads on from the log by itself when it can, so it costs nobody else anything and nothing
-piles up for it.
+A publish marks its topic once per turn of the loop. A turn visits the subscriptions of the topics that are
+next by priority, and writes straight into the connections of the clients that keep up: no task, future or
+queue per delivery. A page that is read and rendered for one subscription is shared by all others with the
+same position and the same filter. A subscription whose connection is full, or whose records have to be
+fetched, is skipped. It continues from the log when it can, so it delays no other client, and nothing is
+queued for it.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import heapq
 import itertools
@@ -19,24 +20,27 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.servers.topics.scheduler import Delays, DeliveryScheduler
-from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
-from penstock.topics import DurableWatermark, Feed, Scheduler, SubscriptionFilter
+from penstock.errors import PenstockError
+from penstock.http import Principal, StreamWriter
+from penstock.servers.limits import StreamLimiter
+from penstock.servers.topics.scheduler import Delays, DeliveryScheduler, Scheduled
+from penstock.servers.topics.subscription import Recipient, RenderedPage, Subscription
+from penstock.topics import DurableWatermark, Feed, Scheduler, SubscriptionFilter, TopicNotFound
 
 _LOG = logging.getLogger(__name__)
 
 VISITS_PER_TURN: Final = 256
 BYTES_PER_TURN: Final = 4 * 1024**2
-"""After so many visits, or so much that had to be read for them, requests get their turn before the rest."""
-_BEHIND_EVERY: Final = 4
-"""One of so many visits is for somebody who reads on by himself, also while others have something new."""
+"""After this many visits, or bytes read for them, requests are served before the remaining visits."""
+_CATCH_UP_EVERY: Final = 4
+"""One of this many visits is for a subscription that is catching up, even while others have new records."""
 _ASK_AGAIN_S: Final = 1.0
-_WANTS_MAX: Final = 1024
+_FILTERS_MAX: Final = 1024
 _BEATS_PER_INTERVAL: Final = 4
 
 
 class _Turn:
-    """What was read in one turn of the loop."""
+    """The pages read in one turn of the loop."""
 
     __slots__ = ("channels", "size")
 
@@ -45,92 +49,202 @@ class _Turn:
         self.size = 0
 
     def end(self) -> None:
-        """From now on records may be published or go: what was read is no longer what there is."""
+        """Forget the pages: records may be published or removed from now on."""
         for channel in self.channels:
             channel.forget()
         self.channels.clear()
         self.size = 0
 
 
-class Channel:
-    """One topic that somebody follows, and what was read of it in this turn."""
+class Channel(Scheduled):
+    """One topic that is followed, its subscriptions, and the pages read in this turn."""
 
     __slots__ = (
         "_mark",
-        "_steps",
+        "_pages",
         "_turn",
-        "feed",
-        "fence",
-        "is_waiting",
-        "priority",
-        "served_s",
+        "durable",
         "subscriptions",
     )
 
     def __init__(self, feed: Feed, mark: Callable[[Channel], None], turn: _Turn) -> None:
-        self.feed = feed
-        self.subscriptions: dict[Subscription, None] = {}
-        self.fence: DurableWatermark | None = None
-        """What holds those back who want synced records only, if there are such."""
-        self.is_waiting = False
-        self.priority = 0
-        self.served_s = float("-inf")
+        super().__init__(feed)
+        self.subscriptions: dict[Subscription, Subscriber] = {}
+        self.durable: DurableWatermark | None = None
+        """How far the topic is synced, if a subscription takes synced records only."""
         self._mark = mark
         self._turn = turn
-        self._steps: dict[tuple[int, SubscriptionFilter], RenderedPage] = {}
+        self._pages: dict[tuple[int, SubscriptionFilter], RenderedPage] = {}
         feed.listen(self.mark)
 
     def mark(self) -> None:
-        if self.fence is not None:
-            self.fence.ask()
+        if self.durable is not None:
+            self.durable.ask()
         self._mark(self)
 
     def close(self) -> None:
         self.feed.unlisten(self.mark)
-        self.lift_fence()
+        self.drop_durable()
 
-    def lift_fence(self) -> None:
-        """Nobody wants synced records only."""
-        if self.fence is not None:
-            self.fence.close()
-            self.fence = None
+    def drop_durable(self) -> None:
+        """Stop syncing: no subscription takes synced records only."""
+        if self.durable is not None:
+            self.durable.close()
+            self.durable = None
 
     def read(self, from_seq: int, want: SubscriptionFilter) -> RenderedPage | None:
-        """What comes after `from_seq`, as some subscription has read it; None if it must be fetched."""
+        """Return the page after `from_seq`, read once for all subscriptions; None if it must be fetched."""
         key = (from_seq, want)
-        step = self._steps.get(key)
-        if step is None:
-            until_seq = self.fence.end_seq if want.strong and self.fence is not None else 0
+        rendered = self._pages.get(key)
+        if rendered is None:
+            until_seq = self.durable.end_seq if want.strong and self.durable is not None else 0
             page = self.feed.page_at_hand(from_seq, want, until_seq=until_seq)
             if page is None:
                 return None
-            step = self._steps[key] = RenderedPage(page, from_seq)
+            rendered = self._pages[key] = RenderedPage(page, from_seq)
             self._turn.channels.add(self)
-            self._turn.size += step.size
-        return step
+            self._turn.size += rendered.size
+        return rendered
 
     def forget(self) -> None:
-        """The turn is over."""
-        self._steps.clear()
+        """Drop the pages of this turn."""
+        self._pages.clear()
+
+
+class Subscriber(Recipient):
+    """The connection of one client that follows topics. Subclasses say what is sent in their protocol.
+
+    It is a `StreamingBody`: `attach`, `writable` and `closed` are called by the connection.
+    """
+
+    def __init__(
+        self, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal, *, beat_s: float
+    ) -> None:
+        self.broadcaster = broadcaster
+        self.principal = principal
+        self.subscriptions: dict[str, Subscription] = {}
+        self.beat_s = beat_s
+        self.sent_s = 0.0
+        self._caps = caps
+        self._writer: StreamWriter | None = None
+        self._fetching: asyncio.Task[None] | None = None
+
+    # ---- the connection ------------------------------------------------------------------------------
+
+    def attach(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self._caps.enter(self.principal)
+        self.broadcaster.enter(self)
+        self.begin()
+
+    def writable(self) -> None:
+        for subscription in self.subscriptions.values():
+            is_behind = not subscription.is_live or subscription.cursor != subscription.end_seq
+            if is_behind or subscription.feed.is_gone:
+                self.broadcaster.put(subscription)
+
+    def closed(self) -> None:
+        """Forget the client, which has left or was cut off."""
+        if self._writer is None:
+            return
+        self._writer = None
+        if self._fetching is not None:
+            self._fetching.cancel()
+        self.left()
+        self._caps.leave(self.principal)
+        self.broadcaster.leave(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def is_writable(self) -> bool:
+        return self._writer is not None and self._writer.is_writable
+
+    def send(self, data: bytes) -> None:
+        if self._writer is not None:
+            self.sent_s = self.broadcaster.now_s
+            self._writer.write(data)
+
+    def end(self) -> None:
+        """Send what was written and close."""
+        if self._writer is not None:
+            self._writer.end()
+            self.closed()
+
+    def cut(self) -> None:
+        """Close without sending anything: the client does not answer."""
+        if self._writer is not None:
+            self._writer.cut()
+            self.closed()
+
+    # ---- records that must be fetched ---------------------------------------------------------------
+
+    def fetch(self, subscription: Subscription) -> None:
+        """Read the next page of this subscription from wherever it is; one at a time for each client."""
+        if self._fetching is None:
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(subscription))
+
+    async def _fetch(self, subscription: Subscription) -> None:
+        from_seq = subscription.cursor
+        try:
+            page = await subscription.feed.page(from_seq, subscription.want, until_seq=subscription.until_seq)
+        except TopicNotFound:
+            page = None
+        except PenstockError as error:
+            page = None
+            if not subscription.is_over:
+                self.fail(subscription, error)
+        finally:
+            self._fetching = None
+        if page is not None and not subscription.is_over and subscription.cursor == from_seq:
+            subscription.take(RenderedPage(page, from_seq))
+        self.writable()
+
+    def continue_later(self, subscription: Subscription) -> None:
+        self.broadcaster.put(subscription)
+
+    # ---- what subclasses add -------------------------------------------------------------------------
+
+    def tell_deferred(self, topics: list[str]) -> None:
+        """Say that records of these topics are delayed until the server is no longer overloaded."""
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Start sending: the connection is open."""
+
+    def left(self) -> None:
+        """Remember what is needed: the connection is closed, and the subscriptions are still there."""
+
+    @abc.abstractmethod
+    def heartbeat(self) -> None:
+        """Send something: nothing was sent for a whole interval."""
+
+    @abc.abstractmethod
+    def shut_down(self) -> None:
+        """Say that the server is shutting down, and end."""
 
 
 class Broadcaster:
-    """All channels, all subscribers, and the turn that goes from the ones to the others."""
+    """All channels, all subscribers, and the turns that deliver from the former to the latter."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, beat_ms_min: int = 1000) -> None:
         self._clock = clock
         self._tick_s = beat_ms_min / 1000 / _BEATS_PER_INTERVAL
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._dispatch = DeliveryScheduler(clock, scheduler, wake=self._schedule, put_off=self._tell_put_off)
+        self._deliveries = DeliveryScheduler(
+            clock, scheduler, wake=self._schedule, on_deferred=self._tell_deferred
+        )
         self._unsynced: Delays[Channel] = Delays(clock, Channel.mark)
-        """Channels whose sync failed, until it is asked for again."""
+        """Channels whose sync failed, until the next attempt."""
         self._warned: set[Subscriber] = set()
         self._this_turn = _Turn()
-        self._wants: dict[SubscriptionFilter, SubscriptionFilter] = {}
+        self._filters: dict[SubscriptionFilter, SubscriptionFilter] = {}
         self._fresh: deque[Subscription] = deque()
-        """Those whose topic has changed, in the order of its priority."""
-        self._behind: deque[Subscription] = deque()
-        """Those who read on by themselves: a long log, or a connection that was full."""
+        """Subscriptions whose topic has changed, by its priority."""
+        self._catching_up: deque[Subscription] = deque()
+        """Subscriptions that are catching up: on a long log, or after their connection was full."""
         self._visits = 0
         self._is_due = False
         self._subscribers: dict[Subscriber, None] = {}
@@ -140,7 +254,7 @@ class Broadcaster:
         self.now_s = clock.monotonic()
         """The time of this turn: subscribers note when they last sent something."""
 
-    # ---- who is there --------------------------------------------------------------------------------
+    # ---- subscribers ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._subscribers)
@@ -148,10 +262,10 @@ class Broadcaster:
     @property
     def waiting(self) -> int:
         """How many topics have something to deliver."""
-        return len(self._dispatch)
+        return len(self._deliveries)
 
     def enter(self, subscriber: Subscriber) -> None:
-        """An subscriber is open from now on, and is reminded after every interval without output."""
+        """Add an open subscriber; it sends a heartbeat after every interval without output."""
         self._subscribers[subscriber] = None
         self.now_s = subscriber.sent_s = self._clock.monotonic()
         self._push_beat(subscriber)
@@ -159,7 +273,7 @@ class Broadcaster:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def leave(self, subscriber: Subscriber) -> None:
-        """It is closed: nothing follows through it any more."""
+        """Remove a closed subscriber and its subscriptions."""
         self._subscribers.pop(subscriber, None)
         self._warned.discard(subscriber)
         for subscription in list(subscriber.subscriptions.values()):
@@ -168,47 +282,47 @@ class Broadcaster:
             self._ticking.cancel()
             self._ticking = None
             self._beats.clear()
-            self._dispatch.close()
+            self._deliveries.close()
             self._unsynced.close()
 
     def follow(
         self, subscriber: Subscriber, feed: Feed, cursor: int, want: SubscriptionFilter
     ) -> Subscription:
-        """Send what the topic has after `cursor`, and whatever comes, to this subscriber."""
+        """Send the records of the topic after `cursor`, and all that follow, to this subscriber."""
         want = self._same(want)
         key = (feed.name, feed.epoch)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(feed, self._dispatch.mark, self._this_turn)
-        fence = self._fence(channel) if want.strong else None
+            channel = self._channels[key] = Channel(feed, self._deliveries.mark, self._this_turn)
+        durable = self._durable_of(channel) if want.strong else None
         subscription = Subscription(
-            subscriber=subscriber, feed=feed, read=channel.read, cursor=cursor, want=want, fence=fence
+            subscriber=subscriber, feed=feed, read=channel.read, cursor=cursor, want=want, durable=durable
         )
-        channel.subscriptions[subscription] = None
+        channel.subscriptions[subscription] = subscriber
         subscriber.subscriptions[feed.name] = subscription
         feed.refresh()
         self.put(subscription)
         return subscription
 
-    def _fence(self, channel: Channel) -> DurableWatermark:
+    def _durable_of(self, channel: Channel) -> DurableWatermark:
         def tell(is_synced: bool) -> None:
             if is_synced:
                 channel.mark()
             else:
                 self._unsynced.hold(channel, self._clock.monotonic() + _ASK_AGAIN_S)
 
-        if channel.fence is None:
-            channel.fence = channel.feed.fence(tell)
-        return channel.fence
+        if channel.durable is None:
+            channel.durable = channel.feed.fence(tell)
+        return channel.durable
 
     def _same(self, want: SubscriptionFilter) -> SubscriptionFilter:
-        """One object for equal wants: they are compared at every delivery."""
-        if len(self._wants) >= _WANTS_MAX:
-            self._wants.clear()
-        return self._wants.setdefault(want, want)
+        """Return one object for equal filters: they are compared at every delivery."""
+        if len(self._filters) >= _FILTERS_MAX:
+            self._filters.clear()
+        return self._filters.setdefault(want, want)
 
     def unfollow(self, subscription: Subscription) -> None:
-        """Send nothing more of this topic to that subscriber."""
+        """End a subscription."""
         subscription.is_over = True
         feed, subscriber = subscription.feed, subscription.subscriber
         if subscriber.subscriptions.get(feed.name) is subscription:
@@ -217,15 +331,15 @@ class Broadcaster:
         if channel is not None:
             channel.subscriptions.pop(subscription, None)
             if subscription.want.strong and not any(other.want.strong for other in channel.subscriptions):
-                channel.lift_fence()
+                channel.drop_durable()
                 self._unsynced.discard(channel)
             if not channel.subscriptions:
                 channel.close()
-                self._dispatch.discard(channel)
+                self._deliveries.discard(channel)
                 del self._channels[feed.name, feed.epoch]
 
     def shut_down(self) -> None:
-        """Tell every client that the server leaves, and end its stream."""
+        """Tell every client that the server is shutting down, and end its stream."""
         for subscriber in list(self._subscribers):
             subscriber.shut_down()
 
@@ -235,7 +349,7 @@ class Broadcaster:
         """Visit this subscription in the next turn."""
         if not subscription.is_queued:
             subscription.is_queued = True
-            self._behind.append(subscription)
+            self._catching_up.append(subscription)
             self._schedule()
 
     def _schedule(self) -> None:
@@ -247,44 +361,42 @@ class Broadcaster:
         self._is_due = False
         self.now_s = self._clock.monotonic()
         self._gather()
-        turn, fresh, behind = self._this_turn, self._fresh, self._behind
-        for _ in range(min(len(fresh) + len(behind), VISITS_PER_TURN)):
+        turn, fresh, catching_up = self._this_turn, self._fresh, self._catching_up
+        for _ in range(min(len(fresh) + len(catching_up), VISITS_PER_TURN)):
             if turn.size > BYTES_PER_TURN:
                 break
             self._visits += 1
-            reads_on = behind and (not fresh or not self._visits % _BEHIND_EVERY)
-            subscription = behind.popleft() if reads_on else fresh.popleft()
+            catches_up = catching_up and (not fresh or not self._visits % _CATCH_UP_EVERY)
+            subscription = catching_up.popleft() if catches_up else fresh.popleft()
             subscription.is_queued = False
             try:
                 subscription.visit()
             except Exception:  # noqa: BLE001 - a bug must not take the others with it
-                _LOG.exception("a delivery failed; its client is cut off, the others go on")
+                _LOG.exception("a delivery failed; its client was cut off, the others are not affected")
                 subscription.subscriber.cut()
         turn.end()
-        self._dispatch.end()
-        if fresh or behind or self._dispatch.is_due:
+        self._deliveries.end()
+        if fresh or catching_up or self._deliveries.is_due:
             self._schedule()
 
     def _gather(self) -> None:
-        """Queue those who follow the topics that are next, about as many as a turn visits.
+        """Queue the subscriptions of the next topics, about as many as a turn visits.
 
-        The others keep their places, so that what is urgent and comes meanwhile goes before them.
+        The other topics stay in the ready set, so that an urgent topic that is marked later precedes them.
         """
-        self._dispatch.begin()
-        while len(self._fresh) < VISITS_PER_TURN and (channel := self._dispatch.take()) is not None:
+        self._deliveries.begin()
+        while len(self._fresh) < VISITS_PER_TURN and (channel := self._deliveries.take()) is not None:
             channel.feed.refresh()
             for subscription in channel.subscriptions:
                 if not subscription.is_queued:
                     subscription.is_queued = True
                     self._fresh.append(subscription)
 
-    def _tell_put_off(self, channels: Sequence[Channel]) -> None:
-        """Say once to each client that some of its topics wait, until that is over for all."""
+    def _tell_deferred(self, channels: Sequence[Channel]) -> None:
+        """Tell each client once that some of its topics are delayed; again only after all were served."""
         if not channels:
             self._warned.clear()
-        subscribers = {
-            subscription.subscriber for channel in channels for subscription in channel.subscriptions
-        }
+        subscribers = {subscriber for channel in channels for subscriber in channel.subscriptions.values()}
         for subscriber in subscribers - self._warned:
             self._warned.add(subscriber)
             if subscriber.is_writable:
@@ -294,12 +406,12 @@ class Broadcaster:
         now_ms = self._clock.now_ms()
         names = [name for name, one in subscriber.subscriptions.items() if one.feed.priority(now_ms) < 0]
         try:
-            subscriber.tell_put_off(sorted(names))
+            subscriber.tell_deferred(sorted(names))
         except Exception:  # noqa: BLE001 - see `_turn`
-            _LOG.exception("a warning failed; its client is cut off, the others go on")
+            _LOG.exception("a warning failed; its client was cut off, the others are not affected")
             subscriber.cut()
 
-    # ---- silence -------------------------------------------------------------------------------------
+    # ---- heartbeats ----------------------------------------------------------------------------------
 
     def _push_beat(self, subscriber: Subscriber) -> None:
         due_s = subscriber.sent_s + subscriber.beat_s

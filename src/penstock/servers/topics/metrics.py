@@ -9,8 +9,7 @@ import msgspec
 
 from penstock.http import Response
 from penstock.metrics import Registry
-from penstock.servers.topics.ports import TopicsEngine
-from penstock.topics import SYNC_BUCKETS_US, Durability, EngineStats, WalStats
+from penstock.topics import SYNC_BUCKETS_US, Durability, Engine, EngineStats, WalStats
 
 TOPIC_SERIES_MAX: Final = 1000
 """Topics that have series of their own: a scrape must not grow with the number of topics."""
@@ -30,7 +29,7 @@ def ready_answer(topics: int) -> Response:
 
 
 def metrics_answer(
-    engine: TopicsEngine,
+    engine: Engine,
     uptime_ms: int,
     *,
     as_json: bool,
@@ -54,7 +53,7 @@ def metrics_answer(
     registry = Registry()
     registry.gauge("topics_sse_connections", "Open streams and WebSockets.").set(connections)
     registry.gauge("topics_watch_sessions", "Watch sessions.").set(sessions)
-    registry.gauge("topics_pressure", "How hard the server is pressed, 0 to 1.").set(ladder.pressure)
+    registry.gauge("topics_pressure", "How overloaded the server is, from 0 to 1.").set(ladder.pressure)
     registry.gauge("topics_delivery_waiting", "Topics with something to deliver.").set(waiting)
     deferred = registry.gauge("topics_delivery_deferred", "1 when negative priorities are not pushed.")
     deferred.set(int(ladder.defers))
@@ -62,7 +61,7 @@ def metrics_answer(
     return Response(200, text, content_type=_TEXT, headers=_NO_STORE)
 
 
-def _values(engine: TopicsEngine, numbers: EngineStats | None, uptime_ms: int) -> dict[str, object]:
+def _values(engine: Engine, numbers: EngineStats | None, uptime_ms: int) -> dict[str, object]:
     by_class = {} if numbers is None else numbers.by_class
     return {
         "topics": 0 if numbers is None else numbers.topics,
@@ -101,7 +100,7 @@ def _wal_values(wal: WalStats | None) -> dict[str, object]:
 
 def _text(
     registry: Registry,
-    engine: TopicsEngine,
+    engine: Engine,
     numbers: EngineStats | None,
     uptime_ms: int,
     allowed: Callable[[str], bool] | None,
@@ -132,7 +131,7 @@ def _add_totals(registry: Registry, numbers: EngineStats) -> None:
     registry.gauge("topics_bytes_live", "Accounted bytes of the live records.").set(numbers.bytes_live)
 
 
-def _add_topics(registry: Registry, engine: TopicsEngine, allowed: Callable[[str], bool] | None) -> None:
+def _add_topics(registry: Registry, engine: Engine, allowed: Callable[[str], bool] | None) -> None:
     states, after = engine.topics(limit=TOPIC_SERIES_MAX, allowed=allowed)
     head = registry.gauge("topics_topic_head_seq", "The newest sequence.", ["topic"])
     earliest = registry.gauge("topics_topic_earliest_seq", "The first live sequence.", ["topic"])

@@ -16,10 +16,8 @@ from penstock.http import Call, Cap, Keyring, Response, Route, Routes, Scope, St
 from penstock.servers.errors import told
 from penstock.servers.limits import StreamLimiter
 from penstock.servers.topics import answers, bodies
-from penstock.servers.topics.ports import TopicsEngine
-from penstock.servers.topics.sse import HEADERS, RETRY, event
-from penstock.servers.topics.watch import check_accepts_events
-from penstock.topics import ClaimResult, ShuttingDown, TopicNotFound, WorkStream
+from penstock.servers.topics.sse import HEADERS, RETRY, check_accepts_events, event
+from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicNotFound, WorkStream
 
 _LOG = logging.getLogger(__name__)
 _HEARTBEAT_S: Final = 15.0
@@ -31,7 +29,7 @@ _LEAVING: Final = "the server is shutting down; reconnect"
 
 
 class WorkFeed:
-    """The live part of the response. One task asks for jobs, so a client that does not read asks for none."""
+    """The streaming body. One task claims jobs, so a client that does not read claims none."""
 
     def __init__(self, work: WorkStream, topic: str, clock: Clock) -> None:
         self._work = work
@@ -53,7 +51,7 @@ class WorkFeed:
         self._emptied.set()
 
     def closed(self) -> None:
-        """The client has left: its jobs go back at once, even while it is being asked for more."""
+        """Return the jobs of a client that has left, even while more are being claimed for it."""
         if self._writer is None:
             return
         self._writer = None
@@ -116,7 +114,7 @@ _EVENTS: Final = b"text/event-stream"
 class QueueApi:
     """The handlers, over one engine. `drain` ends every work stream; its jobs go back into the queue."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, caps: StreamLimiter) -> None:
+    def __init__(self, engine: Engine, clock: Clock, caps: StreamLimiter) -> None:
         self._engine = engine
         self._clock = clock
         self._caps = caps

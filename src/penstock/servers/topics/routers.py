@@ -10,10 +10,10 @@ import msgspec
 from penstock.http import Call, Cap, Principal, Request, Response, Route, Routes, Scope
 from penstock.servers.topics.answers import elapsed_ms, read_cursor, write_cursor
 from penstock.servers.topics.bodies import query_number, read_json
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.topics import (
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
+    Engine,
     IncompatibleTopic,
     RouterConfig,
     RouterCycle,
@@ -66,7 +66,7 @@ _PUT: Final = msgspec.json.Decoder(_PutBody)
 class RouterApi:
     """The handlers, over one engine."""
 
-    def __init__(self, engine: TopicsEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def routes(self, cap: Cap) -> Routes[Call]:

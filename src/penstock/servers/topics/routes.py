@@ -1,4 +1,4 @@
-"""The endpoints of `/v0`: each reads its request, asks the engine, and words the answer."""
+"""The endpoints of `/v0`: each reads its request, calls the engine, and writes the response."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Final
 
 import penstock
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError
 from penstock.http import (
     App,
     Call,
@@ -29,7 +28,6 @@ from penstock.servers.limits import RequestLimiter, StreamLimiter, StreamLimits
 from penstock.servers.topics import answers, bodies, metrics
 from penstock.servers.topics.answers import damaged_in, read_cursor
 from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.queues import QueueApi
 from penstock.servers.topics.routers import RouterApi
 from penstock.servers.topics.watch import WatchApi
@@ -38,6 +36,7 @@ from penstock.topics import (
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
     Damaged,
+    Engine,
     NotReady,
     Page,
     ShuttingDown,
@@ -53,7 +52,7 @@ class TopicsApi:
     """The handlers, over one engine. `drain` ends every long poll with what there is."""
 
     def __init__(
-        self, engine: TopicsEngine, *, clock: Clock = SYSTEM_CLOCK, streams: StreamLimits | None = None
+        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, streams: StreamLimits | None = None
     ) -> None:
         self._engine = engine
         self.live = LiveApi(engine, clock, streams)
@@ -115,42 +114,31 @@ class TopicsApi:
 
     # --- records -------------------------------------------------------------------------------------------
 
-    def begin_write(self, call: Call, deliver: Deliver) -> bool:
-        """A write into a topic that is there, and that nothing but the commit has to be waited for."""
+    def write(self, call: Call, deliver: Deliver) -> None:
+        """Append the records; the response is delivered from the callback of their commit."""
         request = call.request
-        call.body = body = bodies.read_write(request)
-        if body.idempotency_key is not None or body.config is not None:
-            return False
-        return_seqs = _returns_seqs(request)
+        body = bodies.read_write(request)
+        create, config = body.create, body.config
+        if config is not None:
+            call.principal.require_names(names_in(body))
+            if Scope.ADMIN not in call.principal.scopes:
+                if not self._engine.exists(call.name):
+                    call.principal.require(Scope.ADMIN)
+                # If the topic is deleted before the records are placed, this key may recreate it, but not
+                # configure it.
+                create, config = config.auto_create if create is None else create, None
+        return_seqs = not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
 
-        def written(outcome: WriteResult | PenstockError) -> None:
+        def written(outcome: WriteResult | Exception) -> None:
             if isinstance(outcome, WriteResult):
                 deliver(answers.write_answer(request, outcome, return_seqs=return_seqs))
             else:
                 deliver(response_to(outcome))
 
-        return self._engine.begin_write(
+        self._engine.append(
             call.name,
             body.records,
             written,
-            node=body.node,
-            parsed=True,
-            insist=body.disable_backpressure,
-        )
-
-    async def write(self, call: Call) -> Response:
-        request, body = call.request, call.body
-        assert isinstance(body, bodies.WriteBody)
-        create, config = body.create, body.config
-        call.principal.require_names(names_in(body))
-        if config is not None and Scope.ADMIN not in call.principal.scopes:
-            if not self._engine.exists(call.name):
-                call.principal.require(Scope.ADMIN)
-            # Should the topic go before the write has its place, this key may make it anew, not configure it.
-            create, config = config.auto_create if create is None else create, None
-        result = await self._engine.write(
-            call.name,
-            body.records,
             node=body.node,
             idempotency_key=body.idempotency_key,
             create=create,
@@ -158,7 +146,6 @@ class TopicsApi:
             parsed=True,
             insist=body.disable_backpressure,
         )
-        return answers.write_answer(request, result, return_seqs=_returns_seqs(request))
 
     async def diff(self, call: Call) -> Response:
         body = bodies.read_diff(call.request)
@@ -231,10 +218,6 @@ class TopicsApi:
         )
 
 
-def _returns_seqs(request: Request) -> bool:
-    return not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
-
-
 def topics_app(
     api: TopicsApi, keys: Keyring, *, in_flight_per_key_max: int = 1000, probes_need_key: bool = False
 ) -> App[Call]:
@@ -249,7 +232,7 @@ def _routes(api: TopicsApi, keys: Keyring, cap: Cap, *, probes_need_key: bool) -
     yield b"GET", _TOPIC, Route(handler=api.get_topic, scope=Scope.READ, cap=cap)
     yield b"GET", b"/v0/topics", Route(handler=api.list_topics, scope=Scope.READ, cap=cap)
     yield b"DELETE", _TOPIC, Route(handler=api.remove_topic, scope=Scope.DELETE, cap=cap)
-    yield b"POST", _TOPIC, Route(handler=api.write, fast_path=api.begin_write, scope=Scope.WRITE, cap=cap)
+    yield b"POST", _TOPIC, Route(callback=api.write, scope=Scope.WRITE, cap=cap)
     yield b"POST", _TOPIC + b"/diff", Route(handler=api.diff, scope=Scope.READ, cap=cap)
     yield b"POST", _TOPIC + b"/delete", Route(handler=api.delete, scope=Scope.DELETE, cap=cap)
     yield from api.queues.routes(keys, cap)
@@ -276,9 +259,9 @@ def _missed(request: Request, allowed: bytes | None) -> Exception:
 
 
 class LiveApi:
-    """What stays open: one broadcaster, one count of streams. `drain` says goodbye to everybody."""
+    """Streams and WebSockets: one broadcaster and one limiter for all. `drain` ends them."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, limits: StreamLimits | None = None) -> None:
+    def __init__(self, engine: Engine, clock: Clock, limits: StreamLimits | None = None) -> None:
         limits = StreamLimits() if limits is None else limits
         self.broadcaster = Broadcaster(clock, engine.scheduler, beat_ms_min=limits.heartbeat_ms_min)
         self.caps = StreamLimiter(limits)
@@ -303,7 +286,7 @@ class LiveApi:
     def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
         self._watch.keys = keys
         yield b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ, cap=cap)
-        # Streams have caps of their own. A watch asks for the key after it has looked at the rest.
+        # Streams have separate caps. A watch checks the key after the rest of the request.
         yield b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, scope=Scope.NONE, auth=no_key)
         yield b"GET", b"/v0/ws", Route(handler=self._socket.open, scope=Scope.NONE)
 

@@ -1,7 +1,7 @@
-"""Which topic is delivered next: by priority, put together and put off as the pressure asks.
+"""The order in which topics are delivered: by priority, coalesced and deferred under overload.
 
-A topic that waits is in the set once. Nothing here changes what a subscription gets, only when: whatever was
-marked is given out, at the latest when the pressure has fallen or the topic has waited long enough.
+A topic that waits is in the set once. Scheduling changes only when a subscription gets its records: every
+topic that was marked is delivered, at the latest when the overload has ended or it has waited long enough.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from penstock.clock import Clock
-from penstock.topics import ReadySet, Scheduler, band_of
-
-if TYPE_CHECKING:
-    from penstock.servers.topics.broadcaster import Channel
+from penstock.topics import Feed, ReadySet, Scheduler, band_of
 
 T = TypeVar("T")
 
 _SLACK_S: Final = 0.001
-"""What is due so soon comes back with what is due now."""
+"""Items that are due this soon are returned with those that are due now."""
 
 
 class Delays(Generic[T]):
-    """Items that come back when their time is over, each held at most once. One task for all of them.
+    """Items that are returned when they are due, each held at most once, by one task for all.
 
     `back` is called with each; it must not raise, and may hold the item again.
     """
@@ -42,9 +39,9 @@ class Delays(Generic[T]):
         return len(self._held)
 
     def hold(self, item: T, due_s: float) -> None:
-        """Give it back at this time; what is held already comes when it would have come.
+        """Return the item at this time; an item that is held already keeps its time.
 
-        Who is due before all others may have to wait for the first of them.
+        An item that is due before all others may have to wait for the first of them.
         """
         if item in self._held:
             return
@@ -54,11 +51,11 @@ class Delays(Generic[T]):
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
 
     def discard(self, item: T) -> None:
-        """It need not come back."""
+        """Do not return the item."""
         self._held.pop(item, None)
 
     def close(self) -> None:
-        """Nothing comes back any more."""
+        """Drop all items."""
         self._held.clear()
         self._heap.clear()
         if self._waiting is not None:
@@ -77,16 +74,31 @@ class Delays(Generic[T]):
         self._waiting = None
 
 
-_PULSE_S: Final = 0.05
-"""How often those that wait are looked at: they rise, or what they waited for is over."""
-_AT_ONCE: Final = 1000
+_CHECK_EVERY_S: Final = 0.05
+"""How often waiting channels are checked: their priority rises, or the overload has ended."""
+_IMMEDIATE: Final = 1000
 
 
-class DeliveryScheduler:
-    """Channels with something to deliver. Belongs to the event loop's thread.
+class Scheduled:
+    """A topic that is delivered by priority."""
 
-    `wake` is called when there is something to take; `put_off` every 50 ms with the channels that are not
-    served because of the pressure, and with none when it has fallen.
+    __slots__ = ("feed", "is_waiting", "priority", "served_s")
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.is_waiting = False
+        self.priority = 0
+        self.served_s = float("-inf")
+
+
+C = TypeVar("C", bound=Scheduled)
+
+
+class DeliveryScheduler(Generic[C]):
+    """Topics with records to deliver. Belongs to the event loop's thread.
+
+    `wake` is called when there is something to take. `on_deferred` is called every 50 ms with the topics that
+    are not served because the server is overloaded, and with none when that is over.
     """
 
     def __init__(
@@ -95,20 +107,20 @@ class DeliveryScheduler:
         scheduler: Scheduler,
         *,
         wake: Callable[[], None],
-        put_off: Callable[[Sequence[Channel]], None],
+        on_deferred: Callable[[Sequence[C]], None],
     ) -> None:
         self._clock = clock
         self._scheduler = scheduler
         self._wake = wake
-        self._put_off = put_off
-        self._ready: ReadySet[Channel] = ReadySet()
-        self._held: Delays[Channel] = Delays(clock, self._enter)
-        self._pulsing: asyncio.Task[None] | None = None
-        # Those that are put off are no reason to put off more.
+        self._on_deferred = on_deferred
+        self._ready: ReadySet[C] = ReadySet()
+        self._held: Delays[C] = Delays(clock, self._enter)
+        self._checking: asyncio.Task[None] | None = None
+        # Deferred topics are no reason to defer more.
         scheduler.watch(lambda: self._ready.servable)
 
     def __len__(self) -> int:
-        """How many wait, those that are put off included."""
+        """How many topics wait, including deferred ones."""
         return len(self._ready) + len(self._held)
 
     @property
@@ -116,43 +128,43 @@ class DeliveryScheduler:
         """Whether there is something to take."""
         return self._ready.servable > 0
 
-    def mark(self, channel: Channel) -> None:
-        """Something was published, or the topic is gone, of which its subscriptions hear at once."""
+    def mark(self, channel: C) -> None:
+        """Schedule a topic with new records, or one that was deleted, which is delivered immediately."""
         is_gone = channel.feed.is_gone
         if channel.is_waiting:
             if not is_gone:
                 return
             self.discard(channel)
         channel.is_waiting = True
-        channel.priority = _AT_ONCE if is_gone else channel.feed.priority(self._clock.now_ms())
+        channel.priority = _IMMEDIATE if is_gone else channel.feed.priority(self._clock.now_ms())
         free_s = channel.served_s + self._scheduler.ladder.coalesce_ms / 1000
         if free_s > self._clock.monotonic() and band_of(channel.priority) > 0:
             self._held.hold(channel, free_s)
         else:
             self._enter(channel)
 
-    def _enter(self, channel: Channel) -> None:
+    def _enter(self, channel: C) -> None:
         self._ready.mark(channel, channel.priority, self._now_ms())
         if self._ready.is_lowest_paused and not self.is_due:
-            self._pulse()
+            self._check_soon()
         else:
             self._wake()
 
-    def discard(self, channel: Channel) -> None:
-        """Nobody follows it any more."""
+    def discard(self, channel: C) -> None:
+        """Remove a topic that is no longer followed."""
         channel.is_waiting = False
         self._ready.discard(channel)
         self._held.discard(channel)
 
     def begin(self) -> None:
-        """A turn begins: look how hard the server is pressed."""
+        """Begin a turn: check how overloaded the server is."""
         was_paused = self._ready.is_lowest_paused
         self._ready.is_lowest_paused = self._scheduler.ladder.defers
         if was_paused and not self._ready.is_lowest_paused:
-            self._put_off(())
+            self._on_deferred(())
 
-    def take(self) -> Channel | None:
-        """The next channel; None when there is none that may be served."""
+    def take(self) -> C | None:
+        """Return the next topic; None if none may be served."""
         if not self.is_due:
             return None
         found = self._ready.take(self._now_ms())
@@ -161,36 +173,36 @@ class DeliveryScheduler:
         channel.is_waiting = False
         channel.served_s = self._clock.monotonic()
         if channel.priority >= 0:
-            # The others were perhaps made to wait: that they did is no pressure.
+            # Topics of lower priority may have been deferred: their wait says nothing about the load.
             self._scheduler.observe(wait_ms)
         return channel
 
     def end(self) -> None:
-        """A turn is over; what still waits is looked at again, also if nothing happens."""
+        """End a turn; topics that still wait are checked again even if nothing is published."""
         if len(self._ready):
-            self._pulse()
+            self._check_soon()
 
     def close(self) -> None:
-        """Nobody is left to deliver to."""
+        """Stop: no subscriber is left."""
         self._held.close()
-        if self._pulsing is not None:
-            self._pulsing.cancel()
-            self._pulsing = None
+        if self._checking is not None:
+            self._checking.cancel()
+            self._checking = None
 
-    def _pulse(self) -> None:
-        if self._pulsing is None:
-            self._pulsing = asyncio.get_running_loop().create_task(self._beat())
+    def _check_soon(self) -> None:
+        if self._checking is None:
+            self._checking = asyncio.get_running_loop().create_task(self._check())
 
-    async def _beat(self) -> None:
+    async def _check(self) -> None:
         while len(self._ready):
-            await self._clock.sleep(_PULSE_S)
+            await self._clock.sleep(_CHECK_EVERY_S)
             self.begin()
             if paused := self._ready.paused():
-                self._put_off(paused)
+                self._on_deferred(paused)
             self._ready.age(self._now_ms())
             if self.is_due:
                 self._wake()
-        self._pulsing = None
+        self._checking = None
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

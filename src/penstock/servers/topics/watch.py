@@ -11,26 +11,33 @@ from typing import Final
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import PenstockError
-from penstock.http import Call, Keyring, NotAcceptable, Principal, Response, Unauthorized, UnknownPath
+from penstock.errors import Corrupt, PenstockError
+from penstock.http import Call, Keyring, Principal, Response, Unauthorized, UnknownPath
+from penstock.servers.errors import told
 from penstock.servers.limits import StreamLimiter, StreamLimits
 from penstock.servers.topics import bodies
-from penstock.servers.topics.answers import elapsed_ms
+from penstock.servers.topics.answers import damaged_in, elapsed_ms
 from penstock.servers.topics.bodies import HEARTBEAT_MS_MAX, Start, WatchBody, prefix_of, read_watch
-from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.ports import TopicsEngine
-from penstock.servers.topics.sse import HEADERS, SseStream, read_id
+from penstock.servers.topics.broadcaster import Broadcaster, Subscriber
+from penstock.servers.topics.sse import EVENTS, HEADERS, RETRY, check_accepts_events, event, read_id, write_id
+from penstock.servers.topics.subscription import RenderedPage, Subscription, quoted
 from penstock.topics import (
+    RETRY_AFTER_MS,
     SEQ_MAX,
     WATCH_TOPICS_MAX,
+    Damaged,
+    Engine,
     InvalidRequest,
     SubscriptionFilter,
     Throttled,
+    Tombstone,
     TopicNotFound,
 )
 
 SESSION_TTL_MS: Final = 300_000
 _ID_BYTES: Final = 16
+_ENCODE: Final = msgspec.json.Encoder().encode
+_SHUTTING_DOWN: Final = b'{"code":"server_shutting_down","message":"the server is shutting down; reconnect"}'
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,12 +49,12 @@ class Place:
 
 
 class Session:
-    """What one client follows. At most one stream is open; a second one takes over from it."""
+    """The topics that one client follows. At most one stream is open; a second one replaces it."""
 
     def __init__(
         self,
         *,
-        engine: TopicsEngine,
+        engine: Engine,
         broadcaster: Broadcaster,
         clock: Clock,
         principal: Principal,
@@ -88,7 +95,7 @@ class Session:
         return bool(self._prefixes)
 
     def cursors(self) -> dict[str, int]:
-        """Where the client stands, as far as the connection took it."""
+        """Return the position of the client in each topic, as far as the connection took it."""
         cursors = {name: place.cursor for name, place in self._places.items()}
         if self.stream is not None:
             for name, subscription in self.stream.subscriptions.items():
@@ -140,7 +147,7 @@ class Session:
         self._broadcaster.follow(stream, feed, place.cursor, self._want)
 
     def lost(self, name: str) -> None:
-        """The topic is gone for good, also if another one gets its name."""
+        """Forget a topic that was deleted, even if another one gets its name."""
         self._places.pop(name, None)
 
     # ---- topics that appear --------------------------------------------------------------------------
@@ -169,10 +176,107 @@ class Session:
         return True
 
 
+class SseStream(Subscriber):
+    """The open stream of a session; what it has handed to the connection counts as read."""
+
+    def __init__(self, broadcaster: Broadcaster, caps: StreamLimiter, session: Session) -> None:
+        super().__init__(broadcaster, caps, session.principal, beat_s=session.heartbeat_ms / 1000)
+        self._session = session
+
+    def begin(self) -> None:
+        self.send(RETRY)
+        self._session.started(self)
+
+    def left(self) -> None:
+        self._session.stopped(self)
+
+    # ---- messages ------------------------------------------------------------------------------------
+
+    def send_page(self, subscription: Subscription, page: RenderedPage, *, caught_up: bool) -> None:
+        if page.tombstone is None and self._session.is_single:
+            frame = page.frames.get(caught_up)
+            if frame is None:
+                ident = write_id({subscription.feed.name: page.to_seq})
+                frame = page.frames[caught_up] = self._frames(subscription, page, ident, caught_up)
+            self.send(frame)
+            return
+        gap = b"" if page.tombstone is None else self._gap(subscription, page, page.tombstone)
+        ident = self._ident(subscription, page.to_seq)
+        self.send(gap + self._frames(subscription, page, ident, caught_up))
+
+    def _gap(self, subscription: Subscription, page: RenderedPage, gap: Tombstone) -> bytes:
+        reason = gap.reason if subscription.has_read or gap.reason == "recreated" else "from_seq_too_old"
+        data = {
+            "topic": subscription.feed.name,
+            "reason": reason,
+            "gap_from": gap.gap_from,
+            "gap_to": gap.gap_to,
+            "earliest_seq": gap.earliest_seq,
+            "head_seq": gap.head_seq,
+        }
+        return event(b"tombstone", _ENCODE(data), self._ident(subscription, page.from_seq))
+
+    def _frames(self, subscription: Subscription, page: RenderedPage, ident: bytes, caught_up: bool) -> bytes:
+        records = event(b"record", b"{" + page.records, ident) if page.has_records else b""
+        return records + (_caught_up(subscription.feed.name, page.to_seq, ident) if caught_up else b"")
+
+    def tell_caught_up(self, subscription: Subscription) -> None:
+        ident = self._ident(subscription, subscription.cursor)
+        self.send(_caught_up(subscription.feed.name, subscription.cursor, ident))
+
+    def topic_deleted(self, subscription: Subscription) -> None:
+        """Say so; the stream ends with its last topic."""
+        self.broadcaster.unfollow(subscription)
+        self.tell_deleted(subscription.feed.name)
+
+    def tell_deleted(self, name: str) -> None:
+        data = b'{"topic":%b,"head_seq":0,"reason":"deleted"}' % quoted(name)
+        self.send(event(b"topic-deleted", data, write_id(self._session.cursors())))
+        self._session.lost(name)
+        if self._session.is_over:
+            self.end()
+
+    def fail(self, subscription: Subscription, error: PenstockError) -> None:
+        """End the stream, so that the client reconnects and tries again from its position."""
+        if isinstance(error, Damaged):
+            error = damaged_in(subscription.feed.name, error)
+        code = 500 if isinstance(error, Corrupt) else 503
+        self.send(
+            event(b"error", _ENCODE({"code": code, "error": told(error), "topic": subscription.feed.name}))
+        )
+        self.end()
+
+    def warn(self, code: int, text: str, topics: list[str]) -> None:
+        """Send a warning; the stream continues."""
+        self.send(event(b"error", _ENCODE({"code": code, "error": text, "topics": topics})))
+
+    def tell_deferred(self, topics: list[str]) -> None:
+        text = (
+            "the server is overloaded and delays topics with negative priority; poll them until this clears"
+        )
+        data = {"code": 429, "error": text, "retry_after_ms": RETRY_AFTER_MS, "topics": topics}
+        self.send(event(b"error", _ENCODE(data)))
+
+    def heartbeat(self) -> None:
+        if self.is_writable:
+            self.send(b": hb %d\n\n" % self._session.now_ms())
+
+    def shut_down(self) -> None:
+        self.send(event(b"error", _SHUTTING_DOWN))
+        self.end()
+
+    def _ident(self, subscription: Subscription, seq: int) -> bytes:
+        return write_id(self._session.cursors() | {subscription.feed.name: seq})
+
+
+def _caught_up(name: str, head_seq: int, ident: bytes) -> bytes:
+    return event(b"caught-up", b'{"topic":%b,"head_seq":%d}' % (quoted(name), head_seq), ident)
+
+
 class Sessions:
     """All sessions of a server, by their ids."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, *, sessions_max: int) -> None:
+    def __init__(self, engine: Engine, clock: Clock, *, sessions_max: int) -> None:
         self._clock = clock
         self._sessions_max = sessions_max
         self._by_id: dict[str, Session] = {}
@@ -205,7 +309,7 @@ class Sessions:
         return self._by_id.get(wid)
 
     def collect(self) -> None:
-        """Forget sessions that nobody came back to."""
+        """Forget sessions whose clients did not return."""
         oldest_s = self._clock.monotonic() - SESSION_TTL_MS / 1000
         while self._resting:
             wid, session = next(iter(self._resting.items()))
@@ -230,14 +334,10 @@ class Sessions:
                     session.appeared(name)
 
 
-def names_of(engine: TopicsEngine, prefix: str, allowed: Callable[[str], bool] | None) -> list[str]:
+def names_of(engine: Engine, prefix: str, allowed: Callable[[str], bool] | None) -> list[str]:
     """The first topics whose names begin so, one more than a session may have if there are so many."""
     states, _ = engine.topics(prefix=prefix, limit=WATCH_TOPICS_MAX + 1, allowed=allowed)
     return [state.topic for state in states]
-
-
-_EVENTS: Final = b"text/event-stream"
-_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class WatchApi:
@@ -245,7 +345,7 @@ class WatchApi:
 
     def __init__(
         self,
-        engine: TopicsEngine,
+        engine: Engine,
         broadcaster: Broadcaster,
         caps: StreamLimiter,
         limits: StreamLimits,
@@ -357,10 +457,4 @@ class WatchApi:
         self._caps.check(session.principal)
         session.rewind(read_id(request.headers.get(b"last-event-id", b"")))
         stream = SseStream(self._broadcaster, self._caps, session)
-        return Response(200, content_type=_EVENTS, headers=HEADERS, live=stream)
-
-
-def check_accepts_events(accept: bytes | None) -> None:
-    """Raises `NotAcceptable` for a client that does not take events."""
-    if accept is not None and _EVENTS not in accept and b"*/*" not in accept:
-        raise NotAcceptable("this is a stream of events: accept text/event-stream")
+        return Response(200, content_type=EVENTS, headers=HEADERS, live=stream)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -18,9 +16,8 @@ from penstock.servers.limits import StreamLimiter
 from penstock.servers.topics import websocket_messages as messages
 from penstock.servers.topics.answers import damaged_in
 from penstock.servers.topics.bodies import check_starts, prefix_of, want_of
-from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.ports import TopicsEngine
-from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
+from penstock.servers.topics.broadcaster import Broadcaster, Subscriber
+from penstock.servers.topics.subscription import RenderedPage, Subscription
 from penstock.servers.topics.websocket_messages import (
     PIECE_BYTES,
     Framing,
@@ -35,6 +32,7 @@ from penstock.servers.topics.websocket_messages import (
 from penstock.topics import (
     WATCH_TOPICS_MAX,
     Damaged,
+    Engine,
     InvalidRequest,
     ShuttingDown,
     Throttled,
@@ -55,7 +53,7 @@ _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 class WebSocketApi:
     """Opens WebSockets."""
 
-    def __init__(self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter) -> None:
+    def __init__(self, engine: Engine, broadcaster: Broadcaster, caps: StreamLimiter) -> None:
         self._engine = engine
         self._broadcaster = broadcaster
         self._caps = caps
@@ -71,12 +69,12 @@ class WebSocketApi:
 class WebSocket(Subscriber):
     """One client. Its commands are begun in the order in which they came, publishes side by side.
 
-    A publish to a topic that is not there yet holds up what came behind it, because that must come later in
+    A publish to a topic that does not exist yet delays what follows it, because that must come later in
     the topic too.
     """
 
     def __init__(
-        self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal
+        self, engine: Engine, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal
     ) -> None:
         super().__init__(broadcaster, caps, principal, beat_s=PING_S)
         self._engine = engine
@@ -86,7 +84,7 @@ class WebSocket(Subscriber):
         self._publishing = 0
         self._publishing_bytes = 0
         self._barrier: object = None
-        """A publish that must have its place before anything behind it is begun."""
+        """A publish that must have its place before anything after it is begun."""
         self._is_working = False
         self._is_paused = False
         self._is_leaving = False
@@ -152,7 +150,7 @@ class WebSocket(Subscriber):
         self._flush()
 
     def shut_down(self) -> None:
-        """What is under way is answered before the connection ends."""
+        """Answer the requests in progress, then end the connection."""
         self._is_leaving = True
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -169,9 +167,9 @@ class WebSocket(Subscriber):
     # ---- commands ------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Begin what waits, as far as what is under way allows."""
+        """Begin waiting commands, as far as those in progress allow."""
         if self._is_working:
-            return  # a publish that was decided at once: the loop below goes on
+            return  # a publish that was decided immediately: the loop below continues
         self._is_working = True
         while self._waiting and not self._is_full:
             message = self._waiting.popleft()
@@ -224,7 +222,7 @@ class WebSocket(Subscriber):
     # ---- following -----------------------------------------------------------------------------------
 
     def _begin_subscribe(self, command: Subscribe) -> None:
-        """What routers still have to bring belongs to what is there when the subscription begins."""
+        """Subscribe after routers have copied what they had when the subscription began."""
         fed = [name for name in command.starts() if self._engine.is_fed(name)]
         if not fed:
             self._subscribe(command)
@@ -233,7 +231,7 @@ class WebSocket(Subscriber):
         barrier = self._barrier = object()
 
         async def drain() -> Response:
-            with contextlib.suppress(PenstockError):  # a topic that left is told of by the subscription
+            with contextlib.suppress(PenstockError):  # the subscription reports a topic that was deleted
                 for name in fed:
                     await self._engine.drain(name)
             return Response(200)
@@ -320,67 +318,34 @@ class WebSocket(Subscriber):
             else:
                 self._refuse(command.request_id, outcome)
 
+        barrier = object()
+
         def done_later(outcome: WriteResult | Exception) -> None:
             done(outcome)
             self._leave_when_done()
+            if self._barrier is barrier:
+                self._barrier = None
             if self._waiting:
                 self._work()
 
         try:
-            self._begin(command, done_later)
+            is_placed = self._engine.append(
+                command.topic,
+                command.records,
+                done_later,
+                node=command.node,
+                idempotency_key=command.idempotency_key,
+                create=command.create,
+                config=command.config,
+                parsed=True,
+                insist=command.disable_backpressure,
+            )
         except Exception as error:  # noqa: BLE001 - see `_obey`
             done(error)
-
-    def _begin(self, command: Publish, done: Callable[[WriteResult | Exception], None]) -> None:
-        if command.idempotency_key is None and self._engine.begin_write(
-            command.topic,
-            command.records,
-            done,
-            node=command.node,
-            parsed=True,
-            insist=command.disable_backpressure,
-        ):
             return
-        barrier = self._barrier = object()
-
-        def lift() -> None:
-            if self._barrier is barrier:
-                self._barrier = None
-                self._work()
-
-        self._flight(command, done, lift)
-        if command.idempotency_key is not None and self._engine.exists(command.topic):
-            # It has its place by now; no need to wait for its commit.
-            asyncio.get_running_loop().call_soon(lift)
-
-    def _flight(
-        self, command: Publish, done: Callable[[WriteResult | Exception], None], lift: Callable[[], None]
-    ) -> None:
-        """A publish that may have to wait for more than its commit."""
-        outcome: list[WriteResult | Exception] = []
-
-        async def write() -> Response:
-            try:
-                result: WriteResult | Exception = await self._engine.write(
-                    command.topic,
-                    command.records,
-                    node=command.node,
-                    idempotency_key=command.idempotency_key,
-                    create=command.create,
-                    config=command.config,
-                    parsed=True,
-                    insist=command.disable_backpressure,
-                )
-            except Exception as error:  # noqa: BLE001 - it is told to the client
-                result = error
-            outcome.append(result)
-            return Response(200)
-
-        def landed(_: Response) -> None:
-            done(outcome[0])
-            lift()
-
-        RequestTask(landed).run(write())
+        if not is_placed:
+            # What follows on this connection must not overtake it.
+            self._barrier = barrier
 
     # ---- what the client is told ---------------------------------------------------------------------
 
@@ -410,7 +375,7 @@ class WebSocket(Subscriber):
         self._say(messages.deleted_message(subscription.feed.name))
 
     def fail(self, subscription: Subscription, error: PenstockError) -> None:
-        """The topic is followed no longer; the client may subscribe behind the trouble, or later."""
+        """Stop following the topic; the client may subscribe after the damage, or later."""
         self.broadcaster.unfollow(subscription)
         told = damaged_in(subscription.feed.name, error) if isinstance(error, Damaged) else error
         self._say(_error_of(b"null", told))

@@ -18,7 +18,7 @@ from penstock.http import HeaderList, Refusal, Request
 from penstock.jsontext import json_problem
 from penstock.servers.topics.answers import write_performance
 from penstock.servers.topics.bodies import Start, WireRecord
-from penstock.servers.topics.subscriber import RenderedPage, quoted
+from penstock.servers.topics.subscription import RenderedPage, quoted
 from penstock.topics import FreeText, Tombstone, TopicConfig, TopicName, WriteResult
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024**2
@@ -55,7 +55,7 @@ def handshake(request: Request) -> HeaderList:
 
 
 def text_frame(payload: bytes) -> bytes:
-    """One message to a client. Servers do not mask, so the same bytes may go to everybody."""
+    """One message to a client. Servers do not mask, so the same bytes may go to all clients."""
     size = len(payload)
     if size < _SHORT:
         return b"\x81%c%b" % (size, payload)
@@ -87,7 +87,7 @@ class Framing:
 
     @property
     def held_bytes(self) -> int:
-        """What the part of a message that is there takes in memory, its fragments included."""
+        """Return the memory that a partial message takes, its fragments included."""
         return len(self._protocol.reader.buffer) + self._pieces_bytes
 
     def replies(self) -> bytes:
@@ -162,7 +162,7 @@ class Subscribe(_Op, tag="subscribe"):
     match: object = None
 
     def starts(self) -> dict[str, Start]:
-        """Where to begin in each topic; an entry of the map wins."""
+        """Return the start in each topic; an entry of the map takes precedence."""
         single = {} if self.topic is None else {self.topic: Start(from_seq=self.from_seq, tail=self.tail)}
         return single | (self.topics or {})
 
@@ -210,7 +210,7 @@ _IS_NO_OBJECT: Final = re.compile(r"Expected `object`, got `\w+`")
 
 
 class Problem(msgspec.Struct):
-    """What an error says over HTTP, of which a message has the code and the sentence."""
+    """The error body of HTTP; a message has its code and its text."""
 
     code: str
     message: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.servers.vector.process import serve_vector as serve
+from penstock.servers.vector.routes import serve_vector as serve
 from penstock.servers.vector.settings import VectorSettings
 
 __all__ = ["VectorSettings", "serve"]

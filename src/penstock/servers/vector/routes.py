@@ -1,4 +1,4 @@
-"""What stands at each path of the vector API, and at those of operators."""
+"""Routes of the vector API, and of operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Durability, FlushError, Shutdown
 from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
 from penstock.http import Call as HttpCall
@@ -28,10 +28,19 @@ from penstock.http import (
     no_key,
 )
 from penstock.metrics import Registry
-from penstock.servers.database import RETRY, DatabaseApp, DecodedBytes, check_writable
+from penstock.servers.database import (
+    RETRY,
+    DatabaseApi,
+    DatabaseApp,
+    DecodedBytes,
+    Source,
+    check_writable,
+    serve_database,
+)
 from penstock.servers.errors import STATUS, told
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import (
+    VectorConfig,
     VectorStore,
     Write,
     decoded_size,
@@ -61,7 +70,7 @@ class Call(HttpCall):
     __slots__ = ()
 
     def answer(self, status: int, body: bytes, headers: HeaderList = ()) -> Response:
-        """An answer of the type that the client speaks: plain JSON to whoever sends or asks for that."""
+        """Return a response of the client's type: plain JSON for a client that sends or accepts it."""
         return Response(status, body, content_type=_spoken(self.request), headers=headers)
 
 
@@ -71,14 +80,14 @@ def _spoken(request: Request) -> bytes:
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
-    """What a client is told about an error."""
+    """Return the response for an error."""
     spoken = PROTOBUF_JSON if request is None else _spoken(request)
     if isinstance(error, TransportFault):
         return _error(_FAULTS.get(error.fault, 503), str(error), spoken)
     if isinstance(error, Refusal):
         return _error(STATUS[error.code], str(error), spoken, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):
-        # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
+        # Not the sender's fault, and the next server will accept it: senders retry after 503.
         return _error(503, told(error), spoken)
     if isinstance(error, NotFound):
         return _error(404, told(error), spoken)
@@ -107,12 +116,11 @@ _INLINE_HITS: Final = 100
 _ROOT: Final = b"/api/v1/vector"
 
 
-class VectorApi:
+class VectorApi(DatabaseApi[VectorStore]):
     """The handlers. `store` is None until it is open."""
 
     def __init__(self, settings: VectorSettings, *, clock: Clock, registry: Registry) -> None:
-        self.store: VectorStore | None = None
-        self.draining = False
+        super().__init__("collection")
         self._settings = settings
         self._clock = clock
         self._registry = registry
@@ -124,21 +132,6 @@ class VectorApi:
             registry.gauge("vector.decoded_bytes", "What bodies of requests under way take in memory."),
         )
         self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
-
-    def check_ready(self) -> None:
-        """Raises `Unavailable` while requests cannot be served."""
-        if self.store is None:
-            raise Unavailable("the collection is being opened")
-        if self.store.failed is not None:
-            raise Unavailable(f"the collection has stopped: {self.store.failed}")
-        if self.draining:
-            raise Unavailable("the server is shutting down")
-
-    @property
-    def _open(self) -> VectorStore:
-        self.check_ready()
-        assert self.store is not None
-        return self.store
 
     async def write(self, call: Call) -> Response:
         count = await self._settled(call, parse_write)
@@ -158,7 +151,7 @@ class VectorApi:
         holding = contextlib.AsyncExitStack()
         async with holding:
             write = await holding.enter_async_context(self._reading(call, parse))
-            store, level = self._open, self._settings.level
+            store, level = self._db, self._settings.level
             async with self._in_time(level):
                 await store.write(write, timeout=self._settings.write_timeout_s)
                 await holding.aclose()  # what was read is the delta's now
@@ -168,7 +161,7 @@ class VectorApi:
 
     @contextlib.asynccontextmanager
     async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
-        """What the body says; it counts until the end. Raises `Unavailable` if there is no room for it."""
+        """Decode the body, which counts as held until the end. Raises `Unavailable` if there is no room."""
         _check_type(call)
         body = call.request.body
         with self._decoded.holding(len(body)) as held:
@@ -184,7 +177,7 @@ class VectorApi:
 
     @contextlib.asynccontextmanager
     async def _in_time(self, level: Durability) -> AsyncIterator[None]:
-        """A storage that does not answer must not keep its callers, and all their places, for ever."""
+        """Bound the wait for a storage that does not answer, so that callers give up their places."""
         seconds = self._settings.acknowledge_timeout_s
         limit = asyncio.timeout(seconds)
         try:
@@ -201,7 +194,7 @@ class VectorApi:
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
         async with self._reading(call, parse_search) as asked:
-            hits = await self._open.search(
+            hits = await self._db.search(
                 asked.vector,
                 asked.k,
                 filter=asked.filter,
@@ -214,38 +207,37 @@ class VectorApi:
         return call.answer(200, await asyncio.to_thread(search_answer, hits))
 
     def search_bytes_max(self) -> int:
-        """What a search of this collection may have as its body."""
-        return search_bytes_max(self._open.collection.dimensions)
+        """Return the maximum body size of a search in this collection."""
+        return search_bytes_max(self._db.collection.dimensions)
 
     async def recall(self, call: Call) -> Response:
         asked = parse_recall(call.request.query())
-        measured = await self._open.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
+        measured = await self._db.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
         return call.answer(200, recall_answer(measured))
 
     async def get(self, call: Call) -> Response:
-        vector = await self._open.get(call.name)
+        vector = await self._db.get(call.name)
         if vector is None:
             raise NotFound(f"there is no vector {call.name!r}")
         return call.answer(200, vector_answer(vector))
 
     async def flush(self, call: Call) -> Response:
         async with self._in_time(Durability.DURABLE):
-            await self._open.flush()
+            await self._db.flush()
         return call.answer(200, b'{"status":"success"}')
 
     async def healthy(self, call: Call) -> Response:
         """Whether the process does its work; one whose collection has stopped should be started again."""
-        if self.store is not None and self.store.failed is not None:
-            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        self.check_failed()
         return call.answer(200, b'{"status":"healthy"}')
 
     async def ready(self, call: Call) -> Response:
-        check_writable(self._open)
+        check_writable(self._db)
         return call.answer(200, b'{"status":"ready"}')
 
     async def metrics(self, call: Call) -> Response:
-        if self.store is not None:
-            self._held.set(len(self.store))
+        if self.database is not None:
+            self._held.set(len(self.database))
         return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
 
 
@@ -279,3 +271,30 @@ def _check_type(call: Call) -> None:
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN:
         raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
+
+
+async def serve_vector(
+    config: VectorConfig,
+    settings: VectorSettings,
+    stop: asyncio.Event,
+    *,
+    source: Callable[[VectorStore, Registry], Source] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[VectorStore], None] | None = None,
+) -> None:
+    """Serve the collection until `stop` is set; see `serve_database`."""
+    registry = Registry()
+    api = VectorApi(settings, clock=clock, registry=registry)
+    await serve_database(
+        vector_app(api, settings),
+        api,
+        settings,
+        stop,
+        opening=lambda: VectorStore.open(config, clock=clock, registry=registry),
+        sync_mode=config.sync_mode,
+        source=None if source is None else lambda store: source(store, registry),
+        clock=clock,
+        on_bound=on_bound,
+        on_ready=on_ready,
+    )

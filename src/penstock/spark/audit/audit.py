@@ -1,4 +1,4 @@
-"""The audit of a pipeline: read its books, balance them, and with `deep` every record on its own."""
+"""The audit of a pipeline: read its books, balance them, and with `deep` compare every record."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer import Severity
 from penstock.config import unknown_key
 from penstock.errors import Unsupported
+from penstock.findings import Severity
 from penstock.spark.audit.inputs import Evidence, Tell, apps_in_ledger, query_of
-from penstock.spark.audit.ledger_reader import Facts, Finding
+from penstock.spark.audit.ledger_reader import AuditFinding, Facts
 from penstock.spark.audit.positions import Places, PositionScan, compare_places, open_scan, windows
 from penstock.spark.audit.reconcile import Balance, balance
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.outputs import table_of
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 
 _IN_SINKS: Final = ("_shard", "_sequence", "_index")
 _IN_LETTERS: Final = ("shard", "sequence", "index")
 _ADDRESS: Final = re.compile(r"https?://\S+")
-"""Where a store is may come with a signature."""
+"""The address of a store may contain a signature."""
 _NOTHING: Final = Places.gather([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     pipeline: str
     query: str | None
-    """None: the pipeline never ran, and all that is produced is in flight."""
+    """None if the pipeline never ran: then every record is in flight."""
     deep: bool
     balance: Balance
 
@@ -47,9 +48,9 @@ class AuditReport:
 def audit_pipeline(
     spec: PipelineSpec, *, sink: str | None = None, deep: bool = False, tell: Tell = lambda _: None
 ) -> AuditReport:
-    """Close the books of a pipeline, which may be running. Changes nothing and needs no Spark.
+    """Audit a pipeline, which may be running. Changes nothing and needs no Spark.
 
-    What does not balance at first is read a second time, and only what is still wrong then is reported.
+    If something does not balance, everything is read a second time, and only the second result is reported.
     Raises `ConfigError` for an unknown `sink`, and `StorageError`, `Corrupt` or `Unavailable` where a book
     cannot be read.
     """
@@ -79,11 +80,11 @@ def _once(
     )
 
 
-def _note(subject: str, text: str, advice: str = "") -> Finding:
-    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice)
+def _note(subject: str, text: str, advice: str = "") -> AuditFinding:
+    return AuditFinding(severity=Severity.NOTE, subject=subject, text=text, advice=advice)
 
 
-def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int]) -> Iterator[Finding]:
+def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int]) -> Iterator[AuditFinding]:
     checkpoint = evidence.checkpoint
     if not checkpoint.is_local:
         if query is not None:
@@ -92,11 +93,11 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
                 f"{checkpoint.path} cannot be read without Spark, so plans and commits are not compared",
             )
     elif query is not None and checkpoint.query_id is None:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject="checkpoint",
             text=f"{checkpoint.path} is gone, but the ledger has lines of query {query}",
-            advice="restore it: without it the pipeline starts anew and delivers again what is there",
+            advice="restore it: without it the pipeline starts again and repeats what the queue still holds",
         )
     others = sorted(app for app in apps if app != query)
     if others:
@@ -107,8 +108,8 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
         )
 
 
-def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tell) -> Iterator[Finding]:
-    """Every record of a sink by its place, where the sink allows it."""
+def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tell) -> Iterator[AuditFinding]:
+    """Compare every record of a sink by its position, if the sink has positions."""
     subject = f"sink {name}"
     lines = [line for line in facts.lines if name in line.rows]
     if not lines:
@@ -138,7 +139,7 @@ def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tel
     except Unsupported as error:
         yield _note(subject, f"records are not compared one by one: {error}")
     except (pa.ArrowException, OSError) as error:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject=subject,
             text=f"{sink.place} cannot be read: {_ADDRESS.sub('(address)', str(error))[:300]}",
@@ -158,7 +159,7 @@ def _needed(facts: Facts) -> tuple[str, ...]:
 def _places(
     scan: PositionScan, names: tuple[str, str, str], window: list[BatchLine], pipeline: str | None
 ) -> Iterator[Places]:
-    """The places of a window in a table; of the dead letters only this pipeline's."""
+    """Yield the positions of a window in a table; of the dead letters only this pipeline's."""
     shard, sequence, index = names
     low, high = min(window[0].start.values(), default=0), max(window[-1].end.values(), default=0) - 1
     columns = [name for name in names if name in scan.columns] + ["pipeline"] * (pipeline is not None)

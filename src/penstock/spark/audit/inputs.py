@@ -1,9 +1,10 @@
-"""What a pipeline's books say, read from durable state alone: no Spark, no Java, nothing changed.
+"""The inputs of an audit, read from durable state alone: no Spark, no Java, nothing changed.
 
-A pipeline may run meanwhile. For each micro-batch it writes, in this order: the plan in the checkpoint, the
-tables, the line in the ledger, the commit in the checkpoint; then the queue lets go of it. The books are
-read in the opposite order. So whatever a later book says has happened, the earlier book is read after it, and
-must agree; what the earlier one has in addition is work in progress. The end of the queue is read last.
+The pipeline may be running. For each micro-batch it writes, in this order: the plan in the checkpoint, the
+tables, the line in the ledger, the commit in the checkpoint; then the queue drops the batches. The audit
+reads them in the opposite order. So everything that a later step has recorded must be in the earlier ones,
+which are read after it; anything more in an earlier one is work in progress. The end of the queue is read
+last.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from penstock.spark.audit.ledger_reader import Facts, ShardFacts, TableFacts
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.ledger import Ledger
-from penstock.spark.pipeline.outputs import last_version_of, source_options, table_of
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.outputs import Output, source_options
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import ReadQueue, bounds_of
+from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
-from penstock.spark.tables.table import open_table
 
 Tell = Callable[[str], None]
-"""Takes a sentence about how far the work is."""
+"""Takes a sentence about the progress."""
 
 _ORIGIN: Final = "origin.json"
 _AT_ONCE: Final = 32
@@ -42,7 +44,10 @@ _POLICY: Final = RetryPolicy(deadline_s=30.0)
 
 
 class Evidence:
-    """Reads the books of one pipeline, as often as asked. Raises `StorageError`, `Corrupt`, `Unsupported`."""
+    """Reads the books of one pipeline, any number of times.
+
+    Raises `StorageError`, `Corrupt`, `Unsupported`.
+    """
 
     def __init__(self, spec: PipelineSpec, sinks: Mapping[str, SinkSpec], tell: Tell) -> None:
         self._spec = spec
@@ -53,7 +58,7 @@ class Evidence:
         self.checkpoint = Checkpoint(spec.checkpoint_path)
 
     def read(self, app: str | None) -> Facts:
-        """Everything, in the order that is safe. `app` is the pipeline's query; None if it never ran."""
+        """Read everything, in the safe order. `app` is the pipeline's query; None if it never ran."""
         spec = self._spec
         options = BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
         ledger = Ledger(spec.ledger_config)
@@ -63,7 +68,9 @@ class Evidence:
             indexes = queue.look()
             origin = _kept_origin(ledger) if app is not None else None
             if origin is None:
-                origin = resolve(options.starting, bounds_of(indexes), "source.buffer.starting")
+                origin = QueueOffsets(options.manifest_path).resolve(
+                    options.starting, bounds_of(indexes), "source.buffer.starting"
+                )
             shards = {
                 shard: self._count(queue, shard, index, origin.get(shard, 0))
                 for shard, index in sorted(indexes.items())
@@ -98,7 +105,7 @@ class Evidence:
         }
 
     def _count(self, queue: ReadQueue, shard: int, index: EntryIndex, start: int) -> ShardFacts:
-        """The records of every batch that is stored. One that has left the queue may be gone, rightly."""
+        """Count the records of every stored batch. Batches that have left the queue may have been deleted."""
         queued = {number: location for number, location in index.locations() if number >= start}
         left = {number: location for number, location in queue.dequeued(shard).items() if number >= start}
         found = loop_thread().run(self._ask(queue.store, {**left, **queued}))
@@ -131,17 +138,18 @@ class Evidence:
         found: dict[int, int | str] = {}
         for start in range(0, len(numbers), 100 * _AT_ONCE):  # not a task for each of a million entries
             some = numbers[start : start + 100 * _AT_ONCE]
-            answers = await asyncio.gather(*(one(places[number]) for number in some))
-            found |= dict(zip(some, answers, strict=True))
+            found_now = await asyncio.gather(*(one(places[number]) for number in some))
+            found |= dict(zip(some, found_now, strict=True))
         return found
 
     def _table(self, name: str, sink: SinkSpec, app: str | None) -> TableFacts:
         self._tell(f"reading {name}: {sink.place}")
-        spec = table_of(sink)
+        output = Output.of(sink)
+        spec = output.table
         if app is None:
             return TableFacts(place=sink.place, last=None, rows={})
         if spec is None:
-            return TableFacts(place=sink.place, last=last_version_of(sink, app), rows=None)
+            return TableFacts(place=sink.place, last=output.last_version(app), rows=None)
         table = open_table(spec)
         if sink.merge is not None:
             return TableFacts(place=sink.place, last=table.last_version(app), rows=None)
@@ -156,7 +164,7 @@ class Evidence:
 
 
 async def _record_count(store: ObjectStore, location: str) -> int | str:
-    """From the footer, in one small request; else why not."""
+    """Return the number of records from the batch's footer, or why it cannot be read."""
     tail = ByteRange(start=None, length=FOOTER_BYTES)
     try:
         blob = await retry(lambda: store.get(location, tail), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
@@ -175,11 +183,11 @@ def _kept_origin(ledger: Ledger) -> Offset | None:
     try:
         return None if kept is None else {int(shard): int(str(place)) for shard, place in kept.items()}
     except ValueError as error:
-        raise Corrupt(f"{_ORIGIN} in {ledger.url} is no offset: {error}. Restore it") from error
+        raise Corrupt(f"{_ORIGIN} in {ledger.url} is not an offset: {error}. Restore it") from error
 
 
 def _is_complete(spec: TableSpec) -> bool:
-    """Whether the history of a table goes back to its beginning, so that what it lacks was never there."""
+    """Return whether the history of a table is complete, so that nothing it lacks was ever there."""
     if spec.kind == "delta":
         from penstock.spark.tables.delta import load_delta
 
@@ -196,7 +204,10 @@ def _is_complete(spec: TableSpec) -> bool:
 
 
 def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
-    """The queries that have lines, with the time of the last one (ms). Raises `StorageError`, `Corrupt`."""
+    """Return the queries that have lines, with the time of the last one in milliseconds.
+
+    Raises `StorageError`, `Corrupt`.
+    """
     ledger = Ledger(spec.ledger_config)
     try:
         lines = {app: ledger.lines(app) for app in ledger.apps()}
@@ -206,7 +217,7 @@ def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
 
 
 def query_of(checkpoint: Checkpoint, apps: Mapping[str, int]) -> str | None:
-    """The pipeline's query: as the checkpoint says, else the one that wrote the last line."""
+    """Return the pipeline's query: the checkpoint's, else the one that wrote the last line."""
     try:
         known = checkpoint.query_id
     except Unsupported:

@@ -1,11 +1,11 @@
-"""What the books of a pipeline say, as plain values, and what may be noticed in them."""
+"""The inputs and findings of an audit, as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.buffer import Severity
+from penstock.findings import Finding
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.sources.offsets import Offset
 
@@ -20,13 +20,9 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was noticed, where, and what to do about it."""
+class AuditFinding(Finding):
+    """A finding with the sequences that it is about."""
 
-    severity: Severity
-    subject: str
-    text: str
-    advice: str = ""
     spans: tuple[Span, ...] = ()
 
 
@@ -44,7 +40,7 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """What a sink itself says of this pipeline's query."""
+    """A sink's own record of this pipeline's query."""
 
     place: str
     last: int | None
@@ -59,10 +55,10 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the books say. `done` and `planned` are None where the checkpoint cannot be read."""
+    """All inputs of an audit. `done` and `planned` are None if the checkpoint cannot be read."""
 
     origin: Offset | None
-    """Where the first micro-batch begins, or would."""
+    """The start of the first micro-batch, which need not exist yet."""
     queue: Mapping[int, ShardFacts]
     done: frozenset[int] | None
     lines: tuple[BatchLine, ...]
@@ -70,17 +66,17 @@ class Facts:
     letters: TableFacts | None
     planned: Mapping[int, Offset] | None
     ends: Mapping[int, int]
-    """The first sequence of each shard that nobody had produced, at the very end of the reading."""
+    """The next sequence of each shard, read last."""
 
 
 def spans_between(start: Mapping[int, int], end: Mapping[int, int]) -> tuple[Span, ...]:
-    """The sequences from one offset to another."""
+    """Return the sequences from one offset to another."""
     pairs = ((shard, start.get(shard, 0), end[shard]) for shard in sorted(end))
     return tuple(Span(shard=shard, first=low, last=high - 1) for shard, low, high in pairs if low < high)
 
 
 def spans_text(spans: Iterable[Span]) -> str:
-    """Sequences for people, shard by shard."""
+    """Return sequences as text, shard by shard."""
     spans = tuple(spans)
     texts = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""Every record by its place: which are in a table twice, and which are not there.
+"""Every record by its position: records that are in a table twice, and records that are missing.
 
 Pure arithmetic on columns: a record is (shard, sequence, index). A table is compared a window of
 micro-batches at a time, so memory does not grow with the table.
@@ -18,13 +18,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from penstock.blocking import loop_thread
-from penstock.buffer import Severity
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, Unavailable, Unsupported
+from penstock.findings import Severity
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ByteRange, ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.audit.ledger_reader import Facts, Finding, Span, spans_between, spans_text
+from penstock.spark.audit.ledger_reader import AuditFinding, Facts, Span, spans_between, spans_text
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.tables.spec import TableSpec
 
@@ -63,7 +63,7 @@ class Places:
         return Places(shard=self.shard[which], sequence=self.sequence[which], index=self.index[which])
 
     def within(self, lines: Sequence[BatchLine]) -> Places:
-        """The places between the first and the last of consecutive lines, whose shards all have a range."""
+        """Return the positions within a run of consecutive lines."""
         keep = np.zeros(len(self.index), np.bool_)
         for shard, end in lines[-1].end.items():
             start = lines[0].start.get(shard, 0)
@@ -88,10 +88,10 @@ def windows(lines: Iterable[BatchLine], records: int = WINDOW_RECORDS) -> Iterat
 
 def compare_places(
     name: str, lines: Sequence[BatchLine], delivered: Places, letters: Places, facts: Facts
-) -> list[Finding]:
-    """What a sink and the dead letters hold of one window, record by record, against the ledger.
+) -> list[AuditFinding]:
+    """Compare the records of one window in a sink and in the dead letters with the ledger.
 
-    The sink is one to one: every row has the place of one record.
+    The sink is one to one: every row has the position of one record.
     """
     held = Places.gather([delivered, letters]).within(lines).sorted()
     same = np.zeros(len(held.index), np.bool_)
@@ -110,14 +110,14 @@ def compare_places(
     return findings
 
 
-def _duplicates(name: str, lines: Sequence[BatchLine], extra: Places) -> Finding:
+def _duplicates(name: str, lines: Sequence[BatchLine], extra: Places) -> AuditFinding:
     shown = [_place(int(s), int(q), int(i)) for s, q, i in zip(*_first(extra), strict=True)]
-    return Finding(
+    return AuditFinding(
         severity=Severity.PROBLEM,
         subject=f"sink {name}",
         text=f"{len(extra.index)} rows too many in micro-batches {lines[0].batch} to {lines[-1].batch}, dead "
         f"letters included: {', '.join(dict.fromkeys(shown))}{_more(len(extra.index))}",
-        advice="somebody wrote them by another way, or a second pipeline has the same queue and table",
+        advice="they were written in another way, or a second pipeline has the same queue and table",
         spans=_touched(extra),
     )
 
@@ -139,7 +139,9 @@ def _touched(places: Places) -> tuple[Span, ...]:
     return tuple(Span(shard=int(shard), first=int(sequence), last=int(sequence)) for shard, sequence in pairs)
 
 
-def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts: Facts) -> Iterator[Finding]:
+def _compare_line(
+    name: str, line: BatchLine, by_shard: dict[int, Places], facts: Facts
+) -> Iterator[AuditFinding]:
     expected = line.rows[name] + line.dead
     parts = []
     for shard, end in line.end.items():
@@ -152,12 +154,12 @@ def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts
         return
     spans = spans_between(line.start, line.end)
     if count > expected:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject=f"sink {name}",
             text=f"micro-batch {line.batch} ({spans_text(spans)}) has {count - expected} records more than "
             "the ledger says were delivered and dead-lettered",
-            advice="somebody wrote them by another way, or the ledger was replaced",
+            advice="they were written in another way, or the ledger was replaced",
             spans=spans,
         )
         return
@@ -166,7 +168,7 @@ def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts
 
 def _missing(
     name: str, line: BatchLine, spans: tuple[Span, ...], found: Places, lost: int, facts: Facts
-) -> Finding:
+) -> AuditFinding:
     places: list[tuple[int, int, int]] = []
     if line.dropped(name) == 0 and not line.skipped:
         places = list(_absent(spans, found, facts))
@@ -174,8 +176,8 @@ def _missing(
         shown = ", ".join(_place(*place) for place in places[:SHOWN])
         which = f"{shown}{_more(lost)}" if len(places) >= min(lost, SHOWN) else f"{shown} and others"
     else:
-        which = "which ones cannot be told from those that were left out on purpose"
-    return Finding(
+        which = "they cannot be distinguished from records that were left out on purpose"
+    return AuditFinding(
         severity=Severity.PROBLEM,
         subject=f"sink {name}",
         text=f"micro-batch {line.batch} ({spans_text(spans)}) lacks {lost} records: {which}",
@@ -185,9 +187,9 @@ def _missing(
 
 
 def _absent(spans: Iterable[Span], found: Places, facts: Facts) -> Iterator[tuple[int, int, int]]:
-    """Places that are not there, `SHOWN` of each sequence at most.
+    """Return missing positions, at most `SHOWN` of each sequence.
 
-    Where the batch is collected, its length is taken from its highest record that is there.
+    If the batch is deleted, its highest record that exists gives its length.
     """
     for span in spans:
         counts = facts.queue[span.shard].counts if span.shard in facts.queue else {}
@@ -217,7 +219,10 @@ class PositionScan(Protocol):
 
 
 def open_scan(spec: TableSpec) -> PositionScan | None:
-    """The table at `spec`, or None if there is none. Raises `Unsupported` for one that only Spark reads."""
+    """Open the table of a spec;
+
+    None if it does not exist. Raises `Unsupported` for one that only Spark reads.
+    """
     if spec.kind == "delta":
         return _open_delta(spec)
     return _open_iceberg(spec) if spec.kind == "iceberg" else _open_parquet(spec)
@@ -305,7 +310,7 @@ class _FolderScan:
 
 
 def _groups(footer: pq.FileMetaData, sequence: str, low: int, high: int) -> list[int]:
-    """The row groups that may hold such rows."""
+    """Return the row groups that may hold such rows."""
     found = []
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)

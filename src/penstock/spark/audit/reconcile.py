@@ -1,9 +1,9 @@
 """Does it balance? Produced = delivered + dead-lettered + dropped + skipped + in flight.
 
-Pure: everything here works on `Facts`, which somebody has read, and gives totals and findings. The two sides
-come from different books. Produced is what the queue says: records counted again where their batches are
-still stored. Delivered and dead-lettered are what the tables say. The pipeline's ledger ties them together,
-and stands in where the queue or a table no longer remembers.
+Pure: it turns `Facts` into totals and findings. The two sides come from different books. Produced comes from
+the queue: records are counted again where their batches are still stored. Delivered and dead-lettered come
+from the tables. The pipeline's ledger connects them, and replaces the queue or a table where their history
+ends.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.buffer import Severity
-from penstock.spark.audit.ledger_reader import Facts, Finding, Span, TableFacts, spans_between, spans_text
+from penstock.findings import Severity, problems_in
+from penstock.spark.audit.ledger_reader import (
+    AuditFinding,
+    Facts,
+    Span,
+    TableFacts,
+    spans_between,
+    spans_text,
+)
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.sources.offsets import Offset
 
@@ -37,7 +44,7 @@ class SinkTotals:
 
     @property
     def difference(self) -> int | None:
-        """What is missing (or, below zero, too much)."""
+        """The number of missing records; below zero, of surplus ones."""
         if self.dropped is None:
             return None
         return self.produced - self.delivered - self.dead - self.dropped - self.skipped - self.in_flight
@@ -45,7 +52,7 @@ class SinkTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTotals:
-    """What is still to be delivered from a shard."""
+    """The undelivered batches and records of a shard."""
 
     shard: int
     next: int
@@ -63,12 +70,12 @@ class Balance:
     sinks: tuple[SinkTotals, ...]
     shards: tuple[ShardTotals, ...]
     gaps: int
-    """Holes in the queue that became rows of the dead-letter table; how many records they held is unknown."""
+    """Gaps in the queue that became rows of the dead-letter table; how many records they held is unknown."""
     recounted: int
     """Records that were counted again in the queue's own batches."""
     taken: int
-    """Records whose batches are collected: the ledger's word is taken."""
-    findings: tuple[Finding, ...]
+    """Records whose batches are deleted, as the ledger counted them."""
+    findings: tuple[AuditFinding, ...]
 
     @property
     def in_flight(self) -> int:
@@ -76,13 +83,11 @@ class Balance:
 
     @property
     def balanced(self) -> bool:
-        return not any(finding.severity is Severity.PROBLEM for finding in self.findings) and not any(
-            sink.difference for sink in self.sinks
-        )
+        return not problems_in(self.findings) and not any(sink.difference for sink in self.sinks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hole:
+class _MissingLines:
     """Micro-batches `first` to `last` have no line; they cover `start` to `end`, if that is known."""
 
     first: int
@@ -100,13 +105,13 @@ class _Hole:
 
 
 def balance(facts: Facts) -> Balance:
-    """Totals and findings. Nothing is a finding that a pipeline which runs meanwhile would explain."""
-    holes = list(_holes(facts))
-    reached = _reached(facts, holes)
+    """Return totals and findings. Work in progress of a running pipeline is not a finding."""
+    missing = list(_missing_runs(facts))
+    reached = _reached(facts, missing)
     shards = tuple(_in_flight(facts, reached))
     findings = [
         *_check_lines(facts),
-        *(_missing_line(hole, facts) for hole in holes),
+        *(_missing_line(run, facts) for run in missing),
         *_check_checkpoint(facts),
         *_check_reading(facts),
         *_check_queue(facts, reached),
@@ -125,7 +130,7 @@ def balance(facts: Facts) -> Balance:
     counted = sum(line.read for line in facts.lines if recounted(line, facts) is not None)
     return Balance(
         batches=len(facts.lines),
-        sinks=tuple(_totals(name, table, facts, holes, shards) for name, table in facts.sinks.items()),
+        sinks=tuple(_totals(name, table, facts, missing, shards) for name, table in facts.sinks.items()),
         shards=shards,
         gaps=sum(line.gaps for line in facts.lines),
         recounted=counted,
@@ -134,20 +139,20 @@ def balance(facts: Facts) -> Balance:
     )
 
 
-def _problem(subject: str, text: str, advice: str = _STOP, spans: tuple[Span, ...] = ()) -> Finding:
-    return Finding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice, spans=spans)
+def _problem(subject: str, text: str, advice: str = _STOP, spans: tuple[Span, ...] = ()) -> AuditFinding:
+    return AuditFinding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice, spans=spans)
 
 
-def _note(subject: str, text: str, advice: str = "", spans: tuple[Span, ...] = ()) -> Finding:
-    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice, spans=spans)
+def _note(subject: str, text: str, advice: str = "", spans: tuple[Span, ...] = ()) -> AuditFinding:
+    return AuditFinding(severity=Severity.NOTE, subject=subject, text=text, advice=advice, spans=spans)
 
 
 def _of(line: BatchLine) -> tuple[Span, ...]:
     return spans_between(line.start, line.end)
 
 
-def _check_lines(facts: Facts) -> Iterator[Finding]:
-    """Each line begins where the one before ends."""
+def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
+    """Check that each line begins where the one before ends."""
     before: BatchLine | None = None
     for line in facts.lines:
         start = before.end if before is not None else facts.origin
@@ -167,7 +172,7 @@ def _check_lines(facts: Facts) -> Iterator[Finding]:
         before = line
 
 
-def _holes(facts: Facts) -> Iterator[_Hole]:
+def _missing_runs(facts: Facts) -> Iterator[_MissingLines]:
     """Runs of micro-batches without a line, cut where the checkpoint or a neighbour knows the boundary."""
     known = {line.batch: line for line in facts.lines}
     last = max((*known, *(facts.done or ())), default=-1)
@@ -183,28 +188,28 @@ def _holes(facts: Facts) -> Iterator[_Hole]:
         batch = through + 1
 
 
-def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) -> Iterator[_Hole]:
+def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) -> Iterator[_MissingLines]:
     planned = facts.planned or {}
     start = known[first - 1].end if first > 0 else facts.origin
     end = known[last + 1].start if last + 1 in known else planned.get(last)
     if last - first >= _EACH:
-        yield _Hole(first=first, last=last, start=start, end=end)
+        yield _MissingLines(first=first, last=last, start=start, end=end)
         return
     opened = first
     for batch in range(first, last + 1):
         until = end if batch == last else planned.get(batch)
         if until is not None or batch == last:
-            yield _Hole(first=opened, last=batch, start=start, end=until)
+            yield _MissingLines(first=opened, last=batch, start=start, end=until)
             opened, start = batch + 1, until
 
 
-def _missing_line(hole: _Hole, facts: Facts) -> Finding:
-    one = hole.first == hole.last
-    subject = f"micro-batch {hole.first}" if one else f"micro-batches {hole.first} to {hole.last}"
-    where = spans_text(hole.spans) if hole.end is not None else "sequences that nothing remembers"
-    count = _recount(hole.spans, facts) if hole.end is not None else None
+def _missing_line(run: _MissingLines, facts: Facts) -> AuditFinding:
+    one = run.first == run.last
+    subject = f"micro-batch {run.first}" if one else f"micro-batches {run.first} to {run.last}"
+    where = spans_text(run.spans) if run.end is not None else "sequences that nothing remembers"
+    count = _recount(run.spans, facts) if run.end is not None else None
     held = [
-        f"{name} has {sum(table.rows.get(batch, 0) for batch in hole.batches)} rows"
+        f"{name} has {sum(table.rows.get(batch, 0) for batch in run.batches)} rows"
         for name, table in facts.sinks.items()
         if table.rows is not None
     ]
@@ -213,13 +218,13 @@ def _missing_line(hole: _Hole, facts: Facts) -> Finding:
     return _problem(
         subject,
         text + (f"; of it {', '.join(held)}" if held else ""),
-        "restore the ledger's objects from a backup; the records themselves may well be delivered",
-        hole.spans,
+        "restore the ledger's objects from a backup; the records themselves may have been delivered",
+        run.spans,
     )
 
 
-def _check_checkpoint(facts: Facts) -> Iterator[Finding]:
-    """The plans that Spark still has, against the lines."""
+def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
+    """Compare the plans that Spark still has with the lines."""
     if facts.planned is None:
         return
     last = facts.lines[-1].batch if facts.lines else -1
@@ -256,7 +261,7 @@ def _check_checkpoint(facts: Facts) -> Iterator[Finding]:
 
 
 def recounted(line: BatchLine, facts: Facts) -> int | None:
-    """The records of a line by the queue's own batches; None if that cannot be told any more."""
+    """Count the records of a line in the queue's own batches; None if some of them are deleted."""
     return None if line.gaps else _recount(_of(line), facts)
 
 
@@ -271,8 +276,8 @@ def _recount(spans: Iterable[Span], facts: Facts) -> int | None:
     return total
 
 
-def _check_reading(facts: Facts) -> Iterator[Finding]:
-    """What was read, against the batches that are still stored."""
+def _check_reading(facts: Facts) -> Iterator[AuditFinding]:
+    """Compare the records that were read with the batches that are still stored."""
     for line in facts.lines:
         found = recounted(line, facts)
         if found is not None and found != line.read:
@@ -283,20 +288,20 @@ def _check_reading(facts: Facts) -> Iterator[Finding]:
                 spans=_of(line),
             )
         if line.gaps:
-            holes = "a hole" if line.gaps == 1 else f"{line.gaps} holes"
+            gaps = "a gap" if line.gaps == 1 else f"{line.gaps} gaps"
             yield _note(
                 f"micro-batch {line.batch}",
-                f"found {holes} in the queue within {spans_text(_of(line))}: how many records are lost is "
+                f"found {gaps} in the queue within {spans_text(_of(line))}: how many records are lost is "
                 "not known",
                 "the dead-letter table has a row for each, with its sequences and the reason",
                 _of(line),
             )
 
 
-def _reached(facts: Facts, holes: Iterable[_Hole]) -> Offset:
+def _reached(facts: Facts, missing: Iterable[_MissingLines]) -> Offset:
     ends = [facts.origin or {shard: held.first for shard, held in facts.queue.items()}]
     ends += [line.end for line in facts.lines]
-    ends += [hole.end for hole in holes if hole.end is not None]
+    ends += [run.end for run in missing if run.end is not None]
     return {shard: max(end.get(shard, 0) for end in ends) for shard in facts.queue}
 
 
@@ -307,8 +312,8 @@ def _in_flight(facts: Facts, reached: Offset) -> Iterator[ShardTotals]:
         yield ShardTotals(shard=shard, next=reached[shard], batches=len(waiting), records=records)
 
 
-def _check_queue(facts: Facts, reached: Offset) -> Iterator[Finding]:
-    """What is still to come must be there."""
+def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
+    """Check that every undelivered batch exists."""
     for shard, held in sorted(facts.queue.items()):
         name = f"shard {shard}" if len(facts.queue) > 1 else "queue"
         if reached[shard] < held.first:
@@ -316,14 +321,15 @@ def _check_queue(facts: Facts, reached: Offset) -> Iterator[Finding]:
             yield _problem(
                 name,
                 f"{spans_text([span])} left the queue and no micro-batch has delivered them",
-                "somebody else acknowledged them; look for their batches before the collector deletes them",
+                "another consumer acknowledged them; look for their batches before they are deleted",
                 (span,),
             )
         if reached[shard] > facts.ends.get(shard, reached[shard]):
             yield _problem(
                 name,
                 f"has handed out numbers only up to {facts.ends[shard] - 1}, and the pipeline has delivered "
-                f"up to {reached[shard] - 1}: the manifest was made anew, or this is another queue",
+                f"up to {reached[shard] - 1}: the manifest was deleted and created again, or this is "
+                "another queue",
             )
         for sequence, why in sorted(held.broken.items()):
             if sequence >= reached[shard]:
@@ -331,7 +337,7 @@ def _check_queue(facts: Facts, reached: Offset) -> Iterator[Finding]:
                 yield _problem(
                     name,
                     f"the batch of {spans_text([span])} {why}, and it is not delivered yet",
-                    "restore the object; if it is lost for good, `on_gap: record` keeps a row of it",
+                    "restore the object; if it is lost, `on_gap: record` keeps a row for it",
                     (span,),
                 )
 
@@ -341,7 +347,7 @@ def _letters_expected(facts: Facts) -> dict[int, int]:
 
 
 def _is_cleaned(table: TableFacts, batch: int) -> bool:
-    """Whether the table may have had this micro-batch in the part of its history that is gone."""
+    """Return whether this micro-batch may be in the part of the table's history that is gone."""
     if table.rows is None or table.complete or batch in table.rows:
         return False
     return batch < min(table.rows, default=(table.last if table.last is not None else -1) + 1)
@@ -349,8 +355,8 @@ def _is_cleaned(table: TableFacts, batch: int) -> bool:
 
 def _check_table(
     subject: str, table: TableFacts, expected: Mapping[int, int], facts: Facts
-) -> Iterator[Finding]:
-    """A sink against what the ledger says it got."""
+) -> Iterator[AuditFinding]:
+    """Compare a sink with the rows that the ledger lists for it."""
     lines = {line.batch: line for line in facts.lines}
     newest = max((batch for batch, rows in expected.items() if rows), default=-1)
     if newest >= 0 and (table.last is None or table.last < newest):
@@ -379,7 +385,7 @@ def _check_table(
         yield _note(
             subject,
             f"{table.place} has cleaned its history: {len(cleaned)} micro-batches up to {cleaned[-1]} could "
-            "not be compared, the ledger's word is taken",
+            "not be compared, and the ledger's numbers are used",
             "",
             spans,
         )
@@ -394,7 +400,7 @@ def _check_table(
         )
 
 
-def _check_one_to_one(name: str, facts: Facts) -> Iterator[Finding]:
+def _check_one_to_one(name: str, facts: Facts) -> Iterator[AuditFinding]:
     several = False
     for line in facts.lines:
         dropped = line.dropped(name) if name in line.rows else 0
@@ -416,7 +422,11 @@ def _check_one_to_one(name: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _totals(
-    name: str, table: TableFacts, facts: Facts, holes: Iterable[_Hole], shards: Iterable[ShardTotals]
+    name: str,
+    table: TableFacts,
+    facts: Facts,
+    missing: Iterable[_MissingLines],
+    shards: Iterable[ShardTotals],
 ) -> SinkTotals:
     lines = [line for line in facts.lines if name in line.rows]
     in_flight = sum(shard.records for shard in shards)
@@ -427,13 +437,13 @@ def _totals(
         produced += line.read if found is None else found
         delivered += _held(table, line.batch, line.rows[name])
         dead += _held(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
-    for hole in holes:
-        count = _recount(hole.spans, facts) if hole.end is not None else None
+    for run in missing:
+        count = _recount(run.spans, facts) if run.end is not None else None
         if count is not None and table.rows is not None:
             produced += count
-            delivered += sum(table.rows.get(batch, 0) for batch in hole.batches)
+            delivered += sum(table.rows.get(batch, 0) for batch in run.batches)
             letters = facts.letters.rows if facts.letters is not None else None
-            dead += sum((letters or {}).get(batch, 0) for batch in hole.batches)
+            dead += sum((letters or {}).get(batch, 0) for batch in run.batches)
     losses = [line.dropped(name) for line in lines]
     return SinkTotals(
         name=name,
@@ -448,7 +458,7 @@ def _totals(
 
 
 def _held(table: TableFacts | None, batch: int, said: int) -> int:
-    """The rows of a micro-batch by the table itself, else by the ledger."""
+    """Return the rows of a micro-batch from the table itself, else from the ledger."""
     if table is None or table.rows is None or _is_cleaned(table, batch):
         return said
     return table.rows.get(batch, 0)

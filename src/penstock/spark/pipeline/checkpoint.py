@@ -1,4 +1,4 @@
-"""What Spark wrote into a query's checkpoint: who the query is, and how far each micro-batch goes.
+"""A query's checkpoint as Spark wrote it: the query's id, and the end of each micro-batch.
 
 metadata        {"id": "..."}: the query's id, for the life of the checkpoint
 offsets/N       v1, settings, one JSON offset per source: written before micro-batch N runs
@@ -19,11 +19,9 @@ from penstock.storage import OsFileSystem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Checkpoint", "parse_offsets"]
-
 
 def parse_offsets(text: str, where: str) -> list[dict[str, object] | None]:
-    """The offsets in one file of `offsets`, a source each; None for a source that has none yet.
+    """Parse one file of `offsets`: an offset for each source, None for a source that has none yet.
 
     Raises `Corrupt` for anything else.
     """
@@ -39,7 +37,7 @@ def parse_offsets(text: str, where: str) -> list[dict[str, object] | None]:
 class Checkpoint:
     """A query's checkpoint folder: on a local or mounted disk, else through a session that can reach it.
 
-    `through_spark` asks the session in any case: a local path may be one of another machine.
+    `through_spark` always uses the session: a local path may be one of another machine.
     """
 
     def __init__(self, path: str, spark: SparkSession | None = None, *, through_spark: bool = False) -> None:
@@ -52,7 +50,7 @@ class Checkpoint:
         return self._local is not None
 
     def prepare(self) -> None:
-        """Make a local folder with Penstock's modes: Spark's own files in it have those of the umask."""
+        """Create a local folder with Penstock's modes; Spark's own files in it have those of the umask."""
         if self._local is not None:
             OsFileSystem().make_dirs(os.path.abspath(self._local))
 
@@ -68,7 +66,7 @@ class Checkpoint:
             raise Corrupt(f"{self.path}/metadata does not decode: {error}") from error
 
     def offset(self, batch: int) -> dict[str, object] | None:
-        """Where micro-batch `batch` ends in the only source, or None while it is not planned."""
+        """Return the end of micro-batch `batch` in the only source, or None while it is not planned."""
         text = self._read(f"offsets/{batch}")
         if text is None:
             return None
@@ -78,11 +76,11 @@ class Checkpoint:
         return offsets[0]
 
     def planned(self) -> list[int]:
-        """The micro-batches whose plans are still there, in order."""
+        """Return the micro-batches whose plans are still there, in order."""
         return self._numbers("offsets")
 
     def done(self) -> list[int]:
-        """The micro-batches whose commits are still there, in order."""
+        """Return the micro-batches whose commits are still there, in order."""
         return self._numbers("commits")
 
     def _numbers(self, folder: str) -> list[int]:

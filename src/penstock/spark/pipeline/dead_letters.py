@@ -1,11 +1,17 @@
-"""The dead-letter table: every record that did not decode, with its bytes, its place and the reason."""
+"""The dead-letter table: every record that did not decode, with its bytes, its position and the reason.
+
+A micro-batch writes it, a redrive takes letters from it, and a console shows them page by page.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import bisect
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,11 +31,11 @@ LETTER_COLUMNS: Final = (
     "pipeline string, batch bigint, shard int, sequence bigint, index int, ingestion_time timestamp, "
     "metadata binary, value binary, reason string, at timestamp"
 )
-"""`index` is -1 and `value` null for a hole in the queue; `metadata` then tells its range."""
+"""`index` is -1 and `value` null for a gap in the queue; `metadata` then has its range."""
 
 
 def letters_of(decoded: DataFrame, pipeline: str, batch: int, *, gaps_only: bool = False) -> DataFrame:
-    """The bad records and the holes of a decoded frame, or the holes alone, as rows of the table."""
+    """Return the bad records and the gaps of a decoded frame, or the gaps alone, as rows of the table."""
     from pyspark.sql import functions as F
 
     bad = decoded.filter(F.col("_index") < 0 if gaps_only else F.col(REASON).isNotNull())
@@ -48,16 +54,23 @@ def letters_of(decoded: DataFrame, pipeline: str, batch: int, *, gaps_only: bool
 
 
 HEADS: Final = ("pipeline", "shard", "sequence", "index", "reason", "at")
-"""What a letter is about, without its bytes."""
+"""The columns that describe a letter, without its bytes."""
 BODIES: Final = ("pipeline", "shard", "sequence", "index", "ingestion_time", "metadata", "value")
+
+Letters: TypeAlias = pa.Table
+"""Letters with the columns `HEADS` or `BODIES`."""
+Position: TypeAlias = tuple[int, int, int]
+"""Shard, sequence and index of a record in the queue."""
+_POSITION: Final = ("shard", "sequence", "index")
+_POSITION_SCHEMA: Final = pa.schema([("shard", pa.int32()), ("sequence", pa.int64()), ("index", pa.int32())])
 _POLICY: Final = RetryPolicy(deadline_s=30.0)
 _AT_ONCE: Final = 8
 
 
 def read_letters(spec: TableSpec, columns: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
-    """The letters in a table, of the sequences `within` (both ends included); none if there is no table.
+    """Read the letters of a table, of the sequences `within` (both ends included); none if there is no table.
 
-    Raises what the table's library makes of an unreachable place.
+    Raises the error of the table's library for an unreachable place.
     """
     if spec.kind == "delta":
         found = _delta(spec, columns, within)
@@ -132,3 +145,133 @@ def _columns_of(raw: memoryview, columns: Sequence[str], within: tuple[int, int]
 
 def _hidden(key: str) -> bool:
     return any(part.startswith(("_", ".")) for part in key.split("/"))
+
+
+def distinct_letters(rows: Letters) -> Letters:
+    """Return the letters in the order of the queue, one for each position."""
+    ordered = rows.sort_by([(name, "ascending") for name in _POSITION])
+    if ordered.num_rows < 2:
+        return ordered
+    columns = [ordered[name].to_numpy() for name in _POSITION]
+    differs = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return ordered.filter(pa.array(np.concatenate([[True], differs])))
+
+
+def letters_without(rows: Letters, taken: Iterable[Position]) -> Letters:
+    """Return the letters whose positions are not in `taken`."""
+    table = _positions(taken)
+    if not table.num_rows:
+        return rows
+    left = _numbered(rows).join(table, list(_POSITION), join_type="left anti")
+    return rows.take(left["_row"].sort())
+
+
+def letters_at(bodies: Letters, pipeline: str, places: Sequence[Position]) -> Letters:
+    """Return the records at `places` in the order of the queue; fewer if some are no longer in the table."""
+    if not bodies.num_rows:
+        return bodies
+    rows = distinct_letters(bodies.filter((pc.field("pipeline") == pipeline) & (pc.field("index") >= 0)))
+    found = _numbered(rows).join(_positions(places), list(_POSITION), join_type="left semi")
+    return rows.take(found["_row"].sort())
+
+
+def _numbered(rows: Letters) -> pa.Table:
+    return (
+        rows.select(_POSITION)
+        .cast(_POSITION_SCHEMA)
+        .append_column("_row", pa.array(np.arange(rows.num_rows)))
+    )
+
+
+def _positions(places: Iterable[Position]) -> pa.Table:
+    listed = list(places)
+    columns = zip(*listed, strict=True) if listed else ((), (), ())
+    return pa.table(dict(zip(_POSITION, map(list, columns), strict=True)), schema=_POSITION_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter with its bytes."""
+
+    shard: int
+    sequence: int
+    index: int
+    """The record's place in its batch; -1 for a gap in the queue."""
+    reason: str
+    at_ms: int
+    value: bytes | None
+    redriven: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterPage:
+    """Letters in the order of the queue. `following` is where the next page begins, if there is one."""
+
+    letters: Sequence[Letter]
+    following: Position | None
+    total: int
+    left: int
+    """How many of `total` no redrive has taken yet; gaps are not counted."""
+
+
+class LetterReader:
+    """Reads the letters of one pipeline in the order of the queue, each position once.
+
+    Keep `heads` between calls: reading it costs the whole table without its bytes. Raises what
+    `read_letters` raises.
+    """
+
+    def __init__(self, table: TableSpec, pipeline: str) -> None:
+        self._table = table
+        self._pipeline = pipeline
+
+    def heads(self) -> Letters:
+        """Read all letters without their bytes."""
+        heads = read_letters(self._table, HEADS)
+        return distinct_letters(heads.filter(pc.field("pipeline") == self._pipeline)) if len(heads) else heads
+
+    def page(
+        self, heads: Letters, after: Position | None, limit: int, redriven: Collection[Position]
+    ) -> LetterPage:
+        """Return the letters after a position, with their bytes."""
+        places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
+        start = 0 if after is None else bisect.bisect_right(places, after)
+        more = start + limit < len(places)
+        return LetterPage(
+            letters=self._with_bytes(heads.slice(start, limit), redriven),
+            following=places[start + limit - 1] if more else None,
+            total=len(places),
+            left=sum(place[2] >= 0 and place not in redriven for place in places),
+        )
+
+    def find(self, heads: Letters, position: Position, redriven: Collection[Position]) -> Letter | None:
+        """Return the letter at a position."""
+        shard, sequence, index = position
+        found = heads.filter(
+            (pc.field("shard") == shard) & (pc.field("sequence") == sequence) & (pc.field("index") == index)
+        )
+        letters = self._with_bytes(found, redriven)
+        return letters[0] if letters else None
+
+    def _with_bytes(self, heads: Letters, redriven: Collection[Position]) -> list[Letter]:
+        if not heads.num_rows:
+            return []
+        within = (pc.min(heads["sequence"]).as_py(), pc.max(heads["sequence"]).as_py())
+        bodies = read_letters(self._table, ("pipeline", *_POSITION, "value"), within)
+        values = {
+            (row["shard"], row["sequence"], row["index"]): row["value"]
+            for row in bodies.to_pylist()
+            if row["pipeline"] == self._pipeline
+        }
+        return [
+            Letter(
+                shard=row["shard"],
+                sequence=row["sequence"],
+                index=row["index"],
+                reason=row["reason"] or "",
+                at_ms=int(row["at"].timestamp() * 1000),
+                value=values.get((row["shard"], row["sequence"], row["index"])),
+                redriven=(row["shard"], row["sequence"], row["index"]) in redriven,
+            )
+            for row in heads.to_pylist()
+        ]

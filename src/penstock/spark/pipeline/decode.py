@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["POSITIONS", "REASON", "SOURCE_COLUMNS", "VALUE", "decode", "infer_schema", "parse_schema"]
-
 REASON: Final = "_reason"
 VALUE: Final = "_value"
 POSITIONS: Final = ("_shard", "_sequence", "_index", "_ingestion_time", "_metadata")
@@ -38,7 +36,7 @@ _WRAPPED_LEVELS: Final = 2
 
 
 def parse_schema(text: str) -> StructType:
-    """Columns in SQL's words. Raises `ConfigError`."""
+    """Parse columns given in SQL. Raises `ConfigError`."""
     from pyspark.errors import ParseException, PySparkException
     from pyspark.sql.types import StructType
 
@@ -62,7 +60,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def infer_schema(spark: SparkSession, spec: DecodeSpec, sample: DataFrame) -> StructType:
-    """The columns of a sample of records. Raises `InvalidInput` when it shows none."""
+    """Infer the columns from a sample of records. Raises `InvalidInput` if it shows none."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -104,7 +102,7 @@ def _arrow_record_schema(record: bytes) -> StructType:
 
 
 def decode(frame: DataFrame, spec: DecodeSpec, schema: StructType | None) -> DataFrame:
-    """`frame` (`SOURCE_COLUMNS`) with the decoded columns and `_reason`."""
+    """Add the decoded columns and `_reason` to a frame with `SOURCE_COLUMNS`."""
     from pyspark.sql import functions as F
 
     renamed = frame.select(
@@ -132,10 +130,10 @@ def _gap_or_null(otherwise: Column) -> Column:
 
 
 def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> DataFrame:
-    """JSON and CSV, in Spark's own parsers.
+    """Decode JSON and CSV with Spark's own parsers.
 
-    JSON is parsed inside a list in an object of ours, which must have one element and be whole: Spark stops
-    behind the first value of a text and would take `{...} {...}` for its first half.
+    JSON is parsed inside a list in an object of ours, which must have one element and be complete: Spark
+    stops after the first value of a text and would accept `{...} {...}` as its first half.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
@@ -179,10 +177,10 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
 
 
 def _json_limits(levels_around: int = 0) -> dict[str, str]:
-    """Spark's options for the limits of stored JSON.
+    """Return Spark's options for the limits of stored JSON.
 
-    Its own 1,000 levels are more than what comes next takes: one record of 500 levels in a column of the type
-    variant ends the whole JVM.
+    Its own limit of 1,000 levels is too high for later steps: one record of 500 levels in a column of the
+    type variant ends the whole JVM.
     """
     return {
         "maxNestingDepth": str(JSON_STORED_DEPTH_MAX + levels_around),
@@ -203,7 +201,7 @@ def _arrow_table(record: pa.Buffer) -> pa.Table:
 
 
 def _decode_arrow(frame: DataFrame, schema: StructType, read: _Reader) -> DataFrame:
-    """Each record is read as Arrow; it may hold any number of rows."""
+    """Read each record as Arrow; it may hold any number of rows."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -227,7 +225,9 @@ def _decode_arrow(frame: DataFrame, schema: StructType, read: _Reader) -> DataFr
 def _unpack(
     batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str], read: _Reader
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of every record; for one that does not decode, a row with the reason and no columns."""
+    """Yield the rows of every record; for a record that does not decode, a row with the reason and no
+    columns.
+    """
     wanted = pa.schema([target.field(place) for place in range(len(POSITIONS) + 1, len(target) - 1)])
     values = batch.column(batch.schema.get_field_index(VALUE))
     indexes = batch.column(batch.schema.get_field_index("_index"))

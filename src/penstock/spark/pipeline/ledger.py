@@ -1,9 +1,9 @@
-"""The books of a pipeline: one line per micro-batch, durable before Spark forgets the batch.
+"""The ledger of a pipeline: one line per micro-batch, durable before Spark forgets the batch.
 
 A line is written after every sink has committed and before the micro-batch is. So each batch that Spark
-calls done has a line, and a batch that is run again writes the same line again. Lines of one query lie in
+calls done has a line, and a batch that is run again writes the same line again. The lines of one query are in
 `{app}/{first batch of a thousand}.jsonl`, in order; they are replaced conditionally, so that an old driver
-which still believes in itself cannot take back what its successor wrote.
+that still runs cannot undo the lines of its successor.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, StoreConfig, Version, open_store
 from penstock.retry import RetryPolicy, retry
 
-__all__ = ["BatchLine", "BatchPlan", "Ledger", "decode_lines", "encode_lines", "merge_lines"]
-
 LINES_PER_OBJECT: Final = 1000
 _POLICY: Final = RetryPolicy(deadline_s=30.0)
 
@@ -30,7 +28,7 @@ T = TypeVar("T")
 
 
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one micro-batch did. Offsets are first sequences that are not read, per shard."""
+    """The result of one micro-batch. Offsets are the first sequences that are not read, by shard."""
 
     batch: int
     start: dict[int, int]
@@ -38,20 +36,20 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     read: int
     """Records that the source gave."""
     dead: int = 0
-    """Of these, into the dead-letter table."""
+    """Records that went into the dead-letter table."""
     skipped: int = 0
     """Bad records left out because `on_error: skip` says so."""
     gaps: int = 0
-    """Holes in the queue, each a row of the dead-letter table; not records."""
+    """Gaps in the queue, each a row of the dead-letter table; not records."""
     rows: dict[str, int]
     """Rows that each sink got."""
     one_to_one: dict[str, bool] = {}
-    """Sinks whose every row is one record, so that records without a row were dropped by the transform."""
+    """Whether each row of a sink is one record, so that the transform dropped the records without a row."""
     left_out: dict[str, int] = {}
-    """Rows of a transform that a sink does not take and was told to leave out."""
+    """Rows of a transform that a sink leaves out, as its section asks."""
     at_ms: int
     took_ms: int = 0
-    """How long it took, from its beginning until every sink had it; 0 if that is not known."""
+    """Time from the start until every sink had it; 0 if that is not known."""
 
     def dropped(self, sink: str) -> int | None:
         """Records that the sink's transform left out; None if rows and records do not correspond."""
@@ -61,13 +59,13 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a micro-batch is about to read, and how: kept before any sink is written."""
+    """The range and decoding of a micro-batch, stored before any sink is written."""
 
     batch: int
     start: dict[int, int]
     end: dict[int, int]
     decoding: str
-    """Tells one way to decode from another."""
+    """A digest of the decode section."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -87,18 +85,20 @@ def decode_lines(raw: bytes, where: str) -> list[BatchLine]:
 
 
 def merge_lines(known: Iterable[BatchLine], line: BatchLine) -> list[BatchLine]:
-    """`known` with `line` in its place: a batch that was run again replaces what it said before."""
+    """Put `line` in its place among `known`: the line of a batch that was run again replaces the earlier
+    one.
+    """
     lines = {other.batch: other for other in known} | {line.batch: line}
     return [lines[batch] for batch in sorted(lines)]
 
 
 def _chunk_key(app: str, batch: int) -> str:
-    """The object that holds the line of a micro-batch."""
+    """Return the object that holds the line of a micro-batch."""
     return f"{app}/{batch // LINES_PER_OBJECT * LINES_PER_OBJECT:012}.jsonl"
 
 
 class Ledger:
-    """The books of one pipeline. Blocking, because Spark calls it so."""
+    """The ledger of one pipeline. Blocking, because Spark calls it from blocking code."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
@@ -152,7 +152,7 @@ class Ledger:
         return decode_lines(bytes(blob.data), f"{key} in {self.url}"), blob.version
 
     def lines(self, app: str, *, after: int = -1) -> list[BatchLine]:
-        """The lines of a query after one micro-batch, in order. Raises `Corrupt`, `StorageError`."""
+        """Return the lines of a query after one micro-batch, in order. Raises `Corrupt`, `StorageError`."""
         first = _chunk_key(app, after + 1)
 
         async def read() -> list[BatchLine]:
@@ -166,7 +166,7 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def last(self, app: str, count: int) -> list[BatchLine]:
-        """The last lines of a query, in order, without reading those before. Raises as `lines`."""
+        """Return the last lines of a query, in order, without reading earlier ones. Raises as `lines`."""
 
         async def read() -> list[BatchLine]:
             found: list[BatchLine] = []
@@ -179,7 +179,7 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def line(self, app: str, batch: int) -> BatchLine | None:
-        """The line of one micro-batch. Raises as `lines`."""
+        """Return the line of one micro-batch. Raises as `lines`."""
 
         async def read() -> BatchLine | None:
             lines = await self._held(_chunk_key(app, batch))
@@ -188,10 +188,10 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def without_line(self, app: str, done: Sequence[int]) -> list[int]:
-        """Those of the finished micro-batches that have no line. Raises as `lines`.
+        """Return the finished micro-batches that have no line. Raises as `lines`.
 
-        A line is durable before its micro-batch is done. So one that is missing was lost since: the ledger
-        was cut, removed or replaced by an older copy.
+        A line is durable before its micro-batch is done. So a missing one was lost later: the ledger
+        was truncated, removed or replaced by an older copy.
         """
         if not done:
             return []
@@ -199,7 +199,7 @@ class Ledger:
         return [batch for batch in done if batch not in known]
 
     def find(self, app: str, shard: int, sequence: int) -> BatchLine | None:
-        """The line of the micro-batch that read a sequence. Raises as `lines`.
+        """Return the line of the micro-batch that read a sequence. Raises as `lines`.
 
         Offsets only rise, so it looks into a few objects, however many there are.
         """
@@ -230,7 +230,7 @@ class Ledger:
         return decode_lines(bytes(blob.data), f"{key} in {self.url}")
 
     def apps(self) -> list[str]:
-        """The queries that have lines. Raises `StorageError`."""
+        """Return the queries that have lines. Raises `StorageError`."""
 
         async def names() -> list[str]:
             listed = await self._store.list("")
@@ -239,7 +239,7 @@ class Ledger:
         return self._run(names, "listing the queries")
 
     def plan(self, app: str) -> BatchPlan | None:
-        """The last plan of a query. Raises `Corrupt`, `StorageError`."""
+        """Return the last plan of a query. Raises `Corrupt`, `StorageError`."""
         if self._planned is None or self._planned[0] != app:
             self._planned = (app, *self._run(lambda: self._read_plan(app), f"reading the plan of {app}"))
         return self._planned[1]
@@ -289,7 +289,7 @@ class Ledger:
         self._run(write, f"writing {name}")
 
     def kept(self, name: str) -> dict[str, object] | None:
-        """The document of that name, or None. Raises `Corrupt`, `StorageError`."""
+        """Return the document of that name, or None. Raises `Corrupt`, `StorageError`."""
 
         async def read() -> bytes | None:
             try:

@@ -1,6 +1,6 @@
-"""One micro-batch: decode, split off what is bad, write every sink, write the books.
+"""One micro-batch: decode, separate the bad records, write every sink, write the ledger.
 
-Why each record ends in each sink once, whatever crashes:
+Each record reaches each sink once, whatever crashes:
 
 1. Spark writes the range of the batch into its checkpoint, then calls `run`, which keeps it in the ledger
    too: a number that comes back with another range is refused.
@@ -28,9 +28,9 @@ from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.dead_letters import letters_of
 from penstock.spark.pipeline.decode import REASON, decode
 from penstock.spark.pipeline.ledger import BatchLine, BatchPlan, Ledger
-from penstock.spark.pipeline.outputs import last_version_of, sink_format, sink_options, table_of
+from penstock.spark.pipeline.outputs import Output
 from penstock.spark.pipeline.rows import leaves_rows_out, rows_to_write
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.pipeline.transform import (
     Shape,
     analysed_plan,
@@ -44,17 +44,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchCounts", "MicroBatches"]
-
 T = TypeVar("T")
 
 OBSERVED_WITHIN_S = 10.0
-"""Counts come with the end of the action; this is for an action that has none to tell."""
+"""Counts come with the end of the action; an action that observes nothing is given up after this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCounts:
-    """What the source gave: all rows, and of these the bad ones and the holes."""
+    """The rows of the source, and how many of them are bad records and gaps."""
 
     rows: int
     bad: int
@@ -62,7 +60,7 @@ class BatchCounts:
 
 
 class MicroBatches:
-    """Runs the micro-batches of one query. Pickled whole where Spark runs it in another process."""
+    """Runs the micro-batches of one query. It is pickled where Spark runs it in another process."""
 
     def __init__(
         self,
@@ -78,7 +76,13 @@ class MicroBatches:
         self._ledger = ledger
         self._origin = dict(origin)
         self._on_line = on_line
-        self._app: str | None = None
+        self._app = ""
+        # The counts of a merge are not observed: it follows a sink whose counts are.
+        self._outputs = {
+            name: Output.of(sink)
+            for name, sink in sorted(spec.outputs.items(), key=lambda item: item[1].merge is not None)
+        }
+        self._letters = None if spec.letters is None else Output.of(spec.letters)
         self._shapes: dict[str, Shape] = {}
         self._left_out: dict[str, int] = {}
 
@@ -86,20 +90,18 @@ class MicroBatches:
         """Deliver one micro-batch. Raises what Spark, a sink or the ledger raises; repeating is safe."""
         began_s = SYSTEM_CLOCK.monotonic()
         checkpoint = Checkpoint(self._spec.checkpoint_path, frame.sparkSession)
-        if self._app is None:
+        if not self._app:
             self._app = _required(checkpoint.query_id, f"{checkpoint.path} names no query")
         start, end = self._range(checkpoint, batch)
         counted, counting = self._decoded(frame)
         self._remember_plan(batch, start, end)
-        # A merge does not tell what was observed: it comes behind a sink that does, or is counted on its own.
-        outputs = dict(sorted(self._spec.outputs.items(), key=lambda item: item[1].merge is not None))
-        shared = len(outputs) > 1 or any(sink.merge is not None for sink in outputs.values())
+        merges = [output.sink.merge is not None for output in self._outputs.values()]
+        shared = len(merges) > 1 or any(merges)
         if shared:
             counted = counted.persist()
         try:
-            rows = {name: self._write(name, sink, counted, batch) for name, sink in outputs.items()}
-            observed = any(sink.merge is None for sink in outputs.values())
-            counts = counting.result(frame, counted, observed=observed)
+            rows = {name: self._write(name, output, counted, batch) for name, output in self._outputs.items()}
+            counts = counting.result(frame, counted, observed=not all(merges))
             if counts.gaps or (counts.bad and self._spec.on_error == "dead_letter"):
                 self._write_letters(counted, batch)
         finally:
@@ -113,11 +115,10 @@ class MicroBatches:
     def _remember_plan(self, batch: int, start: Offset, end: Offset) -> None:
         """Refuse a batch whose number was used for other records, or for another way to decode them.
 
-        Sinks know a micro-batch by its number alone. If Spark plans one anew over other records, because its
-        checkpoint was set back, they would take them for a repetition. If the schema changed in between, a
-        record that was bad for a sink that has the batch may now be good, and would be in no table at all.
+        Sinks know a micro-batch by its number alone. If Spark plans it again over other records, because its
+        checkpoint was set back, sinks would take them for a repetition. If the schema has changed, a record
+        that was bad for a sink that has the batch may now be good, and would be in no table at all.
         """
-        assert self._app is not None
         plan = BatchPlan(batch=batch, start=start, end=end, decoding=self._decoding)
         known = self._ledger.plan(self._app)
         if known is not None and known.batch == batch and known != plan:
@@ -125,18 +126,18 @@ class MicroBatches:
                 raise Corrupt(
                     f"micro-batch {batch} was planned before as {_spans(known.start, known.end)}, and now as "
                     f"{_spans(start, end)}: the checkpoint {self._spec.checkpoint_path} was set back or is a "
-                    "copy. Bring back the right one, or begin with a new checkpoint and `starting` behind "
+                    "copy. Restore the right one, or start with a new checkpoint and `starting` after "
                     "what `penstock audit` says is delivered"
                 )
             if self._begun(batch):
                 raise Corrupt(
-                    f"micro-batch {batch} was begun with another decode section and has reached a sink: run "
-                    "it to its end with the old one (`penstock run --once`), then change the file"
+                    f"micro-batch {batch} was started with another decode section and has reached a sink: "
+                    "run it to its end with the old one (`penstock run --once`), then change the file"
                 )
         if known is not None and known.batch > batch:
             raise Corrupt(
                 f"micro-batch {known.batch} was planned before, and now {batch}: the checkpoint "
-                f"{self._spec.checkpoint_path} was set back, is a copy, or is in use twice. Bring back the "
+                f"{self._spec.checkpoint_path} was set back, is a copy, or is in use twice. Restore the "
                 "right one"
             )
         if known != plan:
@@ -151,10 +152,9 @@ class MicroBatches:
         )
 
     def _begun(self, batch: int) -> bool:
-        """Whether some sink has the micro-batch."""
-        assert self._app is not None
-        sinks = [*self._spec.outputs.values(), *([self._spec.letters] if self._spec.letters else [])]
-        return any(last_version_of(sink, self._app) == batch for sink in sinks)
+        """Return whether some sink has the micro-batch."""
+        outputs = [*self._outputs.values(), *([self._letters] if self._letters else [])]
+        return any(output.last_version(self._app) == batch for output in outputs)
 
     def _range(self, checkpoint: Checkpoint, batch: int) -> tuple[Offset, Offset]:
         end = checkpoint.offset(batch)
@@ -163,57 +163,51 @@ class MicroBatches:
         return (self._origin if before is None else _plain_offset(before)), end_offset
 
     def _decoded(self, frame: DataFrame) -> tuple[DataFrame, _Counting]:
-        """Decoded and counted in passing: nothing is read twice for the sake of numbers."""
+        """Decode and count in one pass: nothing is read twice only to be counted."""
         counting = _Counting()
         decoded = decode(counting.before(frame), self._spec.decode, self._schema)
         if self._spec.on_error == "fail":
             decoded = decoded.withColumn(REASON, _fail_on_bad())
         return counting.after(decoded), counting
 
-    def _write(self, name: str, sink: SinkSpec, counted: DataFrame, batch: int) -> int:
+    def _write(self, name: str, output: Output, counted: DataFrame, batch: int) -> int:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        output = apply_transform(counted.filter(F.col(REASON).isNull()), self._spec, sink)
+        sink = output.sink
+        transformed = apply_transform(counted.filter(F.col(REASON).isNull()), self._spec, sink)
         if name not in self._shapes:
-            self._shapes[name] = shape_of_plan(analysed_plan(output))
+            self._shapes[name] = shape_of_plan(analysed_plan(transformed))
             check_shape(name, sink, self._shapes[name])
         if sink.merge is not None:
-            return self._merge(sink, output, batch)
+            return self._merge(output, transformed, batch)
         counted_rows = F.count(F.lit(1)).alias("rows")
         given, observation = Observation(), Observation()
         if leaves_rows_out(sink):
-            output = output.observe(given, counted_rows)
-        written = rows_to_write(sink, output)
-        self._save(written.observe(observation, counted_rows), sink, batch)
+            transformed = transformed.observe(given, counted_rows)
+        written = rows_to_write(sink, transformed)
+        output.save(written.observe(observation, counted_rows), self._app, batch)
         found = _observed(observation)
         rows = written.count() if found is None else found["rows"]
         if leaves_rows_out(sink):
             found = _observed(given)
-            self._left_out[name] = (output.count() if found is None else found["rows"]) - rows
+            self._left_out[name] = (transformed.count() if found is None else found["rows"]) - rows
         return rows
 
-    def _merge(self, sink: SinkSpec, output: DataFrame, batch: int) -> int:
+    def _merge(self, output: Output, transformed: DataFrame, batch: int) -> int:
         from penstock.spark.tables.merge import merge_into
 
-        table, merge = table_of(sink), sink.merge
+        table, merge = output.table, output.sink.merge
         assert table is not None
         assert merge is not None
-        assert self._app is not None
-        rows = output.toArrow()
+        rows = transformed.toArrow()
         merge_into(table, rows, keys=merge.keys, add=merge.add, app=self._app, version=batch)
         return int(rows.num_rows)
 
     def _write_letters(self, counted: DataFrame, batch: int) -> None:
-        sink = self._spec.letters
-        assert sink is not None
+        assert self._letters is not None
         letters = letters_of(counted, self._spec.name, batch, gaps_only=self._spec.on_error != "dead_letter")
-        self._save(letters, sink, batch)
-
-    def _save(self, frame: DataFrame, sink: SinkSpec, batch: int) -> None:
-        assert self._app is not None
-        options = sink_options(sink) | {"txnAppId": self._app, "txnVersion": str(batch)}
-        frame.write.format(sink_format(sink)).mode("append").options(**options).save()
+        self._letters.save(letters, self._app, batch)
 
     def _line(
         self,
@@ -243,17 +237,17 @@ class MicroBatches:
 
 
 def _observed(observation: Observation) -> dict[str, int] | None:
-    """What was counted in passing, or None when nothing passed the counter.
+    """Return the counts of an observation, or None if no row passed it.
 
-    Spark leaves parts of a plan out where it sees, before or while it runs, that no row can come of them; its
-    Python side then fails over the empty answer. An action that observes nothing never answers at all.
+    Spark omits parts of a plan that it knows to give no row, before or while it runs; its Python side then
+    fails on the empty result. An action that observes nothing never returns a result.
     """
     answers: queue.SimpleQueue[dict[str, int] | None] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             answers.put({name: int(count) for name, count in observation.get.items()} or None)
-        except Exception:  # noqa: BLE001  whatever it is, the rows are counted in another way then
+        except Exception:  # noqa: BLE001  after any failure the rows are counted in another way
             answers.put(None)
 
     threading.Thread(target=ask, name="penstock-observation", daemon=True).start()
@@ -264,7 +258,7 @@ def _observed(observation: Observation) -> dict[str, int] | None:
 
 
 class _Counting:
-    """Counts rows as they pass: in front of the decoder, where a row is a record or a hole, and behind it."""
+    """Counts rows as they pass: before the decoder, where a row is a record or a gap, and after it."""
 
     def __init__(self) -> None:
         from pyspark.sql import Observation
@@ -279,7 +273,7 @@ class _Counting:
         return decoded.observe(self._decoded, *self._of_decoded())
 
     def result(self, frame: DataFrame, decoded: DataFrame, *, observed: bool) -> BatchCounts:
-        """The counts, once a sink has been written; `observed` says whether one that tells them was."""
+        """Return the counts after a sink was written; `observed` says whether its action was observed."""
         found = _observed(self._read) if observed else None
         found = found or frame.agg(*self._of_source()).collect()[0].asDict()
         bad = _observed(self._decoded) if observed else None
@@ -314,7 +308,7 @@ def _spans(start: Mapping[int, int], end: Mapping[int, int]) -> str:
 
 
 def _plain_offset(stored: Mapping[str, object]) -> Offset:
-    """Shard to sequence, without whatever else the offset holds."""
+    """Return shard to sequence, without the marks of the offset."""
     return {int(key): value for key, value in stored.items() if key.isdecimal() and isinstance(value, int)}
 
 

@@ -1,11 +1,13 @@
-"""A pipeline's sinks as Spark's writers take them."""
+"""The source and the sinks of a pipeline, as Spark's readers and writers take them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.blocking import loop_thread
-from penstock.buffer import last_version, shard_config, shard_of
+from penstock.buffer import last_version
 from penstock.objects import open_store
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.sink_spec import (
@@ -18,20 +20,13 @@ from penstock.spark.pipeline.sink_spec import (
 from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 from penstock.spark.sinks.options import SinkOptions
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.queues import count_shards
+from penstock.spark.sources.queues import find_shards
+from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
-from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
 
-__all__ = [
-    "check_options",
-    "last_version_of",
-    "queue_of",
-    "sink_format",
-    "sink_options",
-    "source_options",
-    "table_of",
-]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -39,7 +34,7 @@ def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_of(sink: SinkSpec) -> TableSpec | None:
-    """The table behind a sink; None for a queue. Raises `ConfigError` for what cannot be one."""
+    """Return the table of a sink; None for a queue. Raises `ConfigError` for a table that cannot exist."""
     target = sink.target
     if isinstance(target, BufferSinkSpec):
         return None
@@ -55,22 +50,6 @@ def table_of(sink: SinkSpec) -> TableSpec | None:
     return TableSpec.parse("delta" if sink.delta is not None else "parquet", options)
 
 
-def sink_format(sink: SinkSpec) -> str:
-    return f"penstock-{sink.kind}"
-
-
-def sink_options(sink: SinkSpec) -> dict[str, str]:
-    """What `df.write.options(...)` gets; secrets are in clear there."""
-    table = table_of(sink)
-    if table is not None:
-        return table.to_options()
-    target = sink.target
-    assert isinstance(target, BufferSinkSpec)
-    if isinstance(target, TimeSeriesSinkSpec | VectorSinkSpec):
-        return _queue_options(target) | target.columns.to_options()
-    return _queue_options(target)
-
-
 def _queue_options(target: BufferSinkSpec) -> dict[str, str]:
     return {
         "store": target.store,
@@ -83,14 +62,14 @@ def _queue_options(target: BufferSinkSpec) -> dict[str, str]:
 
 
 def queue_of(sink: SinkSpec) -> SinkOptions:
-    """The queue behind a sink that is no table. Raises `ConfigError` for what cannot be one."""
+    """Return the queue of a sink that is not a table. Raises `ConfigError` for a queue that cannot exist."""
     target = sink.target
     assert isinstance(target, BufferSinkSpec)
     return SinkOptions.parse(_queue_options(target))
 
 
 def check_options(spec: PipelineSpec) -> None:
-    """Raise `ConfigError` for values that only the source, a sink or the ledger can judge. Asks nobody."""
+    """Raise `ConfigError` for values that only the source, a sink or the ledger can judge. No I/O."""
     BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
     for sink in (*spec.outputs.values(), *([spec.letters] if spec.letters is not None else [])):
         if table_of(sink) is None:
@@ -98,28 +77,55 @@ def check_options(spec: PipelineSpec) -> None:
     _ = spec.ledger_config
 
 
-def last_version_of(sink: SinkSpec, app: str) -> int | None:
-    """The last micro-batch of `app` that the sink has. Raises as its table or queue does."""
-    spec = table_of(sink)
-    if spec is not None:
-        return open_table(spec).last_version(app)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A sink as Spark's writers take it: described once, then written in every micro-batch."""
 
-    async def look(options: SinkOptions) -> int | None:
-        store = open_store(options.store)
-        try:
-            shards = await count_shards(store, options.manifest_path, options.sharded)
-            config = options.producer
-            if shards is not None:
-                config = shard_config(config, shard_of(app.encode(), shards))
-            return await last_version(config, app, store=store)
-        finally:
-            await store.close()
+    sink: SinkSpec
+    table: TableSpec | None
+    """None for a queue."""
+    options: Mapping[str, str] = field(repr=False)
+    """The options of `df.write`, with secrets in clear."""
 
-    return loop_thread().run(look(queue_of(sink)))
+    @classmethod
+    def of(cls, sink: SinkSpec) -> Output:
+        """Raises `ConfigError` for values that only the table or the queue can judge."""
+        table, target = table_of(sink), sink.target
+        if table is not None:
+            return cls(sink=sink, table=table, options=table.to_options())
+        assert isinstance(target, BufferSinkSpec)
+        columns = (
+            target.columns.to_options() if isinstance(target, TimeSeriesSinkSpec | VectorSinkSpec) else {}
+        )
+        return cls(sink=sink, table=None, options=_queue_options(target) | columns)
+
+    @property
+    def format(self) -> str:
+        return f"penstock-{self.sink.kind}"
+
+    def save(self, frame: DataFrame, app: str, batch: int) -> None:
+        """Write the rows as micro-batch `batch` of `app`; a sink that has it does nothing."""
+        options = {**self.options, "txnAppId": app, "txnVersion": str(batch)}
+        frame.write.format(self.format).mode("append").options(**options).save()
+
+    def last_version(self, app: str) -> int | None:
+        """Return the last micro-batch of `app` that the sink has. Raises as its table or queue does."""
+        if self.table is not None:
+            return open_table(self.table).last_version(app)
+        return loop_thread().run(_last_in_queue(queue_of(self.sink), app))
+
+
+async def _last_in_queue(options: SinkOptions, app: str) -> int | None:
+    store = open_store(options.store)
+    try:
+        _, config = (await find_shards(store, options.producer, options.sharded)).of_app(app)
+        return await last_version(config, app, store=store)
+    finally:
+        await store.close()
 
 
 def source_options(spec: PipelineSpec, columns: tuple[str, ...]) -> dict[str, str]:
-    """What `spark.readStream.options(...)` gets."""
+    """Return the options of `spark.readStream`."""
     buffer: BufferSourceSpec = spec.source.buffer
     options = {
         "store": buffer.store,

@@ -15,14 +15,14 @@ from penstock.config import Setting
 from penstock.errors import ConfigError, Corrupt, PenstockError
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS, infer_schema, parse_schema
-from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.ledger import BatchLine, Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
 from penstock.spark.pipeline.outputs import source_options
 from penstock.spark.pipeline.rows import otlp_columns
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
+from penstock.spark.session.failures import explain_pipeline
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import Backlog, QueueWatch, ReadQueue, bounds_of
 from penstock.units import parse_duration
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
-
-__all__ = ["Pipeline", "PipelineStatus", "RunningPipeline"]
 
 _log = logging.getLogger(__name__)
 _ORIGIN: Final = "origin.json"
@@ -58,7 +56,7 @@ class Pipeline:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting]) -> Pipeline:
-        """The same from a mapping; relative paths are relative to the working directory."""
+        """Read a pipeline from a mapping; relative paths are relative to the working directory."""
         return cls(read_spec(mapping))
 
     @property
@@ -70,10 +68,10 @@ class Pipeline:
         return BufferOptions.parse(source_options(self.spec, SOURCE_COLUMNS))
 
     def schema(self, spark: SparkSession, *, keep: bool = True) -> StructType | None:
-        """The decoded columns: as given, else as found in a sample when the pipeline first started.
+        """Return the decoded columns: as given, else as inferred from a sample at the first start.
 
-        What is found is kept for all later starts, unless `keep` is false.
-        Raises `InvalidInput` when there is nothing to look at yet.
+        Inferred columns are kept for all later starts, unless `keep` is false.
+        Raises `InvalidInput` if there are no records yet.
         """
         decode = self.spec.decode
         if decode.format == "raw":
@@ -113,10 +111,10 @@ class Pipeline:
         once: bool = False,
         on_line: Callable[[BatchLine], None] | None = None,
     ) -> RunningPipeline:
-        """Start the query. With `once` it takes what is there now and ends.
+        """Start the query. With `once` it processes the records that are there now and ends.
 
-        `on_line` is told of every finished micro-batch, in a thread of Spark's: it must not raise or wait.
-        Raises `ConfigError`, `InvalidInput`, `Unsupported` for what cannot work.
+        `on_line` is called with the line of every finished micro-batch, in a thread of Spark's: it must not
+        raise or wait. Raises `ConfigError`, `InvalidInput` or `Unsupported` for settings that cannot work.
         """
         schema = self.schema(spark)
         checkpoint = self._checkpoint(spark)
@@ -146,7 +144,9 @@ class Pipeline:
         return run
 
     def _checkpoint(self, spark: SparkSession) -> Checkpoint:
-        """As this process finds it: the files of a Spark Connect server are the server's."""
+        """Return the checkpoint as this process finds it; the files of a Spark Connect server are the
+        server's.
+        """
         return Checkpoint(self.spec.checkpoint_path, spark, through_spark=not _is_classic(spark))
 
     def _known(self, checkpoint: Checkpoint) -> int:
@@ -188,10 +188,9 @@ class Pipeline:
             )
 
     def _origin(self, checkpoint: Checkpoint) -> Offset:
-        """Where the first micro-batch begins, in numbers, and kept for as long as the checkpoint lives.
+        """Return the start of the first micro-batch in numbers, kept for the life of the checkpoint.
 
-        Spark asks the source again when it has to repeat its very first batch; `latest` would by then be
-        somewhere else.
+        Spark requests it again when it repeats its very first batch; `latest` would have moved by then.
         """
         ledger = self.ledger
         started = checkpoint.query_id is not None
@@ -212,7 +211,9 @@ class Pipeline:
             bounds = bounds_of(queue.look())
         finally:
             queue.close()
-        origin = resolve(options.starting, bounds, "source.buffer.starting")
+        origin = QueueOffsets(options.manifest_path).resolve(
+            options.starting, bounds, "source.buffer.starting"
+        )
         if not started and options.starting == "earliest":
             self._refuse_repetition(ledger, origin)
         if not started:
@@ -229,8 +230,8 @@ class Pipeline:
                 )
                 raise ConfigError(
                     f"the checkpoint {self.spec.checkpoint_path} is new, but an earlier one has delivered "
-                    f"everything below {reached} of this queue, some of which is still there. Bring that "
-                    f"checkpoint back, or set source.buffer.starting to {reached} to go on behind it; to "
+                    f"everything below {reached} of this queue, some of which is still there. Restore that "
+                    f"checkpoint, or set source.buffer.starting to {reached} to continue after it; to "
                     "deliver all of it again, into new tables, name another ledger (this one is "
                     f"{ledger.url})"
                 )
@@ -246,7 +247,7 @@ def _is_classic(spark: SparkSession) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """How a running pipeline does, for displays. None is "not known yet"."""
+    """The status of a running pipeline, for displays. None means that a value is not known yet."""
 
     active: bool
     busy: bool
@@ -257,7 +258,7 @@ class PipelineStatus:
     batch_s: float | None = None
     """How long the last micro-batch took."""
     backlog_batches: int | None = None
-    """Batches in the queue behind what is delivered, always counted from the queue's end."""
+    """Undelivered batches in the queue, counted from the queue's end."""
     lag_s: float | None = None
     """The age of the oldest record that is not delivered; 0 when all are."""
     read: int = 0
@@ -329,7 +330,7 @@ class RunningPipeline:
             self._on_line(line)
 
     def gate(self, run: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """`run`, except that no new micro-batch begins once the pipeline is asked to stop."""
+        """Wrap `run` so that no new micro-batch begins after a request to stop."""
 
         def gated(frame: DataFrame, batch: int) -> None:
             if self._stopping.is_set():
@@ -340,14 +341,14 @@ class RunningPipeline:
         return gated
 
     def follow(self, *, now: bool = False) -> None:
-        """Take new lines from the ledger, at most once a second, where nobody tells of them."""
+        """Read new lines from the ledger, at most once a second, if `on_line` is not called."""
         with self._following:
             if self._known is None or (not now and time.monotonic() < self._follow_at):
                 return
             self._follow_at = time.monotonic() + _FOLLOW_S
             try:
                 lines = self._ledger.lines(str(self.query.id), after=self._known)
-            except PenstockError as error:  # the pipeline itself may do well: only its totals wait
+            except PenstockError as error:  # the pipeline itself may be healthy: only its totals are late
                 self._last_error = str(error)
                 return
             for line in lines:
@@ -355,14 +356,14 @@ class RunningPipeline:
                 self._known = line.batch
 
     def request_stop(self) -> None:
-        """Finish the micro-batch that is running, start no other. Returns at once; `wait` for the end.
+        """Finish the running micro-batch and start no other. Returns immediately; `wait` for the end.
 
-        With Spark Connect another one may have begun; it is broken off, and run again at the next start.
+        With Spark Connect another one may have begun; it is cancelled, and runs again at the next start.
         """
         self._stopping.set()
 
     def _may_stop(self) -> bool:
-        """Whether no micro-batch is running or, without a gate, the one that was running is done."""
+        """Return whether no micro-batch is running or, without a gate, whether the last one is done."""
         if not self.query.status["isTriggerActive"]:
             return True
         if self._known is None:
@@ -397,7 +398,7 @@ class RunningPipeline:
         raise known or error from error
 
     def status(self) -> PipelineStatus:
-        """A look at it now. Cheap: one conditional request to the queue."""
+        """Return the current status. It costs one conditional request to the queue."""
         self.follow()
         progress = self.query.lastProgress
         with self._lock:

@@ -2,19 +2,19 @@
 
 A redrive has a number, and its traces lie in the ledger's store:
 
-    redrive/identity.json      who appends; made once, so that a new ledger is somebody else
+    redrive/identity.json      the id of the appending application, created once for each ledger
     redrive/{k}.json           the letters of redrive k, created if absent and never changed
     redrive/{k}.done.json      redrive k is finished
 
-1. k is one more than the last. Its letters are chosen among those that no earlier redrive names, and written
-   down. Whoever loses this has chosen nothing.
+1. k is one more than the last. Its letters are chosen among those that no earlier redrive names, and
+   stored. A redrive that loses this write has chosen nothing.
 2. The records are stored as batches and appended to the queue in one write, under the transaction
    (redrive/identity, k). A second append of k does nothing.
-3. The end is noted.
+3. The end is recorded.
 
 A crash before 1 has done nothing. After 1 the next redrive finds k without its end and repeats 2 with the
-same letters; if the first append landed, it is a no-op. Two who finish k together append once for the same
-reason, and k + 1 begins only when k is in the queue.
+same letters; if the first append was applied, it is a no-op. Two redrives that finish k together append once
+for the same reason, and k + 1 begins only when k is in the queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -40,16 +40,23 @@ from penstock.buffer import (
     Transaction,
     append_batches,
     last_version,
-    read_layout,
-    shard_config,
-    shard_of,
+    read_shards,
     store_batch,
 )
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound, OutcomeUnknown
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.objects import ObjectStore, StoreConfig, open_store
-from penstock.spark.pipeline.dead_letters import BODIES, HEADS, read_letters
+from penstock.spark.pipeline.dead_letters import (
+    BODIES,
+    HEADS,
+    Letters,
+    Position,
+    distinct_letters,
+    letters_at,
+    letters_without,
+    read_letters,
+)
 from penstock.spark.pipeline.outputs import table_of
 from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.tables.spec import TableSpec
@@ -71,7 +78,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 class _Plan(msgspec.Struct, frozen=True):
     token: str
-    """Tells our plan from another one, when the answer to writing it was lost."""
+    """Identifies our plan if the response to writing it was lost."""
     letters: list[Position]
     reasons: dict[str, int]
     at_ms: int
@@ -84,7 +91,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriven:
-    """What one redrive came to."""
+    """The result of one redrive."""
 
     number: int
     records: int
@@ -93,24 +100,24 @@ class Redriven:
     """The sequence of the first batch; None if the append had happened before."""
     shard: int | None = None
     resumed: bool = False
-    """Whether an earlier redrive had begun it and not come to the end."""
+    """Whether an earlier redrive had started it and not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
-    """What a call did, or would do."""
+    """The result of a call, or of a dry run."""
 
     finished: tuple[Redriven, ...] = ()
-    """Earlier redrives that were cut short, brought to their end first."""
+    """Earlier redrives that were interrupted, finished first."""
     done: Redriven | None = None
-    """None when there was nothing to redrive, or nothing was to be done."""
+    """None if there was nothing to redrive, or in a dry run."""
     found: int = 0
     """Letters that were chosen."""
     reasons: dict[str, int] = field(default_factory=dict)
     left: int = 0
-    """Letters that are wanted and were left by the limit."""
+    """Wanted letters beyond the limit."""
     unfinished: tuple[int, ...] = ()
-    """Redrives that were cut short and not finished, because nothing was to be done."""
+    """Interrupted redrives that a dry run has found."""
 
 
 def redrive(spec: PipelineSpec, wanted: Wanted, *, dry_run: bool = False) -> Redrive:
@@ -123,7 +130,7 @@ def redrive(spec: PipelineSpec, wanted: Wanted, *, dry_run: bool = False) -> Red
 
 
 def redriven_places(spec: PipelineSpec) -> set[Position]:
-    """The letters that some redrive has taken, finished or not. Blocking; raises `Corrupt`."""
+    """Return the letters that some redrive has taken, finished or not. Blocking; raises `Corrupt`."""
     return asyncio.run(_redriven_places(spec))
 
 
@@ -176,7 +183,7 @@ class RedriveDriver:
         self._rng = rng
 
     async def preview(self, wanted: Wanted) -> Redrive:
-        """What `run` would choose. Changes nothing."""
+        """Choose as `run` does, and change nothing."""
         plans, done = await self.plans()
         chosen, left = await self._choose(plans, wanted)
         return Redrive(
@@ -187,7 +194,7 @@ class RedriveDriver:
         )
 
     async def run(self, wanted: Wanted) -> Redrive:
-        """Finish what was cut short, then redrive what is wanted."""
+        """Finish interrupted redrives, then redrive the wanted letters."""
         plans, done = await self.plans()
         await self._check_identity(plans, done)
         finished = [
@@ -206,7 +213,7 @@ class RedriveDriver:
         )
 
     async def plans(self) -> tuple[dict[int, _Plan], set[int]]:
-        """What each redrive has taken, by its number, and which of them are finished."""
+        """Return the letters of each redrive, by its number, and the numbers of the finished ones."""
         keys = [info.key for info in await self._ledger.list(_FOLDER)]
         done = {int(found[1]) for key in keys if (found := _DONE.fullmatch(key))}
         numbers = [int(found[1]) for key in keys if (found := _PLAN.fullmatch(key))]
@@ -234,14 +241,14 @@ class RedriveDriver:
             unfinished = sorted(set(plans) - set(done))
             if unfinished and (done or len(plans) > 1):
                 raise Corrupt(
-                    f"{_IDENTITY} in {self._ledger.url} is missing: whether redrive {unfinished[0]} has put "
-                    "its letters back cannot be told without it. Restore it"
+                    f"{_IDENTITY} in {self._ledger.url} is missing, and without it nothing shows whether "
+                    f"redrive {unfinished[0]} has put its letters back. Restore it"
                 ) from None
 
     async def _next_number(self, plans: Collection[int], done: Collection[int]) -> int:
-        """One more than the last redrive, by the ledger or by the queue.
+        """Return the number after the last redrive in the ledger and the queue.
 
-        Under a number that the queue knows nothing would be appended. Warns of redrives whose letters are
+        Nothing would be appended under a number that the queue knows. Warns of redrives whose letters are
         no longer known.
         """
         try:
@@ -263,7 +270,7 @@ class RedriveDriver:
         return last + 1
 
     async def _write_plan(self, number: int, chosen: Letters) -> _Plan:
-        """Step 1. Raises `Conflict` if another redrive has this number."""
+        """Do step 1. Raises `Conflict` if another redrive has this number."""
         columns = (chosen[name].to_pylist() for name in ("shard", "sequence", "index"))
         now_ms = self._clock.now_ms()
         plan = _Plan(
@@ -287,7 +294,7 @@ class RedriveDriver:
         return plan
 
     async def _finish(self, number: int, plan: _Plan, *, resumed: bool) -> Redriven:
-        """Steps 2 and 3, for the first time or again."""
+        """Do steps 2 and 3, for the first time or again."""
         transaction = Transaction(app=f"{_FOLDER}/{await self._identity()}", version=number)
         config, shard = await self._target(transaction.app)
         last = await last_version(config, transaction.app) if resumed else None
@@ -308,7 +315,7 @@ class RedriveDriver:
     async def _append(self, config: ProducerConfig, transaction: Transaction, plan: _Plan) -> int | None:
         sequences = [place[1] for place in plan.letters]
         bodies = await asyncio.to_thread(self._read, self._table, BODIES, (min(sequences), max(sequences)))
-        letters = pick(bodies, self._spec.name, plan.letters)
+        letters = letters_at(bodies, self._spec.name, plan.letters)
         if letters.num_rows < len(plan.letters):
             raise Corrupt(
                 f"{len(plan.letters) - letters.num_rows} of the {len(plan.letters)} letters of redrive "
@@ -329,21 +336,18 @@ class RedriveDriver:
         try:
             appended = await append_batches(config, stored, transaction, clock=self._clock, rng=self._rng)
         except StaleTransaction:
-            # Somebody else has finished this redrive and gone on to the next.
+            # Another process has finished this redrive and started the next one.
             return None
         return appended.first
 
     async def _target(self, app: str) -> tuple[ProducerConfig, int | None]:
-        """The queue, or the shard of it that all redrives of this ledger go to."""
+        """Return the queue, or the shard of it that all redrives of this ledger go to."""
         buffer = self._spec.source.buffer
         config = ProducerConfig(
             store=self._queue, manifest_path=buffer.manifest_path, data_path_prefix=buffer.data_path_prefix
         )
-        shards = await read_layout(self._queue, config.manifest_key)
-        if shards is None:
-            return config, None
-        shard = shard_of(app.encode(), shards)
-        return shard_config(config, shard), shard
+        shard, own = (await read_shards(self._queue, config)).of_app(app)
+        return own, shard
 
     async def _identity(self) -> str:
         fresh = _Identity(id=mint_ulid(self._clock.now_ms(), self._rng))
@@ -370,39 +374,31 @@ def _plan_key(number: int) -> str:
     return f"{_FOLDER}/{number:08}.json"
 
 
-Position: TypeAlias = tuple[int, int, int]
-"""Shard, sequence, index: the place that a record had in the queue."""
-
-POSITION: Final = ("shard", "sequence", "index")
-_SCHEMA: Final = pa.schema([("shard", pa.int32()), ("sequence", pa.int64()), ("index", pa.int32())])
 _FRAMING_BYTES: Final = 8
 _ITEM_BYTES: Final = 16
 _METADATA_BYTES_MAX: Final = 1 << 20
 """What one batch may add to the manifest, which every append transfers whole."""
 
-Letters: TypeAlias = pa.Table
-"""Letters with the columns `penstock.spark.pipeline.dead_letters.HEADS` or `BODIES`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which letters are meant. Nothing set means all."""
+    """A selection of letters: all of them, unless a field is set."""
 
     reason: str | None = None
-    """Text that the reason holds, in any case."""
+    """Text that the reason contains, in any case."""
     sequences: tuple[int, int] | None = None
     """First and last sequence."""
     since_ms: int | None = None
-    """When the letter was written, at the earliest."""
+    """The earliest time at which the letter was written."""
     limit: int | None = None
     positions: frozenset[Position] | None = None
     """These letters alone."""
 
 
 def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wanted) -> Letters:
-    """The letters to redrive, in the order of the queue, each position once.
+    """Choose the letters to redrive, in the order of the queue, each position once.
 
-    Holes (index -1) are no records, and what an earlier redrive has `taken` is never taken again.
+    Gaps (index -1) are not records, and letters that an earlier redrive has `taken` are never taken again.
     """
     if not heads.num_rows:
         return heads
@@ -415,48 +411,14 @@ def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wan
     if wanted.since_ms is not None:
         since = pa.scalar(wanted.since_ms * 1000, pa.timestamp("us", "UTC"))
         rows = rows.filter(pc.greater_equal(rows["at"].cast(pa.timestamp("us", "UTC")), since))
-    rows = _without(_distinct(rows), taken)
+    rows = letters_without(distinct_letters(rows), taken)
     if wanted.positions is not None:
-        rows = pick(rows, pipeline, sorted(wanted.positions))
+        rows = letters_at(rows, pipeline, sorted(wanted.positions))
     return rows if wanted.limit is None else rows.slice(0, wanted.limit)
 
 
-def _distinct(rows: Letters) -> Letters:
-    ordered = rows.sort_by([(name, "ascending") for name in POSITION])
-    if ordered.num_rows < 2:
-        return ordered
-    columns = [ordered[name].to_numpy() for name in POSITION]
-    differs = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return ordered.filter(pa.array(np.concatenate([[True], differs])))
-
-
-def _without(rows: Letters, taken: Iterable[Position]) -> Letters:
-    table = _positions(taken)
-    if not table.num_rows:
-        return rows
-    typed = rows.select(POSITION).cast(_SCHEMA).append_column("_row", pa.array(np.arange(rows.num_rows)))
-    left = typed.join(table, list(POSITION), join_type="left anti")
-    return rows.take(left["_row"].sort())
-
-
-def _positions(places: Iterable[Position]) -> pa.Table:
-    listed = list(places)
-    columns = zip(*listed, strict=True) if listed else ((), (), ())
-    return pa.table(dict(zip(POSITION, map(list, columns), strict=True)), schema=_SCHEMA)
-
-
-def pick(bodies: Letters, pipeline: str, places: Sequence[Position]) -> Letters:
-    """The letters at `places`, in their order; fewer if some are not there any more."""
-    if not bodies.num_rows:
-        return bodies
-    rows = _distinct(bodies.filter((pc.field("pipeline") == pipeline) & (pc.field("index") >= 0)))
-    typed = rows.select(POSITION).cast(_SCHEMA).append_column("_row", pa.array(np.arange(rows.num_rows)))
-    found = typed.join(_positions(places), list(POSITION), join_type="left semi")
-    return rows.take(found["_row"].sort())
-
-
 def reasons_of(heads: Letters) -> dict[str, int]:
-    """How many letters have which reason, the most frequent first."""
+    """Count the letters by reason, the most frequent first."""
     counted = pc.value_counts(heads["reason"].combine_chunks()) if heads.num_rows else []
     pairs = ((str(one["values"].as_py()), int(one["counts"].as_py())) for one in counted)
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
@@ -471,7 +433,7 @@ class LetterBatch:
 
 
 def lay_out(letters: Letters, batch_bytes: int, now_ms: int) -> list[LetterBatch]:
-    """The letters as batches of about `batch_bytes`. A letter whose time is unknown gets `now_ms`."""
+    """Divide letters into batches of about `batch_bytes`. A letter whose time is unknown gets `now_ms`."""
     if not letters.num_rows:
         return []
     values = letters["value"].combine_chunks().cast(pa.binary())
@@ -498,7 +460,7 @@ def lay_out(letters: Letters, batch_bytes: int, now_ms: int) -> list[LetterBatch
 
 
 def _runs(letters: Letters, now_ms: int) -> dict[int, tuple[int, bytes]]:
-    """Where metadata or time change: row to (time, payload)."""
+    """Return the rows where metadata or time change: row to (time, payload)."""
     payloads = pc.fill_null(letters["metadata"].combine_chunks().cast(pa.binary()), b"")
     moments_ms = letters["ingestion_time"].combine_chunks().cast(pa.timestamp("ms", "UTC"), safe=False)
     times = pc.fill_null(moments_ms.cast(pa.int64()), now_ms)
@@ -510,15 +472,17 @@ def _runs(letters: Letters, now_ms: int) -> dict[int, tuple[int, bytes]]:
 
 
 def _cuts(weights: np.ndarray, marks: np.ndarray, batch_bytes: int) -> list[tuple[int, int]]:
-    """Ranges of rows whose weights stay below `batch_bytes`, and their metadata below its own bound."""
+    """Return ranges of rows whose weights stay below `batch_bytes`, and their metadata below its own
+    bound.
+    """
     cuts: list[tuple[int, int]] = []
     total, noted = np.cumsum(weights), np.cumsum(marks)
     first = 0
     while first < len(weights):
         used = int(total[first - 1]) if first else 0
-        told = int(noted[first - 1]) if first else 0
+        passed = int(noted[first - 1]) if first else 0
         by_size = int(np.searchsorted(total, used + batch_bytes, side="right"))
-        by_notes = int(np.searchsorted(noted, told + _METADATA_BYTES_MAX, side="right"))
+        by_notes = int(np.searchsorted(noted, passed + _METADATA_BYTES_MAX, side="right"))
         end = max(first + 1, min(by_size, by_notes))
         cuts.append((first, end))
         first = end

@@ -1,4 +1,4 @@
-"""The rows of a database's sink, as its section asks for them: without nulls, and each id once."""
+"""The rows that a database's sink writes, as its section asks: without nulls, and each id once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _RANK = "_penstock_rank"
 
 
 def leaves_rows_out(sink: SinkSpec) -> bool:
-    """Whether `rows_to_write` may give fewer rows than it was given."""
+    """Return whether `rows_to_write` may drop rows."""
     points, vectors = sink.timeseries, sink.vector
     drops = points is not None and points.on_null == "drop"
     return drops or (vectors is not None and bool(vectors.order_by))
 
 
 def rows_to_write(sink: SinkSpec, rows: DataFrame) -> DataFrame:
-    """What is left of the rows of a transform. For any other sink than a database's: all of them."""
+    """Drop the rows that a database's sink leaves out. Any other sink writes all of them."""
     if sink.timeseries is not None and sink.timeseries.on_null == "drop":
         value, timestamp = _column(sink.timeseries.value), _column(sink.timeseries.timestamp)
         return rows.filter(value.isNotNull() & timestamp.isNotNull())  # NaN is a value
@@ -52,7 +52,7 @@ def _column(name: str) -> Column:
 
 
 def written_columns(target: VectorSinkSpec, names: list[str]) -> list[str]:
-    """The columns that are written: not those that only tell the order."""
+    """Return the columns that are written: not those that only give the order."""
     kept = {target.id, target.vector, target.delete, *(target.attributes or ())}
     return [name for name in names if name in kept or name not in target.order_by]
 
@@ -76,20 +76,24 @@ _STREAM: Final = b"\xff\xff\xff\xff"
 
 
 def otlp_columns(signal: str) -> StructType:
-    """The columns of `signal`, as `penstock.otlp.views` has them."""
+    """Return the columns of `signal`, as `penstock.otlp.view` has them.
+
+    Raises `Unsupported` if the extra `collector` is not installed, without which no record can be decoded.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from penstock.otlp import Signal, view_schema
+    from penstock.otlp import Signal, check_installed, view_schema
 
+    check_installed()
     columns: StructType = from_arrow_schema(view_schema(Signal(signal)))
     return columns
 
 
 def otlp_table(record: pa.Buffer, signal: str) -> pa.Table:
-    """The rows of a record.
+    """Return the rows of a record.
 
-    Raises `InvalidInput` for one that is no telemetry of `signal`. One that holds items which are refused is
-    refused whole: as a bad record it is kept.
+    Raises `InvalidInput` for a record that is not telemetry of `signal`, or has an invalid item: then all of
+    it is kept as a bad record.
     """
     from penstock.otlp import Signal, view
 

@@ -1,4 +1,4 @@
-"""The sinks of a pipeline as its YAML file says them."""
+"""The sinks of a pipeline as its YAML file gives them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,6 @@ from penstock.errors import ConfigError
 from penstock.spark.sinks.series import SeriesColumns
 from penstock.spark.sinks.vectors import VectorColumns
 from penstock.units import SizeLike
-
-__all__ = [
-    "KINDS",
-    "BufferSinkSpec",
-    "DeltaSinkSpec",
-    "IcebergSinkSpec",
-    "MergeSpec",
-    "ParquetSinkSpec",
-    "SinkSpec",
-    "TimeSeriesSinkSpec",
-    "VectorSinkSpec",
-]
 
 KINDS: Final = ("delta", "parquet", "iceberg", "buffer", "timeseries", "vector")
 
@@ -96,14 +84,14 @@ class TimeSeriesSinkSpec(BufferSinkSpec):
     unit: str = ""
     description: str = ""
     on_null: Literal["fail", "drop"] = "fail"
-    """What becomes of rows without a value or a time: an error, or they are left out and counted."""
+    """How to treat rows without a value or a time: as an error, or leave them out and count them."""
 
     def __post_init__(self) -> None:
         _ = self.columns
 
     @property
     def columns(self) -> SeriesColumns:
-        """What becomes of the columns. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError`."""
         return SeriesColumns(
             metric=self.metric,
             metric_column=self.metric_column,
@@ -132,12 +120,12 @@ class VectorSinkSpec(BufferSinkSpec):
 
     def __post_init__(self) -> None:
         if taken := set(self.order_by) & {self.id, self.vector}:
-            raise ConfigError(f"order_by: {', '.join(sorted(taken))} does not tell which row is the last")
+            raise ConfigError(f"order_by: {', '.join(sorted(taken))} does not show which row is the last")
         _ = self.columns
 
     @property
     def columns(self) -> VectorColumns:
-        """What becomes of the columns. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError`."""
         return VectorColumns(
             id=self.id,
             vector=self.vector,
@@ -162,7 +150,7 @@ class SinkSpec:
     vector: VectorSinkSpec | None = None
     transform: str | None = None
     per_batch: bool = False
-    """Says that rows which are grouped within one micro-batch, and so are partial, are meant."""
+    """Whether rows grouped within one micro-batch, which are partial, are intended."""
 
     def __post_init__(self) -> None:
         if sum(getattr(self, kind) is not None for kind in KINDS) != 1:
@@ -190,7 +178,7 @@ class SinkSpec:
 
     @property
     def place(self) -> str:
-        """Where it writes, for people."""
+        """Its target as text."""
         target = self.target
         if isinstance(target, BufferSinkSpec):
             return f"{target.manifest_path} in {target.store}"

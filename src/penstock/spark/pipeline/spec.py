@@ -28,33 +28,10 @@ from penstock.errors import ConfigError
 from penstock.objects import StoreAddress, StoreConfig
 from penstock.spark.pipeline.sink_spec import (
     BufferSinkSpec,
-    DeltaSinkSpec,
     IcebergSinkSpec,
-    MergeSpec,
-    ParquetSinkSpec,
     SinkSpec,
-    TimeSeriesSinkSpec,
-    VectorSinkSpec,
 )
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
-
-__all__ = [
-    "BufferSinkSpec",
-    "BufferSourceSpec",
-    "DecodeSpec",
-    "DeltaSinkSpec",
-    "IcebergSinkSpec",
-    "MergeSpec",
-    "ParquetSinkSpec",
-    "PipelineSpec",
-    "SinkSpec",
-    "SourceSpec",
-    "TimeSeriesSinkSpec",
-    "TriggerSpec",
-    "VectorSinkSpec",
-    "load_spec",
-    "read_spec",
-]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -81,14 +58,14 @@ class BufferSourceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """Where the records come from."""
+    """The source of the records."""
 
     buffer: BufferSourceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSpec:
-    """How the bytes of a record become columns."""
+    """The decoding of a record's bytes into columns."""
 
     format: Literal["raw", "json", "csv", "arrow", "otlp"] = "raw"
     schema: str | None = None
@@ -182,7 +159,7 @@ class PipelineSpec:
 
     @property
     def keeps_letters(self) -> bool:
-        """Whether some records may go to the dead-letter table."""
+        """Whether records may go to the dead-letter table."""
         return self.on_error == "dead_letter" or self.on_gap == "record"
 
     @property
@@ -204,7 +181,7 @@ class PipelineSpec:
 
     @property
     def ledger_store(self) -> str:
-        """Where the books are. Raises `ConfigError` if that cannot be derived from the checkpoint."""
+        """The ledger's store. Raises `ConfigError` if it cannot be derived from the checkpoint."""
         if self.ledger is not None:
             return self.ledger
         if "://" in self.checkpoint_path and not self.checkpoint_path.startswith("file://"):
@@ -224,7 +201,7 @@ DEAD_LETTERS: Final = "dead_letters"
 
 
 def _refuse_same_place(source: BufferSourceSpec, sinks: Sequence[SinkSpec]) -> None:
-    """Two sinks on one table are one micro-batch to it: the rows of the second would count as repeated."""
+    """Refuse two sinks on one table: the rows of the second would count as a repeated micro-batch."""
     read_from = ("buffer", _address(source.store), source.manifest_path)
     seen: set[tuple[str, ...]] = set()
     for sink in sinks:
@@ -247,13 +224,13 @@ def _refuse_same_place(source: BufferSourceSpec, sinks: Sequence[SinkSpec]) -> N
 
 
 def _address(place: str) -> str:
-    """A place in one spelling."""
+    """Return a place in one spelling."""
     address = StoreAddress.parse(place)
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else address.url
 
 
 def _beside(sink: SinkSpec) -> SinkSpec:
-    """A table of the same kind next to a sink, for its bad records."""
+    """Return the table for bad records: of the same kind, next to a sink."""
     if sink.delta is not None:
         target = replace(sink.delta, path=_suffixed(sink.delta.path), partition_by=(), merge=None)
         return SinkSpec(delta=target)
@@ -268,7 +245,7 @@ def _suffixed(place: str) -> str:
 
 
 def load_spec(path: str | Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """The pipeline in a YAML file. Raises `ConfigError`, naming the key and the nearest right one."""
+    """Read a pipeline from a YAML file. Raises `ConfigError`, naming the key and the closest known one."""
     file = Path(path)
     return read_spec(load_mapping(file), where=str(file), base=file.absolute().parent, environ=environ)
 
@@ -280,7 +257,7 @@ def read_spec(
     base: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PipelineSpec:
-    """The pipeline in a mapping; relative paths are relative to `base` (else the working directory)."""
+    """Read a pipeline from a mapping; relative paths are relative to `base` (else the working directory)."""
     expanded = _expand(mapping, where, environ)
     assert isinstance(expanded, dict)
     spec = build(PipelineSpec, _as_text(expanded, where), where=where)
@@ -288,7 +265,7 @@ def read_spec(
 
 
 def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
-    """Environment variables in place of `${NAME}` and `${NAME:-text}`."""
+    """Replace `${NAME}` and `${NAME:-text}` by environment variables."""
     if isinstance(value, Mapping):
         return {key: _expand(item, f"{where}: {key}", environ) for key, item in value.items()}
     if isinstance(value, list):

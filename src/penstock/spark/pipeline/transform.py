@@ -7,20 +7,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = [
-    "INPUT",
-    "TRANSFORMED",
-    "Shape",
-    "analysed_plan",
-    "apply_transform",
-    "check_shape",
-    "shape_of_plan",
-]
 
 INPUT: Final = "input"
 TRANSFORMED: Final = "transformed"
@@ -47,7 +38,7 @@ _OPERATOR: Final = re.compile(r"^[\s:|+\-]*'?([A-Z][A-Za-z0-9]*)", re.MULTILINE)
 
 
 class Shape(enum.Enum):
-    """How the rows of a transform relate to the records it read."""
+    """The relation of a transform's rows to the records it read."""
 
     ONE_TO_ONE = "one to one"
     """Each row is one record: what has no row was dropped by a filter."""
@@ -60,7 +51,10 @@ class Shape(enum.Enum):
 
 
 def shape_of_plan(plan: str) -> Shape:
-    """Judge an analysed plan by its operators. What is not known to keep rows apart counts as grouping."""
+    """Judge an analysed plan by its operators.
+
+    An operator that is not known to keep rows apart counts as grouping.
+    """
     operators = set(_OPERATOR.findall(plan))
     if operators & _CUTTING:
         return Shape.CUT
@@ -93,7 +87,10 @@ def check_shape(name: str, sink: SinkSpec, shape: Shape) -> None:
 
 
 def apply_transform(good: DataFrame, spec: PipelineSpec, sink: SinkSpec) -> DataFrame:
-    """The rows of one sink. `good` is the decoded frame without bad records. Raises Spark's own errors."""
+    """Return the rows of one sink.
+
+    `good` is the decoded frame without bad records. Raises Spark's own errors.
+    """
     spark = good.sparkSession
     visible = good.drop("_reason")
     visible.createOrReplaceTempView(INPUT)
@@ -108,7 +105,7 @@ def apply_transform(good: DataFrame, spec: PipelineSpec, sink: SinkSpec) -> Data
 
 
 def analysed_plan(frame: DataFrame) -> str:
-    """The plan as Spark understood it."""
+    """Return the plan that Spark has analysed."""
     jdf = getattr(frame, "_jdf", None)
     if jdf is not None:
         return str(jdf.queryExecution().analyzed().toString())

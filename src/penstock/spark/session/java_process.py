@@ -65,7 +65,7 @@ def launch_java(conf: Mapping[str, str], output: JavaOutput | None = None) -> No
 
 
 def java_ending(within_s: float = 0.0) -> Ending | None:
-    """How the Java of this process ended. None if it runs, none was started, or another process started it.
+    """Return how the Java of this process ended. None if it runs, or was not started by this process.
 
     Waits up to `within_s` for an end: a connection breaks before the process is gone.
     """
@@ -117,7 +117,7 @@ class _Words:
         self._close_end()
 
     def last(self) -> list[str]:
-        """The last lines, once Java has ended."""
+        """Return the last lines, once Java has ended."""
         self._close_end()
         self._thread.join(_LAST_WORDS_S)
         return list(self._kept)
@@ -168,7 +168,7 @@ class Ending:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, even if a shell, or Java itself, has made an exit code of it."""
+        """The signal that ended it, even if a shell or Java itself has turned it into an exit code."""
         number = -self.returncode if self.returncode < 0 else self.returncode - _SHELL
         return number if number in {known.value for known in signal.Signals} else None
 
@@ -180,7 +180,7 @@ class Ending:
 
 
 def ending_in(error: BaseException) -> Ending | None:
-    """How the Java ended that PySpark waited for when it raised `error`; None where that is not known.
+    """Return how the Java ended that PySpark waited for when it raised `error`; None if that is not known.
 
     PySpark collects the exit status and drops it, and leaves the pipe to Java open. Both are still in the
     frame that raised.
@@ -195,9 +195,9 @@ def ending_in(error: BaseException) -> Ending | None:
 
 
 def not_ready(ending: Ending | None, words: Sequence[str] | None) -> PenstockError:
-    """The error for a Java that ended before Spark was ready.
+    """Return the error for a Java that ended before Spark was ready.
 
-    `words` are the lines that it printed on standard error, or None if nobody has read them.
+    `words` are the lines that it printed on standard error, or None if they were not read.
     """
     if ending is not None and ending.signal is not None:
         return Unavailable(f"Spark's Java {ending} before Spark was ready{_suspicion(ending)}")
@@ -213,32 +213,32 @@ def not_ready(ending: Ending | None, words: Sequence[str] | None) -> PenstockErr
             f"Spark's Java {ending} before Spark was ready and gave no reason. Spark's launcher ends like "
             "that when it is killed"
         )
-    told = f"Spark's Java {ending} before Spark was ready: {reason}"
+    message = f"Spark's Java {ending} before Spark was ready: {reason}"
     text = "\n".join(words)
     if _FULL in text:
-        return StorageFull(told)
+        return StorageFull(message)
     if _PASSING.search(text):
-        return Unavailable(told)
+        return Unavailable(message)
     return Unsupported(
-        f"{told}. Correct the master, the settings of Spark or Java's options (`penstock doctor` shows which "
-        "Java is used; Spark needs Java 17 or newer)"
+        f"{message}. Correct the master, the settings of Spark or Java's options (`penstock doctor` shows "
+        "which Java is used; Spark needs Java 17 or newer)"
     )
 
 
 def lost(ending: Ending) -> Unavailable:
-    """The error for a Java that ended while Spark was at work."""
+    """Return the error for a Java that ended while Spark was running."""
     return Unavailable(f"Spark's Java {ending} in the middle of the work{_suspicion(ending)}")
 
 
 def _suspicion(ending: Ending) -> str:
     if ending.signal != signal.SIGKILL:
         return ""
-    return ". If nobody did that, the system or its container had no memory left: its log says so"
+    return ". If no user did that, the system or its container had no memory left: its log says so"
 
 
 def _reason(words: Sequence[str]) -> str:
-    """What Java gave as its reason, in one line; empty if it gave none."""
+    """Return Java's reason in one line; empty if it gave none."""
     lines = [line.rstrip() for line in words if line.strip()]
     thrown = [found["thrown"] for line in lines if (found := _THROWN.match(line))]
-    told = thrown[-1:] or [line for line in lines if not _BORING.match(line)][-2:]
-    return _CREDENTIALS.sub("//***@", "; ".join(told))[:_QUOTED_MAX]
+    message = thrown[-1:] or [line for line in lines if not _BORING.match(line)][-2:]
+    return _CREDENTIALS.sub("//***@", "; ".join(message))[:_QUOTED_MAX]

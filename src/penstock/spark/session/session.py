@@ -16,6 +16,7 @@ It is never set for a cluster.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -23,8 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import ConfigError
-from penstock.spark.session.formats import check_spark, register
+from penstock.errors import ConfigError, Unsupported
 from penstock.spark.session.java import ensure_java
 from penstock.spark.session.java_process import JavaOutput, forget_java, java_ending, launch_java, not_ready
 
@@ -34,21 +34,62 @@ if TYPE_CHECKING:
 DEFAULT_MASTER: Final = "local[*]"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
+SPARK_MIN: Final = (4, 2)
+"""The first release whose Python sources can limit a micro-batch."""
 _DYING_S: Final = 10.0
-"""How long a Java that breaks its connections takes to end: one that was asked to stop runs its hooks."""
+"""Time for a Java that has closed its connections to end: it may still run its shutdown hooks."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 
 
+def check_spark(version: str | None = None) -> None:
+    """Raise `Unsupported` unless PySpark is installed in a version the sources work with."""
+    if version is None:
+        try:
+            import pyspark
+        except ImportError as error:
+            raise Unsupported("PySpark is not installed; run `pip install 'penstock[spark]'`") from error
+        version = pyspark.__version__
+    numbers = re.findall(r"\d+", version)[:2]
+    if tuple(map(int, numbers)) < SPARK_MIN:
+        least = ".".join(map(str, SPARK_MIN))
+        raise Unsupported(f"Spark {version} is too old for Penstock; install pyspark {least} or newer")
+
+
+def register(spark: SparkSession) -> None:
+    """Make `penstock-buffer`, `penstock-quiver`, the tables `penstock-delta`, `penstock-parquet` and
+    `penstock-iceberg`, and the databases `penstock-timeseries` and `penstock-vector` known to `spark`.
+
+    With `penstock[topics]` installed, `penstock-topic` too. Repeating it is harmless.
+
+    Executors need Penstock in their own Python environment. Raises `Unsupported` when the session's Spark
+    is too old.
+    """
+    check_spark()
+    check_spark(spark.version)
+    from penstock.spark.sinks.buffer import BufferFormat
+    from penstock.spark.sinks.databases import TimeSeriesFormat, VectorFormat
+    from penstock.spark.sources.quiver import QuiverFormat
+    from penstock.spark.tables.format import DeltaFormat, IcebergFormat, ParquetFormat
+
+    tables = (DeltaFormat, ParquetFormat, IcebergFormat)
+    for source in (BufferFormat, QuiverFormat, *tables, TimeSeriesFormat, VectorFormat):
+        spark.dataSource.register(source)
+    if importlib.util.find_spec("httpx") is not None:
+        from penstock.spark.sinks.topic import TopicFormat
+
+        spark.dataSource.register(TopicFormat)
+
+
 def is_local(master: str) -> bool:
-    """Whether executors are threads of the driver."""
+    """Return whether executors are threads of the driver."""
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def session_settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
-    """Every setting for a session that this process starts: the defaults, then `conf` over them."""
+    """Return every setting for a session that this process starts: the defaults, then `conf` over them."""
     settings = {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
@@ -86,10 +127,10 @@ def build_session(
     conf: Mapping[str, str] | None = None,
     java_output: JavaOutput | None = None,
 ) -> SparkSession:
-    """A session that knows Penstock's formats.
+    """Return a session that has Penstock's formats.
 
-    With neither `master` nor `remote` this is the session that is active already, else the one that
-    `spark-submit` or `SPARK_REMOTE` asks for, else a new one on `local[*]`. `remote` is the address of a
+    With neither `master` nor `remote` this is the active session, else the one that
+    `spark-submit` or `SPARK_REMOTE` requests, else a new one on `local[*]`. `remote` is the address of a
     Spark Connect server (`sc://host:port`). `conf` wins over every default of `session_settings`.
     `java_output` gets the standard error of a Java that this call starts, line by line, in a thread of its
     own; without it, Java prints where this process does.
@@ -178,7 +219,7 @@ def _start(
 
 
 def _is_lost() -> bool:
-    """Whether Java does not answer any more: it may take a moment until its process is gone."""
+    """Return whether Java no longer responds: its process may need a moment to end."""
     from pyspark import SparkContext
 
     try:

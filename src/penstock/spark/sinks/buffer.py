@@ -1,13 +1,16 @@
-"""Writing to a queue: tasks store batch objects, the driver appends all of them in one manifest write.
+"""The format `penstock-buffer`: a source of a queue's records, and a sink that appends to it.
+
+Tasks store batch objects, and the driver appends all of them in one manifest write:
 
 1. Each task stores its rows as batch objects and tells the driver where they are. Objects of a task that
-   failed or ran twice are named by nobody, and the queue's consumer collects them as garbage.
+   failed or ran twice are never appended, and the queue's consumer deletes them as garbage.
 2. `commit` appends what the winning tasks stored, in the order of the partitions, under a transaction: the
    query's id and the number of the micro-batch. Repeated after a crash, with other objects, it does nothing.
-3. `abort` deletes nothing: Spark also calls it after a `commit` that raised, and that one may have landed.
+3. `abort` deletes nothing: Spark also calls it after a `commit` that raised, and that one may have been
+applied.
 
-All of one application goes into one shard of a sharded queue: so it is one write, in order, and one place to
-look up what is committed.
+All rows of one application go into one shard of a sharded queue: one write, in order, and one place to look
+up what is committed.
 """
 
 from __future__ import annotations
@@ -22,19 +25,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from penstock.blocking import loop_thread
 from penstock.buffer import (
     InvalidInputError,
     Metadata,
-    ProducerConfig,
     StoredBatch,
     Transaction,
     append_batches,
     shard_config,
-    shard_of,
     store_batch,
 )
 from penstock.clock import SYSTEM_CLOCK
@@ -43,9 +49,12 @@ from penstock.errors import ConfigError, Rejected, Unavailable, Unsupported
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy
 from penstock.spark.sinks.options import SinkOptions
-from penstock.spark.sources.buffer_options import FORMAT
-from penstock.spark.sources.buffer_reader import freeze_modules, worker_store
-from penstock.spark.sources.queues import count_shards
+from penstock.spark.sources.base import check_schema
+from penstock.spark.sources.buffer import BufferReader, BufferStreamReader
+from penstock.spark.sources.buffer_options import FORMAT, BufferOptions
+from penstock.spark.sources.columns import COLUMNS, spark_schema
+from penstock.spark.sources.queues import find_shards
+from penstock.spark.worker import freeze_modules, worker_store
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 UPLOADS: Final = 2
@@ -56,12 +65,63 @@ _POLICY: Final = RetryPolicy(deadline_s=60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded(WriterCommitMessage):
-    """What one task tells the driver."""
+    """A task's message to the driver."""
 
     partition: int
     query: str | None
     shard: int | None
     batches: tuple[StoredBatch, ...]
+
+
+class BufferFormat(DataSource):
+    """The records of a queue. `BufferOptions` describes the options of reading, `SinkOptions` of writing.
+
+    | column | type | |
+    |---|---|---|
+    | sequence | bigint | the batch's number in its shard |
+    | index | int | the record's place in its batch |
+    | value | binary | the record |
+    | ingestion_time | timestamp | when the producer took it |
+    | metadata | binary | the bytes that the producer gave with it |
+    | location | string | the batch object's key |
+    | shard | int | 0 in a queue without shards |
+
+    To write, the rows have `value` (binary or string, never null) and perhaps `metadata` (binary).
+    """
+
+    @property
+    def _parsed(self) -> BufferOptions:
+        return BufferOptions.parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return spark_schema(self._parsed.columns)
+
+    def reader(self, schema: StructType) -> BufferReader:
+        check_schema(schema, self._parsed.columns, COLUMNS, FORMAT, "decode `value`")
+        return BufferReader(self._parsed)
+
+    def streamReader(self, schema: StructType) -> BufferStreamReader:
+        check_schema(schema, self._parsed.columns, COLUMNS, FORMAT, "decode `value`")
+        return BufferStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BufferWriter:
+        return BufferWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> BufferStreamWriter:
+        return BufferStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
+        if overwrite:
+            raise Unsupported(
+                f"{FORMAT} only appends: the records in a queue belong to its consumer. Use mode('append') "
+                "or outputMode('append'), and for a result that changes a table"
+            )
+        check_columns(schema)
+        return SinkOptions.parse(self.options)
 
 
 class BufferWriter(DataSourceArrowWriter):
@@ -80,7 +140,7 @@ class BufferWriter(DataSourceArrowWriter):
         _append(self._options, _sorted(messages), self._options.transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: what was stored may be in the queue; what is not is collected by the consumer."""
+        """Do nothing: stored objects may be in the queue, and the consumer deletes the others."""
 
 
 class BufferStreamWriter(DataSourceStreamArrowWriter):
@@ -89,7 +149,7 @@ class BufferStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
-                "txnAppId, txnVersion: these are for batch writes; a stream goes by its own query and batch "
+                "txnAppId, txnVersion: these are for batch writes; a stream uses its own query and batch "
                 "numbers. Leave them out"
             )
         self._options = options
@@ -98,20 +158,20 @@ class BufferStreamWriter(DataSourceStreamArrowWriter):
         query = _context().getLocalProperty(_QUERY_ID)
         if not query:
             raise Unsupported(
-                "Spark did not tell the task which query it works for, so a repeated micro-batch could not "
-                "be told from a new one; use a release of Spark that Penstock supports"
+                "Spark did not tell the task which query it works for, so a repeated micro-batch would look "
+                "like a new one; use a release of Spark that Penstock supports"
             )
         return _upload(self._options, iterator, query=query, app=query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """As for a batch write, under (query, batchId)."""
+        """Append as a batch write does, under (query, batchId)."""
         uploaded = _sorted(messages)
         query = next((message.query for message in uploaded if message.query), None)
         if query is not None:
             _append(self._options, uploaded, Transaction(app=query, version=batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing, as for a batch write."""
+        """Do nothing, as for a batch write."""
 
 
 def _context() -> TaskContext:
@@ -126,16 +186,17 @@ def _sorted(messages: Sequence[WriterCommitMessage | None]) -> list[Uploaded]:
 
 
 def _upload(options: SinkOptions, rows: Iterator[pa.RecordBatch], *, query: str | None, app: str) -> Uploaded:
-    """What a task does: store its rows below the prefix of the shard they are for."""
+    """Store the rows of a task below the prefix of its shard."""
     store = worker_store(options.store)
     shard: int | None = None
     prefix: str | None = None
     uploads: list[Future[StoredBatch]] = []
     with ThreadPoolExecutor(UPLOADS, thread_name_prefix="penstock-upload") as pool:
         for part in gather(rows, options.batch_bytes):
-            if prefix is None:  # a task without rows asks the store for nothing
-                shard = loop_thread().run(_shard(store, options, app))
-                prefix = _queue(options, shard).prefix
+            if prefix is None:  # a task without rows sends no request to the store
+                shards = loop_thread().run(find_shards(store, options.producer, options.sharded))
+                shard, config = shards.of_app(app)
+                prefix = config.prefix
             if len(uploads) >= UPLOADS:
                 uploads[-UPLOADS].result()
             uploads.append(pool.submit(_store, store, prefix, part, options))
@@ -153,16 +214,6 @@ def _store(store: ObjectStore, prefix: str, rows: BatchRows, options: SinkOption
     return loop_thread().run(work)
 
 
-async def _shard(store: ObjectStore, options: SinkOptions, app: str) -> int | None:
-    """The shard of `app`, or None in a queue without shards."""
-    shards = await count_shards(store, options.manifest_path, options.sharded)
-    return None if shards is None else shard_of(app.encode(), shards)
-
-
-def _queue(options: SinkOptions, shard: int | None) -> ProducerConfig:
-    return options.producer if shard is None else shard_config(options.producer, shard)
-
-
 def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Transaction | None) -> None:
     filled = [message for message in uploaded if message.batches]
     if not filled:
@@ -173,12 +224,13 @@ def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Tra
             "write them again"
         )
     batches = [batch for message in filled for batch in message.batches]
-    config, store = _queue(options, filled[0].shard), worker_store(options.store)
+    shard, store = filled[0].shard, worker_store(options.store)
+    config = options.producer if shard is None else shard_config(options.producer, shard)
     loop_thread().run(append_batches(config, batches, transaction, store=store))
 
 
 METADATA_BYTES_MAX: Final = 1 << 20
-"""What one batch object may add to the manifest, which every append and every look transfers whole."""
+"""The bytes that one batch object may add to the manifest, which every append and read transfers whole."""
 
 _COLUMNS: Final = {"value": ("binary", "string"), "metadata": ("binary",)}
 _FRAMING_BYTES: Final = 8
@@ -201,14 +253,16 @@ def check_columns(schema: StructType) -> None:
             )
     names = schema.fieldNames()
     if "value" not in names:
-        raise ConfigError(f"{FORMAT} writes the column 'value', and the rows have none: name one so")
+        raise ConfigError(
+            f"{FORMAT} writes the column 'value', and the rows have none: name a column 'value'"
+        )
     if len(set(names)) < len(names):
-        raise ConfigError(f"{FORMAT}: a column is there twice in {', '.join(names)}")
+        raise ConfigError(f"{FORMAT}: a column occurs twice in {', '.join(names)}")
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchRows:
-    """The records of one batch object, and where the metadata changes among them."""
+    """The records of one batch object, and the positions where their metadata changes."""
 
     chunks: list[RecordChunk] = field(default_factory=list)
     runs: list[tuple[int, bytes]] = field(default_factory=list)
@@ -219,7 +273,7 @@ class BatchRows:
     metadata_bytes: int = 0
 
     def add(self, chunk: RecordChunk, runs: Iterable[tuple[int, bytes]]) -> None:
-        """Take records whose runs are counted from the first of them."""
+        """Add records; their runs are counted from the first of them."""
         for start, payload in runs:
             if not self.runs or self.runs[-1][1] != payload:
                 self.runs.append((self.count + start, payload))
@@ -236,7 +290,7 @@ class BatchRows:
 
 
 def gather(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[BatchRows]:
-    """The rows, in order, in pieces of up to `bytes_max`; a longer record is a piece of its own.
+    """Divide rows, in order, into pieces of up to `bytes_max`; a longer record is a piece of its own.
 
     Raises `InvalidInputError` for a null value or metadata that changes too often.
     """
@@ -282,7 +336,7 @@ def _weight(chunk: RecordChunk) -> int:
 
 
 def _fitting(chunk: RecordChunk, room: int) -> int:
-    """How many of the first records fit into `room`."""
+    """Return how many of the first records fit into `room`."""
     if _weight(chunk) <= room:
         return len(chunk)
     ends = np.cumsum(chunk.lengths, dtype="<i8") + np.arange(1, len(chunk) + 1) * _FRAMING_BYTES
@@ -290,7 +344,7 @@ def _fitting(chunk: RecordChunk, room: int) -> int:
 
 
 def _runs(metadata: pa.Array | None, start: int, count: int) -> list[tuple[int, bytes]]:
-    """(first, payload) of every run of equal metadata; null counts as empty."""
+    """Return (first, payload) of every run of equal metadata; null counts as empty."""
     if metadata is None:
         return [(0, b"")]
     part = metadata[start : start + count]

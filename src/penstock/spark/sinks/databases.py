@@ -1,9 +1,15 @@
-"""The formats `penstock-timeseries` and `penstock-vector`, for `write` and `writeStream`."""
+"""The formats `penstock-timeseries` and `penstock-vector`, for `write` and `writeStream`.
+
+Both write to the queue that feeds a database. They differ in how rows become records, and in what a whole
+write is checked for: that is an `Encoding`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
@@ -27,118 +33,101 @@ from penstock.spark.sinks.vectors import (
     repeated_ids,
 )
 
-
-class TimeSeriesFormat(DataSource):
-    """Points for a time series database, into the queue that feeds it. See `SeriesColumns`."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(dict(options))
-        own, self._queue = split_options(options, SERIES_OPTIONS, SERIES_FORMAT)
-        self._columns = SeriesColumns.parse(own)
-
-    @classmethod
-    def name(cls) -> str:
-        return SERIES_FORMAT
-
-    def writer(self, schema: StructType, overwrite: bool) -> SeriesWriter:
-        _refuse_overwriting(self.name(), overwrite)
-        return SeriesWriter(self._queue, self._columns, self._columns.layout(schema))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> SeriesStreamWriter:
-        _refuse_overwriting(self.name(), overwrite)
-        return SeriesStreamWriter(self._queue, self._columns, self._columns.layout(schema))
+Store: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Uploaded]
+Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
 
-class VectorFormat(DataSource):
-    """Vectors and deletions for a collection, into the queue that feeds it. See `VectorColumns`."""
+class Encoding(Protocol):
+    """Turns rows into the records of a database's queue. Pickled for the tasks."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(dict(options))
-        own, self._queue = split_options(options, VECTOR_OPTIONS, VECTOR_FORMAT)
-        self._columns = VectorColumns.parse(own)
+    def store(self, rows: Iterator[pa.RecordBatch], store: Store) -> Uploaded:
+        """Store the records of one task. Raises `InvalidInput` for rows that are not valid."""
+        ...
 
-    @classmethod
-    def name(cls) -> str:
-        return VECTOR_FORMAT
-
-    def writer(self, schema: StructType, overwrite: bool) -> VectorWriter:
-        _refuse_overwriting(self.name(), overwrite)
-        return VectorWriter(self._queue, self._columns, self._columns.attribute_columns(schema))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> VectorStreamWriter:
-        _refuse_overwriting(self.name(), overwrite)
-        return VectorStreamWriter(self._queue, self._columns, self._columns.attribute_columns(schema))
+    def check(self, messages: Messages) -> None:
+        """Raise `InvalidInput` if the rows of all tasks do not fit together."""
+        ...
 
 
-def _refuse_overwriting(name: str, overwrite: bool) -> None:
-    if overwrite:
-        raise Unsupported(
-            f"{name} only appends to the queue of a database: use mode('append'), or "
-            "outputMode('append') in a stream"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointEncoding:
+    """Rows as points of time series."""
+
+    columns: SeriesColumns
+    layout: SeriesLayout
+
+    def store(self, rows: Iterator[pa.RecordBatch], store: Store) -> Uploaded:
+        return store(metrics_records(rows, self.columns, self.layout))
+
+    def check(self, messages: Messages) -> None:
+        """Accept every write: points of several tasks are independent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadedVectors(Uploaded):
-    """What one task tells the driver, with what only the whole write can be checked for."""
+    """A task's message to the driver, with the values that only the whole write can be checked for."""
 
     digests: bytes
     dimensions: int | None
 
 
-class SeriesWriter(BufferWriter):
-    """Points to the queue of a time series database, as one batch write."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorEncoding:
+    """Rows as upserts and deletions of vectors, each id once in a write."""
 
-    def __init__(self, options: SinkOptions, columns: SeriesColumns, layout: SeriesLayout) -> None:
+    columns: VectorColumns
+    attributes: tuple[str, ...]
+
+    def store(self, rows: Iterator[pa.RecordBatch], store: Store) -> UploadedVectors:
+        encoder = VectorRows(self.columns, self.attributes)
+        uploaded = store(encoder.records(rows))
+        return UploadedVectors(
+            partition=uploaded.partition,
+            query=uploaded.query,
+            shard=uploaded.shard,
+            batches=uploaded.batches,
+            digests=encoder.digests,
+            dimensions=encoder.dimensions,
+        )
+
+    def check(self, messages: Messages) -> None:
+        uploaded = [message for message in messages if isinstance(message, UploadedVectors)]
+        repeated_ids(message.digests for message in uploaded)
+        found = sorted({message.dimensions for message in uploaded if message.dimensions is not None})
+        if len(found) > 1:
+            raise InvalidInput(f"the vectors of one write have {' and '.join(map(str, found))} components")
+
+
+class DatabaseWriter(BufferWriter):
+    """One batch write to the queue of a database."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         super().__init__(options)
-        self._columns, self._layout = columns, layout
+        self._encoding = encoding
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
-        return _unsharded(super().write(metrics_records(iterator, self._columns, self._layout)))
+        return _unsharded(self._encoding.store(iterator, super().write))
 
-
-class SeriesStreamWriter(BufferStreamWriter):
-    """The same for a stream."""
-
-    def __init__(self, options: SinkOptions, columns: SeriesColumns, layout: SeriesLayout) -> None:
-        super().__init__(options)
-        self._columns, self._layout = columns, layout
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
-        return _unsharded(super().write(metrics_records(iterator, self._columns, self._layout)))
-
-
-class VectorWriter(BufferWriter):
-    """Upserts and deletions to the queue of a collection, as one batch write."""
-
-    def __init__(self, options: SinkOptions, columns: VectorColumns, attributes: tuple[str, ...]) -> None:
-        super().__init__(options)
-        self._columns, self._attributes = columns, attributes
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> UploadedVectors:
-        rows = VectorRows(self._columns, self._attributes)
-        return _with_ids(super().write(rows.records(iterator)), rows)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """As for a queue. Raises `InvalidInput`, and appends nothing, if an id is in several rows."""
-        _check_whole(messages)
+    def commit(self, messages: Messages) -> None:
+        """Append the records of all tasks. Raises `InvalidInput`, and appends nothing, if they do not fit
+        together."""
+        self._encoding.check(messages)
         super().commit(messages)
 
 
-class VectorStreamWriter(BufferStreamWriter):
-    """The same for a stream."""
+class DatabaseStreamWriter(BufferStreamWriter):
+    """A stream to the queue of a database."""
 
-    def __init__(self, options: SinkOptions, columns: VectorColumns, attributes: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         super().__init__(options)
-        self._columns, self._attributes = columns, attributes
+        self._encoding = encoding
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> UploadedVectors:
-        rows = VectorRows(self._columns, self._attributes)
-        return _with_ids(super().write(rows.records(iterator)), rows)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+        return _unsharded(self._encoding.store(iterator, super().write))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """As for a queue. Raises `InvalidInput`, and appends nothing, if an id is in several rows."""
-        _check_whole(messages)
+    def commit(self, messages: Messages, batchId: int) -> None:
+        """Append the records of all tasks, as a batch write does."""
+        self._encoding.check(messages)
         super().commit(messages, batchId)
 
 
@@ -150,21 +139,63 @@ def _unsharded(uploaded: Uploaded) -> Uploaded:
     return uploaded
 
 
-def _with_ids(uploaded: Uploaded, rows: VectorRows) -> UploadedVectors:
-    _unsharded(uploaded)
-    return UploadedVectors(
-        partition=uploaded.partition,
-        query=uploaded.query,
-        shard=uploaded.shard,
-        batches=uploaded.batches,
-        digests=rows.digests,
-        dimensions=rows.dimensions,
-    )
+class DatabaseFormat(DataSource):
+    """A sink for the queue of a database. A subclass gives its own options and its encoding."""
+
+    format_name: ClassVar[str]
+    own_options: ClassVar[Sequence[str]]
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._own, self._queue = split_options(options, self.own_options, self.format_name)
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format_name
+
+    @abstractmethod
+    def _encoding(self, schema: StructType) -> Encoding:
+        """Return the encoding of rows with this schema. Raises `ConfigError` if they do not fit."""
+
+    def writer(self, schema: StructType, overwrite: bool) -> DatabaseWriter:
+        self._refuse_overwriting(overwrite)
+        return DatabaseWriter(self._queue, self._encoding(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DatabaseStreamWriter:
+        self._refuse_overwriting(overwrite)
+        return DatabaseStreamWriter(self._queue, self._encoding(schema))
+
+    def _refuse_overwriting(self, overwrite: bool) -> None:
+        if overwrite:
+            raise Unsupported(
+                f"{self.format_name} only appends to the queue of a database: use mode('append'), or "
+                "outputMode('append') in a stream"
+            )
 
 
-def _check_whole(messages: Iterable[WriterCommitMessage | None]) -> None:
-    uploaded = [message for message in messages if isinstance(message, UploadedVectors)]
-    repeated_ids(message.digests for message in uploaded)
-    found = sorted({message.dimensions for message in uploaded if message.dimensions is not None})
-    if len(found) > 1:
-        raise InvalidInput(f"the vectors of one write have {' and '.join(map(str, found))} components")
+class TimeSeriesFormat(DatabaseFormat):
+    """Points for a time series database. See `SeriesColumns`."""
+
+    format_name = SERIES_FORMAT
+    own_options = SERIES_OPTIONS
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._columns = SeriesColumns.parse(self._own)
+
+    def _encoding(self, schema: StructType) -> PointEncoding:
+        return PointEncoding(columns=self._columns, layout=self._columns.layout(schema))
+
+
+class VectorFormat(DatabaseFormat):
+    """Vectors and deletions for a collection. See `VectorColumns`."""
+
+    format_name = VECTOR_FORMAT
+    own_options = VECTOR_OPTIONS
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._columns = VectorColumns.parse(self._own)
+
+    def _encoding(self, schema: StructType) -> VectorEncoding:
+        return VectorEncoding(columns=self._columns, attributes=self._columns.attribute_columns(schema))

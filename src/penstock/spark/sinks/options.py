@@ -7,45 +7,40 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.buffer import CompressionType, InvalidInputError, ProducerConfig, Transaction
-from penstock.config import unknown_key
 from penstock.errors import ConfigError
 from penstock.limits import BATCH_BYTES_MAX
 from penstock.objects import StoreConfig
 from penstock.spark.sources.buffer_options import FORMAT, BufferOptions
-from penstock.units import parse_size
+from penstock.spark.sources.options import STORE_PREFIX, named_options, size_option
 
-_STORE_PREFIX: Final = "store."
 _SHARED: Final = ("data_path_prefix", "manifest_path", "path", "sharded", "store")
-"""Options that mean the same for reading."""
+"""Options that have the same meaning for reading."""
 _OWN: Final = ("batch_bytes", "compression", "txnAppId", "txnVersion")
-_SPARKS: Final = frozenset({"checkpointlocation"})
-"""What Spark keeps for itself and shows to the sink all the same."""
 QUEUE_OPTIONS: Final = (*_SHARED, *_OWN)
-_FOLDED: Final = {name.replace("_", "").lower(): name for name in QUEUE_OPTIONS}
+_BATCH_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+    """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     store: StoreConfig
-    """`store` (or `save(path)`), with `store.*` for the backend's own settings; never shown in clear."""
+    """`store` (or `save(path)`), with the settings of the backend from `store.*`, which `repr` masks."""
     manifest_path: str = "ingest/manifest"
     data_path_prefix: str = "ingest"
     sharded: bool | None = None
-    """None: as the store's layout says when the write starts."""
+    """By default the layout of the store decides, when the write starts."""
     compression: CompressionType = CompressionType.NONE
-    batch_bytes: int = 16 << 20
-    """The size at which a task starts another batch object: what readers fetch and hold at once."""
+    batch_bytes: int = _BATCH_BYTES
+    """The size at which a task starts a new batch object, which readers fetch and hold as a whole."""
     transaction: Transaction | None = None
-    """`txnAppId` and `txnVersion`: for batch writes. A stream has its own, from its checkpoint."""
+    """`txnAppId` and `txnVersion`, for batch writes. A stream derives them from its checkpoint."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
-        backend = {key: value for key, value in given.items() if key.startswith(_STORE_PREFIX)}
-        named = {key: value for key, value in given.items() if key.lower() not in _SPARKS | backend.keys()}
-        plain = {_known(key): value for key, value in named.items()}
+        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        backend = {key: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
+        plain = named_options(given, QUEUE_OPTIONS, FORMAT, with_store=True)
         shared = {key: value for key, value in plain.items() if key in _SHARED}
         queue = BufferOptions.parse(shared | backend)
         return cls(
@@ -54,23 +49,16 @@ class SinkOptions:
             data_path_prefix=queue.data_path_prefix,
             sharded=queue.sharded,
             compression=_compression(plain.get("compression", "none")),
-            batch_bytes=_batch_bytes(plain.get("batch_bytes", "16MiB")),
+            batch_bytes=size_option(plain, "batch_bytes", BATCH_BYTES_MAX // 2) or _BATCH_BYTES,
             transaction=parse_transaction(plain.get("txnAppId"), plain.get("txnVersion")),
         )
 
     @property
     def producer(self) -> ProducerConfig:
-        """The queue; a sharded one derives a config for each shard."""
+        """The configuration of the queue's producer; each shard of a sharded queue gets its own."""
         return ProducerConfig(
             store=self.store, manifest_path=self.manifest_path, data_path_prefix=self.data_path_prefix
         )
-
-
-def _known(key: str) -> str:
-    name = _FOLDED.get(key.replace("_", "").lower())
-    if name is None:
-        raise unknown_key(f"{FORMAT}: option {key!r}", key, [*QUEUE_OPTIONS, _STORE_PREFIX + "*"])
-    return name
 
 
 def _compression(value: str) -> CompressionType:
@@ -78,14 +66,6 @@ def _compression(value: str) -> CompressionType:
         return CompressionType[value.strip().upper()]
     except KeyError:
         raise ConfigError(f"compression: expected none or zstd, found {value!r}") from None
-
-
-def _batch_bytes(value: str) -> int:
-    text = value.strip()
-    size = parse_size(int(text) if text.isdigit() else text)
-    if not 1 <= size <= BATCH_BYTES_MAX // 2:
-        raise ConfigError(f"batch_bytes: expected 1 to {BATCH_BYTES_MAX // 2} bytes, found {value!r}")
-    return size
 
 
 def parse_transaction(app: str | None, version: str | None) -> Transaction | None:
@@ -103,39 +83,31 @@ def parse_transaction(app: str | None, version: str | None) -> Transaction | Non
 
 
 _UNSHARDED = tuple(name for name in QUEUE_OPTIONS if name != "sharded")
-"""A database is fed from one queue, in its order."""
+"""A database is fed from a queue without shards, to keep the order."""
 
 
 def split_options(
     given: Mapping[str, str], own: Sequence[str], format_name: str
 ) -> tuple[dict[str, str], SinkOptions]:
-    """The format's own options by their names, and the queue's.
+    """Return the format's own options by their canonical names, and the options of the queue.
 
-    Raises `ConfigError` naming the option, and the nearest one if it is unknown.
+    Raises `ConfigError` naming the option, and the closest one if it is unknown.
     """
-    folded = {name.replace("_", "").lower(): name for name in (*_UNSHARDED, *own)}
-    mine: dict[str, str] = {}
-    queue: dict[str, str] = {}
-    for key, value in given.items():
-        if key.startswith(_STORE_PREFIX) or key.lower() in _SPARKS:
-            queue[key] = value
-            continue
-        name = folded.get(key.replace("_", "").lower())
-        if name is None:
-            raise unknown_key(f"{format_name}: option {key!r}", key, [*folded.values(), _STORE_PREFIX + "*"])
-        (mine if name in own else queue)[name] = value
-    return mine, SinkOptions.parse(queue)
+    plain = named_options(given, (*_UNSHARDED, *own), format_name, with_store=True)
+    queue = {key: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
+    queue |= {name: value for name, value in plain.items() if name not in own}
+    return {name: value for name, value in plain.items() if name in own}, SinkOptions.parse(queue)
 
 
 def listed(text: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them; None if nothing was said."""
+    """Return the names in `text`, which commas separate; None for None."""
     if text is None:
         return None
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def name_of(option: str, text: str) -> str:
-    """A column's name. Raises `ConfigError` if it is empty."""
+    """Return the name of a column. Raises `ConfigError` if it is empty."""
     if not text.strip():
         raise ConfigError(f"{option}: expected the name of a column, found nothing")
     return text.strip()

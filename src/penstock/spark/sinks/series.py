@@ -64,7 +64,7 @@ class SeriesLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesColumns:
-    """What becomes of the columns. Raises `ConfigError` for what no row could satisfy."""
+    """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
 
     metric: str | None = None
     """The name of the metric, if it is one for all rows."""
@@ -92,7 +92,7 @@ class SeriesColumns:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SeriesColumns:
-        """From the options of the format."""
+        """Parse the options of the format. Raises `ConfigError`."""
         kind = given.get("kind", "gauge").strip().lower()
         if kind not in ("counter", "gauge"):
             raise ConfigError(f"kind: expected counter or gauge, found {given['kind']!r}")
@@ -108,16 +108,16 @@ class SeriesColumns:
         )
 
     def to_options(self) -> dict[str, str]:
-        """What `parse` reads."""
-        told = {"value": self.value, "timestamp": self.timestamp, "kind": self.kind}
-        told |= {"unit": self.unit, "description": self.description}
+        """Return the options that `parse` reads."""
+        given = {"value": self.value, "timestamp": self.timestamp, "kind": self.kind}
+        given |= {"unit": self.unit, "description": self.description}
         for name in ("metric", "metric_column"):
             if (text := getattr(self, name)) is not None:
-                told[name] = text
-        return told | ({} if self.labels is None else {"labels": ",".join(self.labels)})
+                given[name] = text
+        return given | ({} if self.labels is None else {"labels": ",".join(self.labels)})
 
     def layout(self, schema: StructType) -> SeriesLayout:
-        """The labels of rows with these columns. Raises `ConfigError` unless all are there and fit."""
+        """Return the labels of rows with these columns. Raises `ConfigError` unless all exist and fit."""
         kinds = {column.name: column.dataType.simpleString() for column in schema.fields}
         if len(kinds) < len(schema.fields):
             raise ConfigError(f"{SERIES_FORMAT}: a column is there twice in {', '.join(schema.fieldNames())}")
@@ -182,7 +182,10 @@ _CUMULATIVE: Final = 2
 def metrics_records(
     batches: Iterable[pa.RecordBatch], columns: SeriesColumns, layout: SeriesLayout
 ) -> Iterator[pa.RecordBatch]:
-    """Columns `value` and `metadata` of a queue's records. Raises `InvalidInput` for what is no point."""
+    """Yield the columns `value` and `metadata` of a queue's records.
+
+    Raises `InvalidInput` for invalid points.
+    """
     for batch in batches:
         if batch.num_rows:
             records = list(_requests(batch, columns, layout))
@@ -223,7 +226,7 @@ def _by_hours(micros: npt.NDArray[np.int64], start: int, stop: int) -> Iterator[
 def _request(
     points: pa.LargeBinaryArray, start: int, stop: int, names: pa.Array | None, columns: SeriesColumns
 ) -> bytes:
-    """The points of some rows, by metric."""
+    """Return the points of some rows, by metric."""
     starts, called = [0], [columns.metric]
     if names is not None:
         runs = pc.run_end_encode(names[start:stop])
@@ -246,7 +249,7 @@ def _metric(name: str, points: bytes, columns: SeriesColumns) -> bytes:
 
 
 def _times(batch: pa.RecordBatch, columns: SeriesColumns) -> npt.NDArray[np.int64]:
-    """Microseconds since 1970. Raises `InvalidInput` for rows that are no point."""
+    """Return microseconds since 1970. Raises `InvalidInput` for rows that are not points."""
     times = batch.column(columns.timestamp)
     for name, column in ((columns.timestamp, times), (columns.value, batch.column(columns.value))):
         if column.null_count:
@@ -262,7 +265,7 @@ def _times(batch: pa.RecordBatch, columns: SeriesColumns) -> npt.NDArray[np.int6
 
 
 def _numbers(micros: npt.NDArray[np.int64], values: pa.Array) -> pa.LargeBinaryArray:
-    """Time and value of every point."""
+    """Return time and value of every point."""
     points = np.empty((len(micros), _POINT_BYTES), np.uint8)
     points[:, 0], points[:, 9] = _TIME, _DOUBLE
     points[:, 1:9] = _bytes_of(micros.astype("<u8") * 1000)
@@ -290,7 +293,7 @@ def _names(column: pa.Array, name: str) -> pa.Array:
 
 
 def _label(name: str, column: pa.Array) -> pa.LargeBinaryArray:
-    """The attribute of every row that has this label; each distinct value is encoded once."""
+    """Return the attribute of every row that has this label; each distinct value is encoded once."""
     coded = column.dictionary_encode()
     _check_lengths(coded.dictionary, len(name), name)
     encoded = _attributes(message(1, name.encode()), as_column(coded.dictionary))
@@ -298,7 +301,7 @@ def _label(name: str, column: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _mapped(name: str, column: pa.MapArray, taken: tuple[str, ...]) -> pa.LargeBinaryArray:
-    """The attributes of a map's entries. A null map is an empty one."""
+    """Return the attributes of a map's entries. A null map counts as empty."""
     if column.null_count:
         column = pc.fill_null(column, pa.scalar([], column.type))
     ends = np.asarray(column.offsets).astype(np.int64)

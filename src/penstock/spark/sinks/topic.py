@@ -1,9 +1,11 @@
-"""Writing to a topic: each task writes its rows in chunks, each under an idempotency key of its own.
+"""The format `penstock-topic`: a source of topics' records, and a sink that writes to one topic.
+
+Each task writes its rows in chunks, each under an idempotency key of its own.
 
 The key of a chunk names the application (the streaming query), its version (the micro-batch), the
-partition, the number of the chunk, and a digest of what is in it. So a task that is run again writes nothing
+partition, the number of the chunk, and a digest of its contents. So a task that runs again writes nothing
 twice while the server remembers the keys, which it does for the topic's `idempotency_window_ms` and until it
-restarts; and a task that comes with other rows the second time loses none of them.
+restarts; and a task that has other rows the second time loses none of them.
 
 Rows are visible as soon as a task has written them: there is no commit over several tasks in a topic.
 """
@@ -20,15 +22,23 @@ import msgspec
 import pyarrow as pa
 import xxhash
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, InvalidInput, Unsupported
 from penstock.spark.sinks.topic_options import TopicSinkOptions
-from penstock.spark.sources.buffer_reader import freeze_modules
-from penstock.spark.sources.topic_options import TOPIC_FORMAT
-from penstock.spark.sources.topic_reader import topic_connection
+from penstock.spark.sources.base import check_schema
+from penstock.spark.sources.topic import TopicReader, TopicStreamReader
+from penstock.spark.sources.topic_client import topic_connection
+from penstock.spark.sources.topic_columns import TOPIC_COLUMNS, topic_schema
+from penstock.spark.sources.topic_options import TOPIC_FORMAT, TopicOptions
+from penstock.spark.worker import freeze_modules
 from penstock.topics import BATCH_RECORDS_MAX, Call, NewRecord, Repeat, write_body
 
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -37,9 +47,60 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, kw_only=True)
 class Written(WriterCommitMessage):
-    """What one task tells the driver."""
+    """A task's message to the driver."""
 
     records: int
+
+
+class TopicFormat(DataSource):
+    """Records of topics. `TopicOptions` describes the options of reading, `TopicSinkOptions` of writing.
+
+    | column | type | |
+    |---|---|---|
+    | topic | string | |
+    | seq | bigint | the record's number in its topic |
+    | ts | timestamp | when the server took it |
+    | node | string | the writer, if it gave its name |
+    | tag | string | |
+    | data | string | JSON text; null only in a row that describes a gap |
+    | meta | string | JSON text |
+
+    To write, the rows have `data` (JSON text, never null) and perhaps `tag`, `node` and `meta`.
+    """
+
+    @property
+    def _parsed(self) -> TopicOptions:
+        return TopicOptions.parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return TOPIC_FORMAT
+
+    def schema(self) -> str:
+        return topic_schema(self._parsed.columns)
+
+    def reader(self, schema: StructType) -> TopicReader:
+        check_schema(schema, self._parsed.columns, TOPIC_COLUMNS, TOPIC_FORMAT, "parse `data`")
+        return TopicReader(self._parsed)
+
+    def streamReader(self, schema: StructType) -> TopicStreamReader:
+        check_schema(schema, self._parsed.columns, TOPIC_COLUMNS, TOPIC_FORMAT, "parse `data`")
+        return TopicStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
+        return TopicWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+        return TopicStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> TopicSinkOptions:
+        if overwrite:
+            raise Unsupported(
+                f"{TOPIC_FORMAT} only appends: a topic is a log. Use mode('append') or outputMode('append'), "
+                "and for a result that changes a table"
+            )
+        check_topic_columns(schema)
+        return TopicSinkOptions.parse(self.options)
 
 
 class TopicWriter(DataSourceArrowWriter):
@@ -54,10 +115,10 @@ class TopicWriter(DataSourceArrowWriter):
         return _write(self._options, iterator, self._app, self._version)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: the tasks have written."""
+        """Do nothing: the tasks have written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: what was written stays."""
+        """Do nothing: written records stay."""
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -66,7 +127,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: TopicSinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
-                "txnAppId, txnVersion: these are for batch writes; a stream goes by its own query and batch "
+                "txnAppId, txnVersion: these are for batch writes; a stream uses its own query and batch "
                 "numbers. Leave them out"
             )
         self._options = options
@@ -76,16 +137,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
             raise Unsupported(
-                "Spark did not tell the task which micro-batch it works for, so a repeated one could not be "
-                "told from a new one; use a release of Spark that Penstock supports"
+                "Spark did not tell the task which micro-batch it works for, so a repeated one would look "
+                "like a new one; use a release of Spark that Penstock supports"
             )
         return _write(self._options, iterator, query, int(batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: the tasks have written."""
+        """Do nothing: the tasks have written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what was written stays, and the next attempt does not write it again."""
+        """Do nothing: written records stay, and the next attempt does not write them again."""
 
 
 def _context() -> TaskContext:
@@ -121,7 +182,7 @@ def _write_chunk(options: TopicSinkOptions, records: Sequence[NewRecord], step: 
 
 
 def chunk_key(step: str, body: bytes) -> str:
-    """The idempotency key of a chunk: short and ASCII, whatever the application is called."""
+    """Return the idempotency key of a chunk: short and ASCII for any name of an application."""
     digest = xxhash.xxh3_128(step.encode())
     digest.update(body)
     readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_.:") else "_" for c in step[-100:])
@@ -149,15 +210,17 @@ def check_topic_columns(schema: StructType) -> None:
                 f"{TOPIC_FORMAT}: column {column.name!r} is {kind}, and must be string: cast it"
             )
     if "data" not in names:
-        raise ConfigError(f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name one so")
+        raise ConfigError(
+            f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name a column 'data'"
+        )
     if len(set(names)) < len(names):
-        raise ConfigError(f"{TOPIC_FORMAT}: a column is there twice in {', '.join(names)}")
+        raise ConfigError(f"{TOPIC_FORMAT}: a column occurs twice in {', '.join(names)}")
 
 
 def chunks(batches: Iterable[pa.RecordBatch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[NewRecord]]:
-    """The rows, in order, in writes of up to `bytes_max` and 10,000 records; a longer record is one alone.
+    """Divide rows, in order, into writes of up to `bytes_max` and 10,000 records; a longer record is alone.
 
-    The same rows make the same chunks. Raises `InvalidInput` for data that is null.
+    The same rows give the same chunks. Raises `InvalidInput` for data that is null.
     """
     chunk: list[NewRecord] = []
     size = 0

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.buffer import Transaction
 from penstock.errors import ConfigError
 from penstock.spark.sinks.options import parse_transaction
-from penstock.spark.sources.options import named_options
+from penstock.spark.sources.options import flag_option, named_options
 from penstock.spark.sources.topic_options import TOPIC_FORMAT, TopicAddress
 from penstock.topics import Durability, TopicConfig, check_topic_name
 from penstock.units import parse_duration
@@ -25,29 +25,26 @@ _NAMES: Final = (
     "txnVersion",
     "url",
 )
-_SPARKS: Final = frozenset({"checkpointlocation"})
-"""What Spark keeps for itself and shows to the sink all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSinkOptions:
-    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+    """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     address: TopicAddress
     topic: str
     """`topic`, or the path of `save` and `start`."""
     create: bool = False
-    """Whether a topic that is not there is made; the key needs the scope admin then."""
+    """Whether to create a missing topic, which requires the scope admin."""
     config: TopicConfig | None = None
-    """`durability` and `idempotencyWindow`: of a topic that is made here, and of no other."""
+    """`durability` and `idempotencyWindow` of a topic that is created here."""
     transaction: Transaction | None = None
-    """`txnAppId` and `txnVersion`: for batch writes. A stream has its own, from its checkpoint."""
+    """`txnAppId` and `txnVersion`, for batch writes. A stream derives them from its checkpoint."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> TopicSinkOptions:
-        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
-        own = {key: value for key, value in given.items() if key.lower() not in _SPARKS}
-        plain = named_options(own, _NAMES, TOPIC_FORMAT)
+        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        plain = named_options(given, _NAMES, TOPIC_FORMAT)
         if ("topic" in plain) == ("path" in plain):
             raise ConfigError(f"{TOPIC_FORMAT}: give the topic once, as option 'topic' or as the path")
         create = _create(plain)
@@ -61,15 +58,13 @@ class TopicSinkOptions:
 
 
 def _create(plain: Mapping[str, str]) -> bool:
-    text = plain.get("create", "false").strip().lower()
-    if text not in ("true", "false"):
-        raise ConfigError(f"create: expected true or false, found {plain['create']!r}")
+    create = flag_option(plain, "create") or False
     for name in ("durability", "idempotencyWindow"):
-        if text == "false" and name in plain:
+        if not create and name in plain:
             raise ConfigError(
-                f"{name}: this is for a topic that is made here; set create=true, or leave it out"
+                f"{name}: only for a topic that is created here; set create=true, or leave it out"
             )
-    return text == "true"
+    return create
 
 
 def _config(plain: Mapping[str, str]) -> TopicConfig:

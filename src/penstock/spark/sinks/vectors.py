@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock.errors import ConfigError, InvalidInput
+from penstock.protowire import varint
 from penstock.spark.sinks.options import listed, name_of
 from penstock.spark.sinks.wire import (
     RECORD_COLUMNS,
@@ -26,7 +27,6 @@ from penstock.spark.sinks.wire import (
     pieces,
     present,
     rows_of,
-    varint,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _ATTRIBUTES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorColumns:
-    """What becomes of the columns. Raises `ConfigError` for what no row could satisfy."""
+    """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
 
     id: str = "id"
     vector: str = "vector"
@@ -72,7 +72,7 @@ class VectorColumns:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> VectorColumns:
-        """From the options of the format."""
+        """Parse the options of the format. Raises `ConfigError`."""
         dimensions = given.get("dimensions")
         if dimensions is not None and not dimensions.strip().isdigit():
             raise ConfigError(f"dimensions: expected a whole number, found {dimensions!r}")
@@ -85,16 +85,16 @@ class VectorColumns:
         )
 
     def to_options(self) -> dict[str, str]:
-        """What `parse` reads."""
-        told = {"id": self.id, "vector": self.vector}
+        """Return the options that `parse` reads."""
+        given = {"id": self.id, "vector": self.vector}
         if self.attributes is not None:
-            told["attributes"] = ",".join(self.attributes)
+            given["attributes"] = ",".join(self.attributes)
         if self.delete is not None:
-            told["delete"] = self.delete
-        return told | ({} if self.dimensions is None else {"dimensions": str(self.dimensions)})
+            given["delete"] = self.delete
+        return given | ({} if self.dimensions is None else {"dimensions": str(self.dimensions)})
 
     def attribute_columns(self, schema: StructType) -> tuple[str, ...]:
-        """The attributes of rows with these columns. Raises `ConfigError` unless all are there and fit."""
+        """Return the attributes of rows with these columns. Raises `ConfigError` unless all exist and fit."""
         kinds = {column.name: column.dataType.simpleString() for column in schema.fields}
         if len(kinds) < len(schema.fields):
             raise ConfigError(f"{VECTOR_FORMAT}: a column is there twice in {', '.join(schema.fieldNames())}")
@@ -152,7 +152,7 @@ class VectorRows:
         return b"".join(self._digests)
 
     def records(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Columns `value` and `metadata` of a queue's records. Raises `InvalidInput`."""
+        """Yield the columns `value` and `metadata` of a queue's records. Raises `InvalidInput`."""
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -196,14 +196,14 @@ class VectorRows:
         return field(1, field(1, as_column(ids)), *embedding, *attributes)
 
     def _embedding(self, column: pa.Array, ids: pa.Array) -> tuple[bytes, pa.LargeBinaryArray]:
-        """The part that all rows share, as all have the same length, and the components behind it."""
+        """Return the bytes that all rows share, as all have the same length, and then their components."""
         ends = self._lengths(column, ids)
         values = column.values[int(ends[0]) : int(ends[-1])]
         if values.null_count:
             raise InvalidInput(f"{self._columns.vector} has components that are null in some rows")
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+        with np.errstate(over="ignore"):  # a number that is too large becomes infinite, and is refused
             numbers = values.to_numpy(zero_copy_only=False).astype(_FLOAT)
-        if not bool((np.abs(numbers) <= COMPONENT_MAX).all()):  # also false for what is no number
+        if not bool((np.abs(numbers) <= COMPONENT_MAX).all()):  # also false for NaN
             raise InvalidInput(
                 f"{self._columns.vector} has a component that is not between -1e15 and 1e15 in some rows"
             )
@@ -215,7 +215,7 @@ class VectorRows:
         return varint(3 << 3 | 2) + varint(len(entry) + size) + entry, parts
 
     def _lengths(self, column: pa.Array, ids: pa.Array) -> npt.NDArray[np.int64]:
-        """Where the components of each row begin. Raises unless each has as many as the others."""
+        """Return the start of each row's components. Raises unless all rows have equally many."""
         name = self._columns.vector
         if column.null_count:
             where = ids.filter(pc.is_null(column))[0].as_py()
@@ -234,7 +234,7 @@ class VectorRows:
 
 
 _ADVICE: Final = (
-    "Keep one row for each: in a pipeline `order_by` names the columns that tell which is the last; "
+    "Keep one row for each: in a pipeline `order_by` names the columns that give the order; "
     "elsewhere use max_by, or a window with row_number"
 )
 
@@ -257,7 +257,7 @@ def _records(encoded: pa.LargeBinaryArray, payload: bytes) -> pa.RecordBatch:
 
 
 def _attribute(name: str, column: pa.Array) -> pa.LargeBinaryArray:
-    """An entry of the map of attributes, for rows where it is not null."""
+    """Return an entry of the map of attributes, for rows where it is not null."""
     return present(field(3, joined(message(1, name.encode()), field(2, _value(name, column)))))
 
 

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.protowire import varint
+
 Part: TypeAlias = pa.LargeBinaryArray | bytes
 """A column of bytes, or bytes that every row has."""
 
@@ -28,7 +30,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 def as_column(values: pa.Array) -> pa.LargeBinaryArray:
-    """Text or bytes of any Arrow type as a column."""
+    """Return text or bytes of any Arrow type as a column."""
     return pc.cast(pc.cast(values, pa.large_string()) if pa.types.is_string(values.type) else values, _TYPE)
 
 
@@ -39,7 +41,7 @@ def rows_of(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Larg
 
 
 def ends_of(column: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """Where each row begins in the bytes of the column, and at last where they end."""
+    """Return the start of each row in the bytes of the column, then their end."""
     if not len(column):
         return np.zeros(1, np.int64)
     held = np.frombuffer(column.buffers()[1], np.int64)
@@ -47,7 +49,7 @@ def ends_of(column: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
 
 
 def content(column: pa.LargeBinaryArray, start: int, stop: int) -> bytes:
-    """The bytes of some rows: they lie one behind the other."""
+    """Return the bytes of some rows, which are contiguous."""
     ends = ends_of(column)
     data = column.buffers()[2]
     return b"" if data is None else bytes(memoryview(data)[int(ends[start]) : int(ends[stop])])
@@ -60,7 +62,7 @@ def fixed_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
 
 
 def varints(numbers: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
-    """Each number as the wire has it: seven bits in a byte, the lowest first."""
+    """Encode each number as a varint: seven bits in a byte, the lowest first."""
     if int(numbers.max(initial=0)) < _MORE:
         return fixed_rows(numbers.astype(np.uint8)[:, None])
     sizes = np.ones(len(numbers), np.int64)
@@ -74,15 +76,6 @@ def varints(numbers: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
     groups[places < sizes[:, None] - 1] |= _MORE
     used = places < sizes[:, None]
     return rows_of(groups[used], np.concatenate(([0], np.cumsum(sizes))))
-
-
-def varint(number: int) -> bytes:
-    made = bytearray()
-    while number >= _MORE:
-        made.append(number & (_MORE - 1) | _MORE)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
 
 
 def message(number: int, payload: bytes) -> bytes:
@@ -101,23 +94,25 @@ def integers(number: int, values: npt.NDArray[np.int64], valid: pa.BooleanArray)
 
 
 def field(number: int, *parts: Part) -> pa.LargeBinaryArray:
-    """A field that holds the parts one behind the other; null where one of them is."""
+    """A field that holds the concatenated parts; null where one of them is."""
     return joined(varint(number << 3 | _BYTES), varints(_lengths(parts)), *parts)
 
 
 def joined(*parts: Part) -> pa.LargeBinaryArray:
-    """The parts one behind the other; null where one of them is."""
+    """The concatenated parts; null where one of them is."""
     given = [pa.scalar(part, _TYPE) if isinstance(part, bytes) else part for part in parts]
     return pc.binary_join_element_wise(*given, _EMPTY)
 
 
 def present(column: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """The column with nothing in place of nulls: fields that are not there take no bytes."""
+    """Replace nulls by nothing: absent fields take no bytes."""
     return pc.fill_null(column, _EMPTY) if column.null_count else column
 
 
 def pieces(column: pa.LargeBinaryArray, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """First row and the one behind the last, of runs of up to `bytes_max`; a longer row is alone."""
+    """Yield the bounds of runs of up to `bytes_max`: the first row and the one after the last; a longer
+    row is alone.
+    """
     ends = ends_of(column)
     start = 0
     while start < len(column):

@@ -1,52 +1,55 @@
-"""The format `penstock-buffer`: the records of a queue as rows, to read and to write."""
+"""Reading `penstock-buffer`: a batch query, a stream, and the tasks of both.
+
+The driver plans slices, one for each batch object. A task fetches its objects a few ahead, decodes them and
+hands Arrow to Spark; everything it needs comes with its partition.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles
 
-from penstock.errors import ConfigError, Unsupported
-from penstock.spark.sinks.buffer import BufferStreamWriter, BufferWriter, check_columns
-from penstock.spark.sinks.options import SinkOptions
-from penstock.spark.sources.buffer_options import FORMAT, BufferOptions
-from penstock.spark.sources.buffer_reader import (
-    BufferReader,
-    SlicePartition,
-    group,
-    read_slices,
-    slices_between,
+from penstock.blocking import loop_thread
+from penstock.buffer import (
+    BatchDescriptor,
+    BatchMissing,
+    Entry,
+    FetchHandle,
+    SerializationError,
+    storage_error,
+    store_dead_letter,
 )
-from penstock.spark.sources.columns import COLUMNS, spark_schema
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.ids import SYSTEM_RNG
+from penstock.limits import BATCH_BYTES_MAX
+from penstock.retry import RetryPolicy, retry
+from penstock.spark.sources.base import SourceStreamReader, runs_of
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.columns import (
+    BatchSlice,
+    Gap,
+    acknowledged_gap,
+    build_batch,
+    build_gap,
+    needs_metadata,
+    regroup,
+)
 from penstock.spark.sources.offsets import (
-    After,
     Bounds,
     Offset,
+    QueueOffsets,
     StoredOffset,
-    admit_batches,
     admit_bytes,
     backlog,
-    cap,
-    check_asked,
-    check_held,
-    check_identity,
-    check_order,
-    check_reached,
-    lift,
-    read_after,
-    read_offset,
-    resolve,
     spread_start,
-    write_offset,
 )
 from penstock.spark.sources.queues import (
     ConsumedQueue,
@@ -55,87 +58,70 @@ from penstock.spark.sources.queues import (
     Queue,
     ReadQueue,
     bounds_of,
+    entries_between,
     location_at,
 )
-
-
-class BufferSource(DataSource):
-    """The records of a queue. `BufferOptions` describes the options of reading, `SinkOptions` of writing.
-
-    | column | type | |
-    |---|---|---|
-    | sequence | bigint | the batch's number in its shard |
-    | index | int | the record's place in its batch |
-    | value | binary | the record |
-    | ingestion_time | timestamp | when the producer took it |
-    | metadata | binary | what the producer said of it |
-    | location | string | the batch object's key |
-    | shard | int | 0 in a queue without shards |
-
-    To write, the rows have `value` (binary or string, never null) and perhaps `metadata` (binary).
-    """
-
-    @property
-    def _parsed(self) -> BufferOptions:
-        return BufferOptions.parse(self.options)
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def schema(self) -> str:
-        return spark_schema(self._parsed.columns)
-
-    def reader(self, schema: StructType) -> BufferReader:
-        self._check(schema)
-        return BufferReader(self._parsed)
-
-    def streamReader(self, schema: StructType) -> BufferStreamReader:
-        self._check(schema)
-        return BufferStreamReader(self._parsed)
-
-    def writer(self, schema: StructType, overwrite: bool) -> BufferWriter:
-        return BufferWriter(self._sink(schema, overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> BufferStreamWriter:
-        return BufferStreamWriter(self._sink(schema, overwrite))
-
-    def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
-        if overwrite:
-            raise Unsupported(
-                f"{FORMAT} only appends: what is in a queue belongs to its consumer. Use mode('append') or "
-                "outputMode('append'), and for a result that changes a table"
-            )
-        check_columns(schema)
-        return SinkOptions.parse(self.options)
-
-    def _check(self, schema: StructType) -> None:
-        given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        if given != [(name, COLUMNS[name][0]) for name in self._parsed.columns]:
-            raise ConfigError(
-                f"{FORMAT} has the schema {self.schema()!r}; choose columns with the option 'columns' and "
-                "decode `value` in the query, instead of giving another schema"
-            )
-
+from penstock.spark.worker import freeze_modules, load_ahead, worker_store
 
 _log = logging.getLogger(__name__)
+_POLICY: Final = RetryPolicy(deadline_s=30.0)
+
+Slice: TypeAlias = BatchSlice | Gap
 
 
-class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query, in a process of its own. Copies of it go to the tasks, without the open queue.
+class SlicePartition(InputPartition):
+    """The batch objects of one task, in queue order, and the gaps between them."""
 
-    The queue is opened by the first call that needs it: Spark makes further instances only to ship them.
-    """
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        super().__init__(None)
+        self.slices = tuple(slices)
+
+
+class BufferReader(DataSourceReader):
+    """A batch query over the batches that the queue still holds. It owns nothing and changes nothing."""
 
     def __init__(self, options: BufferOptions) -> None:
+        if options.mode == "consume":
+            raise ConfigError(
+                "mode: a batch query only reads; consuming is for streams. Use readStream with "
+                "trigger(availableNow=True) to consume what is there and stop"
+            )
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        queue = ReadQueue.open(options, must_exist=True)
+        try:
+            indexes = queue.look()
+        finally:
+            queue.close()
+        start, end = QueueOffsets(options.manifest_path).resolve_range(
+            options.starting, options.ending, bounds_of(indexes), earlier=options.records_gaps
+        )
+        slices = slices_between(indexes, start, end, options, queue.manifests)
+        # For an empty list Spark would create a partition itself.
+        return list(partition_slices(slices, options.tasks) or [SlicePartition(())])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SlicePartition)
+        return read_slices(self._options, partition.slices, set_aside=False)
+
+
+class BufferStreamReader(SourceStreamReader[int, str]):
+    """A stream over a queue, which it consumes unless `mode` says otherwise.
+
+    The first call that needs the queue opens it: Spark makes further instances only to ship them.
+    """
+
+    _offsets: QueueOffsets
+
+    def __init__(self, options: BufferOptions) -> None:
+        offsets = QueueOffsets(options.manifest_path)
+        super().__init__(offsets, options.starting, options.batches_per_trigger, "batches", (options,))
         self._options = options
         self._opened: Queue | None = None
         self._sizes: ObjectSizes | None = None
-        self._seen: Indexes = {}
-        self._target: Offset | None = None
-
-    def __reduce__(self) -> tuple[type[BufferStreamReader], tuple[BufferOptions]]:
-        return BufferStreamReader, (self._options,)
+        self._indexes: Indexes = {}
 
     @property
     def _queue(self) -> Queue:
@@ -147,83 +133,58 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._opened = ConsumedQueue.open(options)
         return self._opened
 
-    def _look(self) -> tuple[Indexes, dict[int, Bounds]]:
-        self._seen = self._queue.look()
-        return self._seen, bounds_of(self._seen)
+    def _look(self) -> Mapping[int, Bounds]:
+        self._indexes = self._queue.look()
+        return bounds_of(self._indexes)
 
-    def initialOffset(self) -> StoredOffset:
-        """Where `startingOffsets` points now. Asked at every start until the first micro-batch is done."""
-        indexes, bounds = self._look()
-        start = resolve(spread_start(self._options.starting, bounds), bounds, "startingOffsets")
-        path, earlier = self._options.manifest_path, self._options.records_gaps
-        check_asked(start, bounds, "startingOffsets", path, earlier=earlier)
-        return write_offset(start, self._after(start, indexes))
+    def _start(self, bounds: Mapping[int, Bounds]) -> Offset:
+        position = spread_start(self._options.starting, bounds)
+        start = self._offsets.resolve(position, bounds, "startingOffsets")
+        self._offsets.check_asked(start, bounds, "startingOffsets", earlier=self._options.records_gaps)
+        return start
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """At most `maxBatchesPerTrigger`; `maxBytesPerTrigger` is applied on top of it."""
-        return ReadMaxFiles(self._options.batches_per_trigger)
+        """Return `maxBatchesPerTrigger`; `maxBytesPerTrigger` is applied on top of it."""
+        return ReadMaxFiles(self._per_trigger)
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end: what is produced from now on is for the next run."""
-        _, bounds = self._look()
-        self._target = _following(bounds)
+    def _accept(self, numbers: Offset, marks: Mapping[int, str]) -> Offset:
+        offset = self._offsets.fit(numbers, marks, list(self._indexes))
+        self._offsets.check_reached(offset, self._seen)
+        self._offsets.check_identity(offset, marks, self._location)
+        return offset
 
-    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """How far the next micro-batch goes, or `start` itself. Raises `QueueGap` or `FencedError`."""
-        indexes, bounds = self._look()
-        here = self._offset(start, indexes)
-        self._check_held(here, bounds)
-        end = _following(bounds)
-        if self._target is not None:
-            # A shard that came into being since then is for the next run altogether.
-            end = lift(cap(end, dict.fromkeys(end, 0) | self._target), here)
-        # What has left the queue is a hole: it counts for nothing and is passed in one step.
-        begin = cap(lift(here, {shard: held.first for shard, held in bounds.items()}), end)
-        end = self._admit(begin, end, limit, indexes)
-        if end == here:
-            return start
-        if begin != here:
-            _log.warning(
-                "%d batches have left the queue unread; the next micro-batch records the hole",
-                backlog(here, begin),
-            )
-        left = backlog(end, _following(bounds))
-        _log.info("next micro-batch: %d batches, %d left", backlog(begin, end), left)
-        unmoved = {shard: place for shard, place in here.items() if end[shard] == place}
-        known = read_after(start, self._options.manifest_path)
-        kept = {shard: known[shard] for shard in unmoved if shard in known}
-        return write_offset(end, self._after(end, indexes) | kept)
-
-    def _admit(self, start: Offset, end: Offset, limit: ReadLimit, indexes: Indexes) -> Offset:
-        if isinstance(limit, ReadAllAvailable):
-            return end
-        most = limit.max_files if isinstance(limit, ReadMaxFiles) else self._options.batches_per_trigger
-        end = admit_batches(start, end, most)
+    def _admit(self, start: Offset, end: Offset, limit: int) -> Offset:
+        reached = super()._admit(start, end, limit)
         bytes_max = self._options.bytes_per_trigger
         if bytes_max is None:
-            return end
+            return reached
         sizes = self._sizes = self._sizes or ObjectSizes(self._queue.store)
         sizes.forget_below(start)
         return admit_bytes(
-            start, end, bytes_max, lambda shard, sequence: sizes.size(indexes[shard], shard, sequence)
+            start, reached, bytes_max, lambda shard, n: sizes.size(self._indexes[shard], shard, n)
         )
 
-    def reportLatestOffset(self) -> StoredOffset | None:
-        """The end of the queue, for the query's progress: `latestOffset` less `endOffset` is the backlog."""
-        return write_offset(_following(bounds_of(self._seen))) if self._seen else None
+    def _check_gaps(self, start: Offset, end: Offset) -> None:
+        if not self._options.records_gaps:
+            self._offsets.check_held(start, self._seen)
+        lost = backlog(start, {shard: min(held.first, end[shard]) for shard, held in self._seen.items()})
+        if lost:
+            _log.warning("%d batches have left the queue unread; the next micro-batch records the gap", lost)
 
-    def partitions(self, start: StoredOffset, end: StoredOffset) -> list[InputPartition]:
-        """The tasks between two offsets: the same after every restart. Raises `QueueGap`, `FencedError`.
+    def _mark(self, key: int, number: int) -> str | None:
+        return self._location(key, number - 1) if number else None
 
-        With `onGap=record` a restart may find a wider hole in front, if somebody else has acknowledged more
-        in between; see `penstock.spark.sources.gaps.left_range`.
+    def _location(self, shard: int, sequence: int) -> str | None:
+        held = location_at(self._indexes[shard], sequence)
+        return held if held is not None else self._queue.dequeued(shard).get(sequence)
+
+    def _plan(self, start: Offset, end: Offset, marks: Mapping[int, str]) -> list[InputPartition]:
+        """Return the tasks between two offsets.
+
+        With `onGap=record` a restart may find a wider gap in front; see `acknowledged_gap`.
         """
-        indexes, bounds = self._look()
-        begin, until = self._offset(start, indexes), self._offset(end, indexes)
-        check_order(begin, until, self._options.manifest_path)
-        self._check_held(begin, bounds)
-        slices = slices_between(indexes, begin, until, self._options, self._queue.manifests)
-        return list(group(slices, self._options.tasks))
+        slices = slices_between(self._indexes, start, end, self._options, self._queue.manifests)
+        return list(partition_slices(slices, self._options.tasks))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition)
@@ -232,33 +193,133 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: StoredOffset) -> None:
         """Acknowledge everything below `end`, in one write of the manifest. Raises `QueueGap` instead if
         `end` is not of this queue."""
-        indexes = self._seen or self._look()[0]
-        self._queue.ack(self._offset(end, indexes))
+        if not self._indexes:
+            self._refresh()
+        self._queue.ack(self._accept(*self._offsets.read(end)))
 
-    def _offset(self, stored: StoredOffset, indexes: Indexes) -> Offset:
-        """The numbers of an offset that is known to be of this queue."""
-        path = self._options.manifest_path
-        offset = read_offset(stored, list(indexes), path)
-        check_reached(offset, bounds_of(indexes), path)
-        check_identity(
-            offset, read_after(stored, path), lambda shard, n: self._location(indexes, shard, n), path
+
+def slices_between(
+    indexes: Indexes,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    options: BufferOptions,
+    manifests: Mapping[int, str],
+) -> list[Slice]:
+    """Return the slices between two offsets: the same for the same offsets while the queue holds them all.
+
+    Batches that it no longer holds are one gap in front of the rest.
+    """
+    slices: list[Slice] = []
+    for shard, held in bounds_of(indexes).items():
+        gap = acknowledged_gap(shard, start[shard], end[shard], held)
+        slices += [gap] if gap is not None else []
+        make = partial(
+            slice_of,
+            shard,
+            with_metadata=needs_metadata(options.columns),
+            manifest=manifests[shard] if options.records_gaps else "",
         )
-        return offset
-
-    def _check_held(self, start: Offset, bounds: dict[int, Bounds]) -> None:
-        if not self._options.records_gaps:
-            check_held(start, bounds, self._options.manifest_path)
-
-    def _after(self, offset: Offset, indexes: Indexes) -> After:
-        places = {
-            shard: self._location(indexes, shard, place - 1) for shard, place in offset.items() if place
-        }
-        return {shard: location for shard, location in places.items() if location is not None}
-
-    def _location(self, indexes: Indexes, shard: int, sequence: int) -> str | None:
-        held = location_at(indexes[shard], sequence)
-        return held if held is not None else self._queue.dequeued(shard).get(sequence)
+        first = max(start[shard], held.first)
+        slices += map(make, entries_between(indexes[shard], first, end[shard]))
+    return slices
 
 
-def _following(bounds: dict[int, Bounds]) -> Offset:
-    return {shard: held.following for shard, held in bounds.items()}
+def slice_of(shard: int, entry: Entry, *, with_metadata: bool, manifest: str = "") -> BatchSlice:
+    """Return the slice of an entry, with the producers' metadata only if a column shows it."""
+    if not with_metadata:
+        return BatchSlice(shard=shard, sequence=entry.sequence, location=entry.location, manifest=manifest)
+    payloads = tuple(meta.payload for meta in entry.metadata)
+    return BatchSlice(
+        shard=shard,
+        sequence=entry.sequence,
+        location=entry.location,
+        starts=np.array([meta.start_index for meta in entry.metadata], "<u4").tobytes(),
+        times_ms=np.array([meta.ingestion_time_ms for meta in entry.metadata], "<i8").tobytes(),
+        payloads=payloads if any(payloads) else None,
+        manifest=manifest,
+    )
+
+
+def partition_slices(slices: Sequence[Slice], tasks: int) -> list[SlicePartition]:
+    """Divide slices into at most `tasks` partitions of neighbours."""
+    return [SlicePartition(run) for run in runs_of(slices, tasks)]
+
+
+def read_slices(
+    options: BufferOptions, slices: Sequence[Slice], *, set_aside: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of the slices, in order, in record batches of the declared schema.
+
+    Raises `BatchMissing`, `SerializationError` or another `StorageError`, naming the batch. With
+    `onGap=record` the first two become rows; `set_aside` then keeps the remains beside the manifest, for a
+    query that acknowledges the batch, after which it is deleted.
+    """
+    yield from regroup(load_ahead(partial(_load, _Worker(options, set_aside=set_aside)), slices))
+    freeze_modules()
+
+
+class _Worker:
+    """The store and the fetcher that all loads of one task share."""
+
+    def __init__(self, options: BufferOptions, *, set_aside: bool) -> None:
+        self.options = options
+        self.set_aside = set_aside
+        self.store = worker_store(options.store)
+        self.fetcher = FetchHandle(self.store, batch_bytes_max=BATCH_BYTES_MAX, policy=_POLICY)
+
+
+def _load(worker: _Worker, slice_: Slice) -> pa.RecordBatch:
+    columns = worker.options.columns
+    if isinstance(slice_, Gap):
+        return build_gap(slice_, columns)
+    descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())
+    try:
+        batch = loop_thread().run(worker.fetcher.fetch(descriptor))
+    except (BatchMissing, SerializationError) as error:
+        if worker.options.records_gaps:
+            return build_gap(loop_thread().run(_recorded_gap(worker, slice_, error)), columns)
+        if isinstance(error, SerializationError):
+            raise
+        raise BatchMissing(
+            f"{error}. It may have been consumed and collected since the query was planned (mode=read), "
+            "or removed by hand; `penstock buffer fsck` tells what else is missing"
+        ) from error
+    return build_batch(slice_, batch.block, columns)
+
+
+async def _recorded_gap(worker: _Worker, slice_: BatchSlice, error: PenstockError) -> Gap:
+    """Report a bad batch beside the manifest and return its gap.
+
+    Raises `BatchMissing` if this worker does not see the queue.
+    """
+    store, retrying = worker.store, partial(retry, policy=_POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
+    descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())
+    try:
+        await retrying(lambda: store.head(slice_.manifest))
+        if worker.set_aside:
+            data = None if isinstance(error, BatchMissing) else await worker.fetcher.raw(descriptor)
+            await retrying(
+                lambda: store_dead_letter(
+                    store,
+                    slice_.manifest,
+                    sequence=slice_.sequence,
+                    location=slice_.location,
+                    reason=str(error),
+                    data=data,
+                    now_ms=SYSTEM_CLOCK.now_ms(),
+                )
+            )
+    except NotFound as unseen:
+        raise BatchMissing(
+            f"{error}, and neither is {slice_.manifest}: this worker does not see the queue in {store.url}. "
+            "Every worker needs the same directory mounted, or the same bucket"
+        ) from unseen
+    except PenstockError as failure:
+        raise storage_error(failure, f"recording that {error}") from failure
+    return Gap(
+        shard=slice_.shard,
+        first=slice_.sequence,
+        last=slice_.sequence,
+        reason=str(error),
+        location=slice_.location,
+    )

@@ -10,8 +10,7 @@ from typing import Final, Literal
 from penstock.buffer import ConsumerConfig
 from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import StoreAddress, StoreConfig, normalise_key
-from penstock.spark.sources.columns import COLUMNS, parse_columns
-from penstock.spark.sources.gaps import GAP_COLUMNS
+from penstock.spark.sources.columns import COLUMNS, GAP_COLUMNS, parse_columns
 from penstock.spark.sources.offsets import Position, parse_position
 from penstock.spark.sources.options import (
     backend_options,
@@ -20,8 +19,8 @@ from penstock.spark.sources.options import (
     count_option,
     flag_option,
     named_options,
+    size_option,
 )
-from penstock.units import parse_size
 
 Mode = Literal["consume", "read"]
 OnGap = Literal["fail", "record"]
@@ -29,7 +28,7 @@ OnGap = Literal["fail", "record"]
 FORMAT: Final = "penstock-buffer"
 _MODES: Final[tuple[Mode, ...]] = ("consume", "read")
 BATCHES_PER_TRIGGER: Final = 1000
-"""Keeps a micro-batch over a long backlog within the memory of the driver and of a lost batch's re-run."""
+"""Bounds the memory that a micro-batch over a long backlog takes in the driver and in a retry."""
 
 _NAMES: Final = (
     "columns",
@@ -52,33 +51,33 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferOptions:
-    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+    """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     store: StoreConfig
-    """`store` (or `load(path)`), with `store.*` for the backend's own settings; never shown in clear."""
+    """`store` (or `load(path)`), with the settings of the backend from `store.*`, which `repr` masks."""
     manifest_path: str = "ingest/manifest"
     data_path_prefix: str = "ingest"
     columns: tuple[str, ...] = tuple(COLUMNS)
     starting: Position = "earliest"
     ending: Position = "latest"
-    """Batch only; the first sequence that is not read."""
+    """Batch queries only: the first sequence that is not read."""
     batches_per_trigger: int = BATCHES_PER_TRIGGER
     bytes_per_trigger: int | None = None
-    """Costs one request for the size of every batch object."""
+    """Costs one request per batch object, for its size."""
     mode: Mode | None = None
-    """None: streams consume, batch queries read."""
+    """By default streams consume and batch queries read."""
     on_gap: OnGap = "fail"
-    """What becomes of batches that cannot be read: an error, or a row that tells of them."""
+    """What a batch that cannot be read becomes: an error, or a row that describes the gap."""
     sharded: bool | None = None
-    """None: as the store's layout says when the query starts."""
+    """By default the layout of the store decides, when the query starts."""
     partitions: int | None = None
-    """None: two tasks per core of the driver. On a cluster, give the number its cores suggest."""
+    """By default two tasks per core of the driver; set it by the number of cores on a cluster."""
     gc_interval: str = "5m"
     gc_grace_period: str = "10m"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> BufferOptions:
-        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
+        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
         backend = backend_options(given)
         plain = named_options(given, _NAMES, FORMAT, with_store=True)
         if ("store" in plain) == ("path" in plain):
@@ -91,7 +90,7 @@ class BufferOptions:
             starting=parse_position(plain.get("startingOffsets", "earliest"), "startingOffsets"),
             ending=parse_position(plain.get("endingOffsets", "latest"), "endingOffsets"),
             batches_per_trigger=count_option(plain, "maxBatchesPerTrigger") or BATCHES_PER_TRIGGER,
-            bytes_per_trigger=_size(plain, "maxBytesPerTrigger"),
+            bytes_per_trigger=size_option(plain, "maxBytesPerTrigger"),
             mode=choice_option(plain, "mode", _MODES, "read") if "mode" in plain else None,
             on_gap=choice_option(plain, "onGap", ("fail", "record"), "fail"),
             sharded=flag_option(plain, "sharded"),
@@ -99,18 +98,17 @@ class BufferOptions:
             gc_interval=plain.get("gc_interval", "5m"),
             gc_grace_period=plain.get("gc_grace_period", "10m"),
         )
-        _ = options.consumer  # durations are checked where they are used
+        _ = options.consumer  # checks the durations
         lacking = [name for name in GAP_COLUMNS if name not in options.columns]
         if options.records_gaps and lacking:
             raise ConfigError(
-                f"columns: onGap=record tells what is missing in {', '.join(GAP_COLUMNS)}; "
-                f"add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
             )
         return options
 
     @property
     def consumer(self) -> ConsumerConfig:
-        """The settings of the queue's consumer; a sharded queue derives one for each shard."""
+        """The configuration of the queue's consumer; each shard of a sharded queue gets its own."""
         return ConsumerConfig(
             store=self.store,
             manifest_path=self.manifest_path,
@@ -126,7 +124,7 @@ class BufferOptions:
 
     @property
     def tasks(self) -> int:
-        """How many tasks a read is divided into, if it has as many batches."""
+        """The most tasks that a read is divided into."""
         return self.partitions or 2 * cores()
 
 
@@ -137,7 +135,7 @@ def _store(url: str, backend: Mapping[str, str]) -> StoreConfig:
             "store: memory:// lives in one process and Spark runs in several; use file:// or s3://"
         )
     if address.scheme == "file":
-        # Executors have working directories of their own.
+        # An executor has another working directory.
         url = os.path.abspath(os.path.expanduser(address.path))
     return StoreConfig(url=url, options=dict(backend))
 
@@ -147,13 +145,3 @@ def _key(name: str, value: str) -> str:
         return normalise_key(value)
     except InvalidInput as error:
         raise ConfigError(f"{name}: {error}") from error
-
-
-def _size(plain: Mapping[str, str], name: str) -> int | None:
-    if name not in plain:
-        return None
-    text = plain[name].strip()
-    size = parse_size(int(text) if text.isdigit() else text)
-    if size < 1:
-        raise ConfigError(f"{name}: expected at least one byte, found {plain[name]!r}")
-    return size

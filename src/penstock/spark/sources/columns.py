@@ -1,8 +1,23 @@
-"""The columns of a record in Spark, built as Arrow without a Python object per record."""
+"""The columns of a record in Spark, built as Arrow without a Python object per record.
+
+A gap is a range of sequences that has left the queue, or a batch object that is missing or damaged. With
+`onGap=record` each gap becomes one row instead of an error, and reaches a table as the records do:
+
+| column | |
+|---|---|
+| `sequence` | the first sequence of the gap |
+| `index` | -1, which no record has |
+| `metadata` | JSON: `{"gap": {"first": 2, "last": 3, "reason": "..."}}` |
+| `location` | the batch object, or null for a range |
+| `value`, `ingestion_time` | null |
+
+A checkpoint that belongs to another queue is not a gap, and always an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -13,7 +28,7 @@ import pyarrow as pa
 from penstock.codec import Block
 from penstock.config import unknown_key
 from penstock.errors import ConfigError
-from penstock.spark.sources.gaps import GAP_INDEX, Hole, hole_metadata
+from penstock.spark.sources.offsets import Bounds
 
 KnownColumns: TypeAlias = dict[str, tuple[str, pa.DataType]]
 """Name to Spark type and Arrow type, in the order of the schema."""
@@ -26,6 +41,10 @@ COLUMNS: Final[KnownColumns] = {
     "location": ("string", pa.string()),
     "shard": ("int", pa.int32()),
 }
+
+GAP_COLUMNS: Final = ("sequence", "index", "metadata")
+"""The columns that tell a gap's row from a record."""
+GAP_INDEX: Final = -1
 
 ROWS_MAX: Final = 32_768
 """Above this, larger record batches are not faster in Spark, only larger."""
@@ -52,11 +71,34 @@ class BatchSlice:
     payloads: tuple[bytes, ...] | None = None
     """Per produce call; None when all are empty."""
     manifest: str = ""
-    """Its queue's manifest, when a hole is to be recorded: what is wrong is told there."""
+    """The manifest of its queue, where a damaged batch is reported; empty unless gaps are recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Sequences `first` to `last` of a shard could not be read."""
+
+    shard: int
+    first: int
+    last: int
+    reason: str
+    location: str | None = None
+
+
+def acknowledged_gap(shard: int, start: int, end: int, held: Bounds) -> Gap | None:
+    """Return the part of `start` to `end - 1` that has left the queue, if there is one.
+
+    A micro-batch that runs again finds the same gap, unless another consumer has acknowledged more in the
+    meantime: then the gap is wider. A sink that has the first run skips the second by its version; the others
+    get the row of the wider gap, which describes the records they did not get.
+    """
+    edge = min(held.first, end)
+    reason = "the queue no longer held these sequences: another consumer has acknowledged them"
+    return Gap(shard=shard, first=start, last=edge - 1, reason=reason) if start < edge else None
 
 
 def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
-    """The names in `text`, in its order. Raises `ConfigError` for an unknown or repeated one, or for none."""
+    """Parse names of columns. Raises `ConfigError` for an unknown or repeated one, or for none."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"columns: expected some of {', '.join(known)}, found nothing")
@@ -69,37 +111,43 @@ def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> str:
-    """The schema in Spark's own words."""
+    """Return the schema in Spark's notation."""
     return ", ".join(f"{name} {known[name][0]}" for name in columns)
 
 
 def arrow_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> pa.Schema:
-    """The schema that every record batch must have."""
+    """Return the schema that every record batch must have."""
     return pa.schema([(name, known[name][1]) for name in columns])
 
 
 def needs_metadata(columns: Sequence[str]) -> bool:
-    """Whether what the producers said of their records has to travel to the executors."""
+    """Return whether the executors need the metadata that producers gave with their records."""
     return "ingestion_time" in columns or "metadata" in columns
 
 
 def build_batch(slice_: BatchSlice, block: Block, columns: Sequence[str]) -> pa.RecordBatch:
-    """The records of one batch object with the columns that were asked for, and no others."""
+    """Build the chosen columns for the records of one batch object."""
     arrays = [_BUILDERS[name](slice_, block) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
-def build_hole(hole: Hole, columns: Sequence[str]) -> pa.RecordBatch:
-    """One row in the place of records that could not be read."""
-    known: dict[str, int | str | bytes | None] = {
-        "sequence": hole.first,
+def build_gap(gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
+    """Build the row that takes the place of records that could not be read."""
+    metadata = {"gap": {"first": gap.first, "last": gap.last, "reason": gap.reason}}
+    values: dict[str, int | str | bytes | None] = {
+        "sequence": gap.first,
         "index": GAP_INDEX,
-        "metadata": hole_metadata(hole),
-        "location": hole.location,
-        "shard": hole.shard,
+        "metadata": json.dumps(metadata, ensure_ascii=False).encode(),
+        "location": gap.location,
+        "shard": gap.shard,
     }
-    arrays = [pa.array([known.get(name)], COLUMNS[name][1]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+    return one_row(values, columns, COLUMNS)
+
+
+def one_row(values: Mapping[str, object], columns: Sequence[str], known: KnownColumns) -> pa.RecordBatch:
+    """Build one row; columns without a value are null."""
+    arrays = [pa.array([values.get(name)], known[name][1]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, known))
 
 
 def _sequence(slice_: BatchSlice, block: Block) -> pa.Array:
@@ -116,7 +164,7 @@ def _value(_: BatchSlice, block: Block) -> pa.Array:
 
 def _ingestion_time(slice_: BatchSlice, block: Block) -> pa.Array:
     times = np.frombuffer(slice_.times_ms, "<i8")
-    # A time that microseconds cannot express was never a time: it is shown as unknown.
+    # A time that microseconds cannot express is shown as unknown.
     valid = np.abs(np.clip(times, -_MS_MAX - 1, _MS_MAX + 1)) <= _MS_MAX
     calls = pa.array(np.where(valid, times, 0) * 1000, mask=~valid).cast(COLUMNS["ingestion_time"][1])
     return calls.take(_call_of_each(slice_, len(block)))
@@ -147,7 +195,7 @@ _BUILDERS: Final[dict[str, Callable[[BatchSlice, Block], pa.Array]]] = {
 
 
 def _call_of_each(slice_: BatchSlice, count: int) -> pa.Array:
-    """For every record, which produce call it came with; null in front of the first."""
+    """Return the produce call of every record; null for records before the first call."""
     starts = np.frombuffer(slice_.starts, "<u4").astype("<i8")
     edges = np.minimum(np.maximum.accumulate(starts), count) if len(starts) else starts
     before = int(edges[0]) if len(edges) else count
@@ -159,7 +207,7 @@ def _call_of_each(slice_: BatchSlice, count: int) -> pa.Array:
 
 
 def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in record batches of a size that suits Spark: small ones joined, large ones cut."""
+    """Join small record batches and cut large ones, to a size that suits Spark."""
     waiting: list[pa.RecordBatch] = []
     rows, size = 0, 0
     for batch in batches:
@@ -180,7 +228,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Pieces within both bounds; a single record is never cut."""
+    """Cut a batch into pieces within both bounds; a single record is never cut."""
     rows = batch.num_rows
     if rows <= 1 or (rows <= ROWS_MAX and batch.nbytes <= BYTES_MAX):
         yield batch

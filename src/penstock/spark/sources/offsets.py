@@ -1,116 +1,286 @@
-"""Where a stream stands: the next sequence of every shard. Plain arithmetic, no I/O.
+"""The positions of streams: the next number of every shard, core or topic. Plain arithmetic, no I/O.
 
-An offset travels as JSON, `{"0": 17, "after": {"0": "ingest/01J….batch"}}`: shard to the first sequence that
-has not been read, and under `after` the location of the entry just before it. Numbers start over in every
-queue and locations never repeat, so `after` tells a checkpoint that it was brought to another queue even
-when the numbers fit. It is absent for a shard of which no entry is known, and in offsets that were written
-without it; then only the numbers are checked.
+An offset is a number for each key, and for most keys a mark: what is known of the entry just before that
+number. Numbers start over in a queue, directory or topic that is deleted and created again; marks do not
+repeat, so a mark shows that a checkpoint was brought to another source even when the numbers fit. Where a
+mark is missing, only the numbers are checked.
 
-Spark compares offsets as text: shards always stand in numeric order, `after` comes last, and a stream that
-has nothing new answers with the very offset it was asked about. A queue without shards is shard 0 alone, and
-so is one whose producers have yet to say how many it has: `{"0": 0}` is the beginning of any queue.
+Spark compares offsets as text: keys are always in order, and a stream that has nothing new returns the
+offset it was given. The offset of a queue, `{"0": 17, "after": {"0": "ingest/01J….batch"}}`, names the first
+sequence that has not been read, and the location of the entry before it. A queue without shards is shard 0
+alone, and so is one whose producers have not stored the number of shards yet: `{"0": 0}` is the beginning of
+any queue.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from penstock.errors import ConfigError, Corrupt, InvalidInput
 
-K = TypeVar("K")
+K = TypeVar("K", int, str)
+M = TypeVar("M", int, str)
 
 Offset: TypeAlias = dict[int, int]
-After: TypeAlias = dict[int, str]
-"""Shard to the location of the last entry that was read."""
-StoredOffset: TypeAlias = dict[str, "int | dict[str, str]"]
-"""As it stands in the checkpoint."""
+"""Shard or core to the first number that has not been read."""
+StoredOffset: TypeAlias = dict[str, object]
+"""An offset as it is stored in the checkpoint."""
 Place: TypeAlias = int | Literal["earliest", "latest"]
 Position: TypeAlias = Place | Mapping[int, Place]
-"""One place for every shard, or one each."""
-
-_AFTER: Final = "after"
-_ANOTHER: Final = (
-    "the manifest was deleted and made anew, or the checkpoint belongs to another queue. "
-    "Point the query at its own queue, or start with a new checkpoint"
-)
+"""One place for all shards, or one for each."""
 
 
 class QueueGap(Corrupt):
-    """The queue no longer holds what the checkpoint asks for."""
+    """The queue no longer holds the entries that the checkpoint needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a shard holds: entries `first` to `following - 1`."""
+    """The entries of a shard, core or topic: `first` to `following - 1`."""
 
     first: int
     following: int
 
 
-def write_offset(offset: Mapping[int, int], after: Mapping[int, str] | None = None) -> StoredOffset:
-    """As Spark stores it."""
-    stored: StoredOffset = {str(shard): offset[shard] for shard in sorted(offset)}
-    if after:
-        stored[_AFTER] = {str(shard): after[shard] for shard in sorted(after)}
-    return stored
+def following_of(bounds: Mapping[K, Bounds]) -> dict[K, int]:
+    """Return the offset at the end."""
+    return {key: held.following for key, held in bounds.items()}
 
 
-def read_offset(stored: Mapping[str, object], shards: Sequence[int], queue: str) -> Offset:
-    """The numbers in a checkpoint. Raises `QueueGap` if they cannot be those of this queue.
+class Offsets(ABC, Generic[K, M]):
+    """Writes, reads and checks the offsets of one source.
 
-    One that has read nothing, of fewer shards, is from before the queue had them: all begin at 0.
+    A subclass gives the source's names for messages, the fields of its JSON and the types of keys and marks.
     """
-    if not isinstance(stored, Mapping):  # another kind of source stores what it likes
-        raise _no_offset(stored, queue)
-    try:
-        offset = {int(shard): sequence_of(place) for shard, place in stored.items() if shard != _AFTER}
-    except (TypeError, ValueError) as error:
-        raise _no_offset(stored, queue) from error
-    if not stored.get(_AFTER) and _is_nothing(offset, shards):
-        return dict.fromkeys(sorted(shards), 0)
-    if sorted(offset) != sorted(shards):
-        raise QueueGap(f"the checkpoint knows {len(offset)} shards, {queue} has {len(shards)}: {_ANOTHER}")
-    return dict(sorted(offset.items()))
+
+    gap: type[Corrupt]
+    """Raised for an offset that cannot be one of this source."""
+    another: str
+    """Possible causes of a gap, and the way out."""
+    numbers_field: str | None = "next"
+    """None: numbers and marks are in one object."""
+    marks_field: str = "after"
+
+    @abstractmethod
+    def key(self, text: str) -> K:
+        """Parse a key. Raises `ValueError`."""
+
+    @abstractmethod
+    def mark(self, value: object) -> M:
+        """Check a mark. Raises `ValueError` or `TypeError`."""
+
+    @abstractmethod
+    def name(self, key: K, count: int) -> str:
+        """Return the name of one of `count` keys for messages."""
+
+    def write(self, numbers: Mapping[K, int], marks: Mapping[K, M] | None = None) -> StoredOffset:
+        """Return the offset as Spark stores it."""
+        plain = {str(key): numbers[key] for key in sorted(numbers)}
+        stored: StoredOffset = {**plain} if self.numbers_field is None else {self.numbers_field: plain}
+        if marks:
+            stored[self.marks_field] = {str(key): marks[key] for key in sorted(marks)}
+        return stored
+
+    def read(self, stored: object) -> tuple[dict[K, int], dict[K, M]]:
+        """Return the numbers and the marks in a checkpoint. Raises `gap` if they are not those of a source
+        of this kind."""
+        try:
+            if not isinstance(stored, Mapping):  # the checkpoint of another kind of source
+                raise TypeError(f"{stored!r} is not an object")
+            numbers = (
+                {key: value for key, value in stored.items() if key != self.marks_field}
+                if self.numbers_field is None
+                else stored[self.numbers_field]
+            )
+            marks = stored.get(self.marks_field, {})
+            return (
+                {self.key(key): sequence_of(value) for key, value in sorted(numbers.items())},
+                {self.key(key): self.mark(value) for key, value in marks.items()},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self.gap(
+                f"the checkpoint holds {stored!r}, which is not an offset of {self.what}: {self.another}"
+            ) from error
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """The source's name for messages."""
+
+    def resolve(
+        self, position: Place | Mapping[K, Place], bounds: Mapping[K, Bounds], option: str
+    ) -> dict[K, int]:
+        """Return the position in numbers. Raises `ConfigError` for keys that are missing or do not exist."""
+        if isinstance(position, int) and len(bounds) > 1:
+            held = ", ".join(self.name(key, len(bounds)) for key in sorted(bounds))
+            raise ConfigError(f"{option}: {held} have numbers of their own; give JSON with all of them")
+        places = position if isinstance(position, Mapping) else dict.fromkeys(bounds, position)
+        self.check_keys(places, bounds, option)
+        return {key: _at(places.get(key, "earliest"), bounds[key]) for key in sorted(bounds)}
+
+    def check_keys(self, given: Collection[K], bounds: Mapping[K, Bounds], option: str) -> None:
+        """Raise `ConfigError` unless a position names each key once."""
+        if sorted(given) != sorted(bounds):
+            held = ", ".join(self.name(key, len(bounds)) for key in sorted(bounds))
+            raise ConfigError(f"{option}: the query reads {held}; name each of them once")
+
+    def resolve_range(
+        self,
+        starting: Place | Mapping[K, Place],
+        ending: Place | Mapping[K, Place],
+        bounds: Mapping[K, Bounds],
+        *,
+        earlier: bool = True,
+    ) -> tuple[dict[K, int], dict[K, int]]:
+        """Return the numbers between which a batch query reads.
+
+        Raises `ConfigError` for a range that runs backwards, and what `resolve` and `check_asked` raise.
+        """
+        start = self.resolve(starting, bounds, "startingOffsets")
+        end = self.resolve(ending, bounds, "endingOffsets")
+        self.check_asked(start, bounds, "startingOffsets", earlier=earlier)
+        self.check_asked(end, bounds, "endingOffsets", earlier=earlier)
+        for key, number in start.items():
+            if number > end[key]:
+                name = self.name(key, len(start))
+                raise ConfigError(f"startingOffsets {number} is after endingOffsets {end[key]} in {name}")
+        return start, end
+
+    def check_asked(
+        self, asked: Mapping[K, int], bounds: Mapping[K, Bounds], option: str, *, earlier: bool = True
+    ) -> None:
+        """Raise `InvalidInput` unless the source has reached every number the user gave.
+
+        Without `earlier` it must also still hold each of them.
+        """
+        for key, held in bounds.items():
+            number, name = asked[key], self.name(key, len(bounds))
+            if (0 if earlier else held.first) <= number <= held.following:
+                continue
+            raise InvalidInput(
+                f"{option}: {name} holds {held.first} to {held.following - 1}; {number} is outside"
+                if held.following > held.first
+                else f"{option}: {name} is empty and continues at {held.following}; {number} is outside"
+            )
+
+    def check_reached(self, numbers: Mapping[K, int], bounds: Mapping[K, Bounds]) -> None:
+        """Raise `gap` if the checkpoint is ahead of the source: then it belongs to another one."""
+        for key, held in bounds.items():
+            if numbers[key] > held.following:
+                raise self.gap(
+                    f"the checkpoint has read {self.name(key, len(bounds))} up to {numbers[key] - 1}, but it "
+                    f"has handed out numbers only up to {held.following - 1}: {self.another}"
+                )
+
+    def check_order(self, start: Mapping[K, int], end: Mapping[K, int]) -> None:
+        """Raise `gap` if a micro-batch would end before it starts: it would be empty, and the records planned
+        for it would be lost."""
+        for key, number in start.items():
+            if number > end.get(key, 0):
+                raise self.gap(
+                    f"the micro-batch of {self.name(key, len(start))} would start at {number} and end at "
+                    f"{end.get(key, 0)}: the starting position has moved since the first micro-batch was "
+                    "planned, or the checkpoint is damaged. Give startingOffsets as a number, or start with "
+                    "a new checkpoint"
+                )
+
+
+class QueueOffsets(Offsets[int, str]):
+    """The offsets of a queue: sequences by shard, marked with the location of the last batch."""
+
+    gap = QueueGap
+    another = (
+        "the manifest was deleted and created again, or the checkpoint belongs to another queue. "
+        "Point the query at its own queue, or start with a new checkpoint"
+    )
+    numbers_field = None
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+
+    @property
+    def what(self) -> str:
+        return self._queue
+
+    def key(self, text: str) -> int:
+        return sequence_of(int(text))
+
+    def mark(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is not a location")
+        return value
+
+    def name(self, key: int, count: int) -> str:
+        return self._queue if count == 1 else f"shard {key} of {self._queue}"
+
+    def fit(self, numbers: Offset, marks: Mapping[int, str], shards: Collection[int]) -> Offset:
+        """Return the numbers for all shards. Raises `QueueGap` unless they are of this queue's shards.
+
+        An offset that has read nothing of fewer shards is from before the queue had its shards: all of them
+        start at 0.
+        """
+        if not marks and _is_nothing(numbers, shards):
+            return dict.fromkeys(sorted(shards), 0)
+        if sorted(numbers) != sorted(shards):
+            raise QueueGap(
+                f"the checkpoint knows {len(numbers)} shards, {self._queue} has {len(shards)}: {self.another}"
+            )
+        return dict(sorted(numbers.items()))
+
+    def check_identity(
+        self, offset: Offset, marks: Mapping[int, str], location_of: Callable[[int, int], str | None]
+    ) -> None:
+        """Raise `QueueGap` if the last entry that was read has another location: this is another queue.
+
+        `location_of(shard, sequence)` is None for an entry that is no longer known, and then not checked.
+        """
+        for shard, location in marks.items():
+            last = offset.get(shard, 0) - 1
+            found = location_of(shard, last) if last >= 0 else None
+            if found is not None and found != location:
+                raise QueueGap(
+                    f"the checkpoint has read {self.name(shard, len(offset))} up to {last}, which was "
+                    f"{location}, but {found} is there now: {self.another}"
+                )
+
+    def check_held(self, start: Offset, bounds: Mapping[int, Bounds]) -> None:
+        """Raise `QueueGap` if the next entry has left the queue."""
+        for shard, held in bounds.items():
+            if start[shard] < held.first:
+                raise QueueGap(
+                    f"{self.name(shard, len(bounds))} begins at {held.first}, but this query continues at "
+                    f"{start[shard]}: another consumer has acknowledged the entries between, or "
+                    f"{self.another}. To continue and keep a row that describes the gap, set onGap=record"
+                )
 
 
 def _is_nothing(places: Mapping[int, Place], shards: Collection[int]) -> bool:
-    """Whether these are zeros for some of the shards only."""
+    """Return whether these are zeros for some of the shards only."""
     return bool(places) and set(places) < set(shards) and all(place == 0 for place in places.values())
 
 
-def read_after(stored: Mapping[str, object], queue: str) -> After:
-    """The locations in a checkpoint; empty in one that has none. Raises `QueueGap` as `read_offset` does."""
-    after = stored.get(_AFTER, {})
-    try:
-        if not isinstance(after, Mapping):
-            raise TypeError(f"{after!r} names no locations")
-        return {sequence_of(int(shard)): _location(location) for shard, location in after.items()}
-    except (TypeError, ValueError) as error:
-        raise _no_offset(stored, queue) from error
-
-
-def _no_offset(stored: object, queue: str) -> QueueGap:
-    return QueueGap(f"the checkpoint holds {stored!r}, which is no offset of {queue}: {_ANOTHER}")
-
-
-def _location(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no location")
-    return value
+def spread_start(position: Position, shards: Collection[int]) -> Position:
+    """Spread a start at 0 that was given before the queue had its shards; return any other as it is."""
+    places: Mapping[int, Place] = position if isinstance(position, Mapping) else {0: position}
+    return dict.fromkeys(shards, 0) if _is_nothing(places, shards) else position
 
 
 def sequence_of(value: object) -> int:
-    """A number in a checkpoint or an option, checked. Raises `ValueError`."""
+    """Check a number in a checkpoint or an option. Raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no sequence")
+        raise ValueError(f"{value!r} is not a sequence")
     return value
 
 
 def parse_position(text: str, option: str) -> Position:
-    """`earliest`, `latest`, a sequence, or JSON with one of them per shard. Raises `ConfigError`."""
+    """Parse `earliest`, `latest`, a sequence, or JSON with one of them for each shard.
+
+    Raises `ConfigError`.
+    """
     return parse_places(text, option, lambda shard: sequence_of(int(shard)), example='{"0": 17}')
 
 
@@ -123,7 +293,7 @@ def parse_places(
     number: str = "a sequence",
     first: int = 0,
 ) -> Place | dict[K, Place]:
-    """`earliest`, `latest`, a number from `first` on, or JSON with one of them per key.
+    """Parse `earliest`, `latest`, a number of at least `first`, or JSON with one of them for each key.
 
     Raises `ConfigError`, in which `number` and `example` say what was expected.
     """
@@ -143,26 +313,8 @@ def _place(value: object, first: int) -> Place:
         return "earliest" if value == "earliest" else "latest"
     place = sequence_of(int(value) if isinstance(value, str) else value)
     if place < first:
-        raise ValueError(f"numbers begin at {first}")
+        raise ValueError(f"numbers start at {first}")
     return place
-
-
-def spread_start(position: Position, shards: Collection[int]) -> Position:
-    """A start at 0 that was given before the queue had its shards, for all of them; any other as it is."""
-    places: Mapping[int, Place] = position if isinstance(position, Mapping) else {0: position}
-    return dict.fromkeys(shards, 0) if _is_nothing(places, shards) else position
-
-
-def resolve(position: Position, bounds: Mapping[int, Bounds], option: str) -> Offset:
-    """The position in numbers. Raises `ConfigError` for shards that are missing or do not exist."""
-    if isinstance(position, int) and len(bounds) > 1:
-        raise ConfigError(
-            f"{option}: each of the queue's {len(bounds)} shards has its own numbers; give JSON with all"
-        )
-    places = position if isinstance(position, Mapping) else dict.fromkeys(bounds, position)
-    if sorted(places) != sorted(bounds):
-        raise ConfigError(f"{option}: the queue has the shards 0 to {max(bounds)}; name each of them once")
-    return {shard: _at(places[shard], bounds[shard]) for shard in sorted(bounds)}
 
 
 def _at(place: Place, bounds: Bounds) -> int:
@@ -171,120 +323,29 @@ def _at(place: Place, bounds: Bounds) -> int:
     return bounds.first if place == "earliest" else bounds.following
 
 
-def check_identity(
-    offset: Mapping[int, int],
-    after: Mapping[int, str],
-    location_of: Callable[[int, int], str | None],
-    queue: str,
-) -> None:
-    """Raise `QueueGap` if the last entry that was read stands elsewhere: this is another queue.
-
-    `location_of(shard, sequence)` is None for an entry that nobody remembers, which is then taken on trust.
-    """
-    for shard, location in after.items():
-        last = offset.get(shard, 0) - 1
-        found = location_of(shard, last) if last >= 0 else None
-        if found is not None and found != location:
-            raise QueueGap(
-                f"the checkpoint has read {_name(queue, shard, len(offset))} up to {last}, which was "
-                f"{location}, but {found} stands there: {_ANOTHER}"
-            )
+def backlog(offset: Mapping[K, int], following: Mapping[K, int]) -> int:
+    """Return how many entries follow `offset`; a key that `following` lacks has none."""
+    return sum(max(0, following.get(key, place) - place) for key, place in offset.items())
 
 
-def check_reached(offset: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
-    """Raise `QueueGap` if the checkpoint is ahead of the queue: this is another queue."""
-    for shard, held in bounds.items():
-        if offset[shard] > held.following:
-            raise QueueGap(
-                f"the checkpoint has read {_name(queue, shard, len(bounds))} up to {offset[shard] - 1}, but "
-                f"it has handed out numbers only up to {held.following - 1}: {_ANOTHER}"
-            )
+def admit(start: Mapping[K, int], end: Mapping[K, int], limit: int) -> dict[K, int]:
+    """Advance from `start` towards `end` by `limit` entries, taken evenly from all keys.
 
-
-def check_order(start: Mapping[int, int], end: Mapping[int, int], queue: str) -> None:
-    """Raise `QueueGap` if the start lies behind the end: such a micro-batch would be empty, and what was
-    planned for it lost."""
-    for shard, place in start.items():
-        if place > end[shard]:
-            raise QueueGap(
-                f"the micro-batch of {_name(queue, shard, len(start))} would begin at {place} and end at "
-                f"{end[shard]}: the starting position has moved since the first micro-batch was planned. "
-                "Give startingOffsets as a number, or start with a new checkpoint"
-            )
-
-
-def check_held(start: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
-    """Raise `QueueGap` if what comes next has left the queue."""
-    for shard, held in bounds.items():
-        if start[shard] < held.first:
-            raise QueueGap(
-                f"{_name(queue, shard, len(bounds))} begins at {held.first}, but {start[shard]} comes next "
-                f"in this query: somebody else has acknowledged what lies between, or {_ANOTHER}. To go on "
-                "and keep a row that tells what is missing, set onGap=record"
-            )
-
-
-def _name(queue: str, shard: int, shards: int) -> str:
-    return queue if shards == 1 else f"shard {shard} of {queue}"
-
-
-def check_asked(
-    asked: Mapping[int, int],
-    bounds: Mapping[int, Bounds],
-    option: str,
-    queue: str,
-    *,
-    earlier: bool = False,
-) -> None:
-    """Raise `InvalidInput` unless every number the user gave lies within the queue.
-
-    With `earlier` a number that the queue no longer holds will do as well.
-    """
-    for shard, held in bounds.items():
-        lowest = 0 if earlier else held.first
-        if not lowest <= asked[shard] <= held.following:
-            name = _name(queue, shard, len(bounds))
-            raise InvalidInput(
-                f"{option}: {name} holds the sequences {held.first} to {held.following - 1}; "
-                f"{asked[shard]} is outside"
-                if held.following > held.first
-                else f"{option}: {name} is empty and continues at {held.following}; {asked[shard]} is outside"
-            )
-
-
-def cap(offset: Mapping[int, int], ceiling: Mapping[int, int]) -> Offset:
-    """The lower of the two, shard by shard."""
-    return {shard: min(place, ceiling[shard]) for shard, place in offset.items()}
-
-
-def lift(offset: Mapping[int, int], floor: Mapping[int, int]) -> Offset:
-    """The higher of the two, shard by shard."""
-    return {shard: max(place, floor[shard]) for shard, place in offset.items()}
-
-
-def backlog(offset: Mapping[int, int], following: Mapping[int, int]) -> int:
-    """How many batches lie behind `offset`."""
-    return sum(max(0, following[shard] - place) for shard, place in offset.items())
-
-
-def admit_batches(start: Mapping[int, int], end: Mapping[int, int], limit: int) -> Offset:
-    """As far from `start` towards `end` as `limit` batches go, taken evenly from all shards.
-
-    What a short shard does not use goes to the others; when less than one each is left, the shards that
-    are furthest behind get it.
+    Entries that a short key does not use go to the others; when less than one each is left, the keys with the
+    longest backlog get them.
     """
     left = limit
     taken = dict.fromkeys(start, 0)
-    open_shards = [shard for shard in start if end[shard] > start[shard]]
-    while left > 0 and open_shards:
-        open_shards.sort(key=lambda shard: start[shard] + taken[shard] - end[shard])
-        share = max(1, left // len(open_shards))
-        for shard in open_shards:
-            step = min(share, end[shard] - start[shard] - taken[shard], left)
-            taken[shard] += step
+    unfinished = [key for key in sorted(start) if end[key] > start[key]]
+    while left > 0 and unfinished:
+        unfinished.sort(key=lambda key: start[key] + taken[key] - end[key])
+        share = max(1, left // len(unfinished))
+        for key in unfinished:
+            step = min(share, end[key] - start[key] - taken[key], left)
+            taken[key] += step
             left -= step
-        open_shards = [shard for shard in open_shards if start[shard] + taken[shard] < end[shard]]
-    return {shard: place + taken[shard] for shard, place in start.items()}
+        unfinished = [key for key in unfinished if start[key] + taken[key] < end[key]]
+    return {key: place + taken[key] for key, place in start.items()}
 
 
 def admit_bytes(
@@ -293,20 +354,20 @@ def admit_bytes(
     limit: int,
     size_of: Callable[[int, int], int],
 ) -> Offset:
-    """As far as `limit` bytes go, one batch from each shard in turn, and always one batch at least.
+    """Advance by up to `limit` bytes, one batch from each shard in turn, and by one batch at least.
 
-    `size_of(shard, sequence)` tells the bytes of a batch.
+    `size_of(shard, sequence)` returns the bytes of a batch.
     """
     reached = dict(start)
     used = 0
-    open_shards = [shard for shard in start if end[shard] > start[shard]]
-    while open_shards:
-        for shard in list(open_shards):
+    unfinished = [shard for shard in start if end[shard] > start[shard]]
+    while unfinished:
+        for shard in list(unfinished):
             size = size_of(shard, reached[shard])
             if used and used + size > limit:
                 return reached
             used += max(1, size)
             reached[shard] += 1
             if reached[shard] >= end[shard]:
-                open_shards.remove(shard)
+                unfinished.remove(shard)
     return reached

@@ -8,9 +8,12 @@ from typing import Final, TypeVar
 
 from penstock.config import unknown_key
 from penstock.errors import ConfigError
+from penstock.units import parse_size
 
 STORE_PREFIX: Final = "store."
-"""Options that begin with it go to the backend of a store."""
+"""The prefix of the settings of a store's backend."""
+SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})
+"""Options of Spark itself that a sink sees too."""
 PARTITIONS_MAX: Final = 10_000
 
 _FLAGS: Final = {"true": True, "false": False}
@@ -25,15 +28,16 @@ def cores() -> int:
 def named_options(
     given: Mapping[str, str], names: Sequence[str], format_name: str, *, with_store: bool = False
 ) -> dict[str, str]:
-    """Return the options by their right names; with `with_store` those of the backend are left out.
+    """Return the options by their canonical names, without those of Spark.
 
-    Raises `ConfigError` for an unknown name, with the nearest one.
+    `with_store` accepts settings of the store's backend, and leaves them out. Raises `ConfigError` for an
+    unknown name, with the closest one.
     """
     folded = {name.replace("_", "").lower(): name for name in names}
     known = [*names, STORE_PREFIX + "*"] if with_store else names
     plain: dict[str, str] = {}
     for key, value in given.items():
-        if with_store and key.startswith(STORE_PREFIX):
+        if key.lower() in SPARK_OPTIONS or (with_store and key.startswith(STORE_PREFIX)):
             continue
         name = folded.get(key.replace("_", "").lower())
         if name is None:
@@ -58,6 +62,17 @@ def count_option(plain: Mapping[str, str], name: str) -> int | None:
     if count < 1 or (name == "partitions" and count > PARTITIONS_MAX):
         raise ConfigError(f"{name}: expected a whole number of at least 1, found {plain[name]!r}")
     return count
+
+
+def size_option(plain: Mapping[str, str], name: str, most: int | None = None) -> int | None:
+    """Return a size in bytes from 1 to `most`, or None if it is not given. Raises `ConfigError`."""
+    if name not in plain:
+        return None
+    size = parse_size(plain[name])
+    if size < 1 or (most is not None and size > most):
+        bound = "at least 1 byte" if most is None else f"1 to {most} bytes"
+        raise ConfigError(f"{name}: expected {bound}, found {plain[name]!r}")
+    return size
 
 
 def flag_option(plain: Mapping[str, str], name: str) -> bool | None:

@@ -1,7 +1,8 @@
-"""The driver's side of the queue: what it holds, under which numbers, and acknowledging it.
+"""The driver's side of the queue: its entries, their numbers, and acknowledging them.
 
-Blocking, because Spark calls it so. `ConsumedQueue` owns the queue: opening one bumps the epoch of every
-shard once and fences whoever had it. `ReadQueue` only looks, and `QueueWatch` counts what is still to come.
+Blocking, because Spark calls it from blocking code. `ConsumedQueue` owns the queue: opening one raises the
+epoch of every shard once and fences the previous owner. `ReadQueue` only reads, and `QueueWatch` counts the
+entries that are still to come.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.blocking import loop_thread
 from penstock.buffer import (
     Consumer,
+    ConsumerConfig,
     Entry,
     EntryIndex,
     FencedError,
+    ProducerConfig,
     QueueReader,
     ShardedConsumer,
+    Shards,
     entry_time_ms,
-    read_layout,
-    shard_config,
+    read_shards,
     storage_error,
 )
 from penstock.clock import SYSTEM_CLOCK
@@ -35,12 +38,14 @@ from penstock.spark.sources.offsets import Bounds, Offset, backlog
 Indexes = Mapping[int, EntryIndex]
 """Every entry of every shard at one moment."""
 
+C = TypeVar("C", ConsumerConfig, ProducerConfig)
+
 _POLICY = RetryPolicy(deadline_s=30.0)
 _SIZES_AT_ONCE = 64
 
 
 class Queue(Protocol):
-    """What a query needs of its queue."""
+    """The operations of a query on its queue."""
 
     store: ObjectStore
 
@@ -50,20 +55,20 @@ class Queue(Protocol):
         ...
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Sequence to location of what is known to have left a shard."""
+        """Return sequence to location of entries that are known to have left a shard."""
         ...
 
     def look(self) -> Indexes:
-        """The queue now. Passing faults are retried; raises `FencedError` if a newer consumer has it."""
+        """Read all entries. Passing faults are retried; raises `FencedError` if a newer consumer owns it."""
         ...
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """Everything below `offset` is processed. Doing it again is harmless."""
+        """Acknowledge everything below `offset`. Repeating it is harmless."""
         ...
 
 
 def bounds_of(indexes: Indexes) -> dict[int, Bounds]:
-    """First and next sequence of every shard."""
+    """Return the first and next sequence of every shard."""
     return {
         shard: Bounds(first=index.first, following=index.footer.next_sequence)
         for shard, index in sorted(indexes.items())
@@ -71,18 +76,18 @@ def bounds_of(indexes: Indexes) -> dict[int, Bounds]:
 
 
 def entries_between(index: EntryIndex, start: int, end: int) -> list[Entry]:
-    """The entries `start` to `end - 1`, which the caller has found to be there."""
+    """Return the entries `start` to `end - 1`, which must be in the queue."""
     return index.after(start - 1, max(0, end - start))
 
 
 def location_at(index: EntryIndex, sequence: int) -> str | None:
-    """Where the records of an entry are; None if the queue does not hold it."""
+    """Return the location of an entry; None if the queue does not hold it."""
     place = sequence - index.first
     return index[place].location if 0 <= place < len(index) else None
 
 
 class ConsumedQueue:
-    """The queue in the hands of this query: one fenced consumer per shard."""
+    """A queue that this query owns: one fenced consumer per shard."""
 
     def __init__(self, store: ObjectStore, options: BufferOptions) -> None:
         self.store = store
@@ -93,28 +98,28 @@ class ConsumedQueue:
 
     @classmethod
     def open(cls, options: BufferOptions) -> ConsumedQueue:
-        """Take the queue over, from its earliest entry on. Creates it if it is not there yet."""
+        """Take the queue over, from its earliest entry on. Creates it if it does not exist."""
 
         async def take_over() -> ConsumedQueue:
             store = open_store(options.store)
             queue = cls(store, options)
-            await queue._take_over(await count_shards(store, options.manifest_path, options.sharded))
+            await queue._take_over(await find_shards(store, options.consumer, options.sharded))
             return queue
 
         return loop_thread().run(take_over())
 
-    async def _take_over(self, shards: int | None) -> None:
-        config = replace(self._options.consumer, store=self.store)
-        if shards is None:
+    async def _take_over(self, shards: Shards[ConsumerConfig]) -> None:
+        config = replace(shards.config, store=self.store)
+        if shards.count is None:
             consumers = {0: await Consumer.open(config)}
         else:
             opened = await ShardedConsumer.open(config)
             consumers = {shard: opened.consumer(shard) for shard in range(opened.shards)}
-        self._consumers, self._sharded = consumers, shards is not None
-        self.manifests = _manifests(self._options, shards)
+        self._consumers, self._sharded = consumers, shards.count is not None
+        self.manifests = _manifests(shards)
 
     def look(self) -> Indexes:
-        """A queue without a single number may turn out to have shards, which are then taken over."""
+        """Read all entries. An unused queue may turn out to have shards, which are then taken over."""
         try:
             return loop_thread().run(self._entries())
         except FencedError as error:
@@ -124,30 +129,32 @@ class ConsumedQueue:
         found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
         indexes = dict(zip(self._consumers, found, strict=True))
         if not self._sharded and _is_unused(indexes):
-            path, sharded = self._options.manifest_path, self._options.sharded
-            if (shards := await count_shards(self.store, path, sharded)) is not None:
+            shards = await find_shards(self.store, self._options.consumer, self._options.sharded)
+            if shards.count is not None:
                 await self._move_to(shards)
                 return await self._entries()
         return indexes
 
-    async def _move_to(self, shards: int) -> None:
-        """Go on with shards that did not exist when this query started. Whoever has consumed them came
-        later, and keeps them: raises `FencedError`."""
-        readers = [QueueReader(self.store, path) for path in _manifests(self._options, shards).values()]
+    async def _move_to(self, shards: Shards[ConsumerConfig]) -> None:
+        """Continue with shards that did not exist when this query started.
+
+        Raises `FencedError` if another query has consumed them: it came later, and keeps them.
+        """
+        readers = [QueueReader(self.store, path) for path in _manifests(shards).values()]
         for index in await asyncio.gather(*(reader.index() for reader in readers)):
             if index.footer.epoch:
-                raise FencedError(f"its {shards} shards were consumed before this query saw them")
+                raise FencedError(f"its {shards.count} shards were consumed before this query saw them")
         emptied = list(self._consumers.values())
         await self._take_over(shards)
         for consumer in emptied:
             await consumer.release()
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Asked of the store once; what this query acknowledges is known anyway."""
+        """Return the ledger, which is read once: acknowledgements of this query are known anyway."""
         return loop_thread().run(self._consumers[shard].dequeued())
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """One manifest write per shard that has something to remove."""
+        """Acknowledge with one manifest write per shard that has something to remove."""
 
         async def ack_through() -> None:
             await asyncio.gather(*(self._ack(shard, following - 1) for shard, following in offset.items()))
@@ -171,18 +178,17 @@ class ConsumedQueue:
 
 
 class ReadQueue:
-    """The queue as anybody may see it: nothing is fenced, acknowledged or created."""
+    """A queue that is only read: nothing is fenced, acknowledged or created."""
 
-    def __init__(self, store: ObjectStore, options: BufferOptions, shards: int | None) -> None:
+    def __init__(self, store: ObjectStore, options: BufferOptions, shards: Shards[ConsumerConfig]) -> None:
         self.store = store
         self._options = options
         self._first: dict[int, int] = {}
         self._show(shards)
 
-    def _show(self, shards: int | None) -> None:
-        manifests = _manifests(self._options, shards)
-        self._readers = {shard: QueueReader(self.store, path) for shard, path in manifests.items()}
-        self._sharded = shards is not None
+    def _show(self, shards: Shards[ConsumerConfig]) -> None:
+        self._readers = {shard: QueueReader(self.store, path) for shard, path in _manifests(shards).items()}
+        self._sharded = shards.count is not None
         self._dequeued: dict[int, Mapping[int, str]] = {}
 
     @property
@@ -195,16 +201,16 @@ class ReadQueue:
 
         async def find() -> ReadQueue:
             store = open_store(options.store)
-            shards = await count_shards(store, options.manifest_path, options.sharded)
+            shards = await find_shards(store, options.consumer, options.sharded)
             queue = cls(store, options, shards)
-            if must_exist and shards is None:
+            if must_exist and shards.count is None:
                 await queue._readers[0].require()
             return queue
 
         return loop_thread().run(find())
 
     def look(self) -> Indexes:
-        """A queue without a single number may turn out to have shards, which are then read instead."""
+        """Read all entries. An unused queue may turn out to have shards, which are then read instead."""
         indexes = loop_thread().run(self._entries())
         self._first = {shard: index.first for shard, index in indexes.items()}
         return indexes
@@ -213,17 +219,17 @@ class ReadQueue:
         found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
         indexes = dict(zip(self._readers, found, strict=True))
         if not self._sharded and _is_unused(indexes):
-            path, sharded = self._options.manifest_path, self._options.sharded
-            if (shards := await count_shards(self.store, path, sharded)) is not None:
+            shards = await find_shards(self.store, self._options.consumer, self._options.sharded)
+            if shards.count is not None:
                 self._show(shards)
                 return await self._entries()
         return indexes
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Asked of the store once: what leaves the queue later is taken on trust.
+        """Return the ledger, which is read once: entries that leave the queue later are not checked.
 
-        Only of what had left by then: a ledger that outlived its manifest still names the entries of that
-        queue, until those of this one take their places.
+        Only entries that had left by then count: a ledger that outlived its manifest still names the entries
+        of that queue, until those of this one take their numbers.
         """
         if shard not in self._dequeued:
             first = self._first.get(shard, 0)
@@ -232,7 +238,7 @@ class ReadQueue:
         return self._dequeued[shard]
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """Nothing: a reader leaves the queue as it is."""
+        """Do nothing: a reader leaves the queue as it is."""
 
     def close(self) -> None:
         loop_thread().run(self.store.close())
@@ -240,32 +246,32 @@ class ReadQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What lies between a query and the end of its queue."""
+    """The entries between a query's position and the end of its queue."""
 
     batches: int
     oldest_ms: int | None
-    """When the next record was taken in; None when there is none. Now less this is the lag."""
+    """The ingestion time of the next record; None if there is none. Now less this is the lag."""
     next: Offset
-    """The end of the queue: the first sequence of every shard that nobody has produced yet."""
+    """The end of the queue: the next sequence of every shard."""
 
 
 class QueueWatch:
-    """Tells a display on the driver how far a query is behind. Fences nobody and changes nothing."""
+    """Measures the backlog of a query for displays on the driver. Fences and changes nothing."""
 
     def __init__(self, queue: ReadQueue) -> None:
         self._queue = queue
 
     @classmethod
     def open(cls, options: BufferOptions) -> QueueWatch:
-        """The queue need not exist yet. Raises `StorageError` or `ConfigError`."""
+        """Open a watch; the queue need not exist yet. Raises `StorageError` or `ConfigError`."""
         return cls(ReadQueue.open(options, must_exist=False))
 
     def look(self, done: Mapping[int, int]) -> Backlog:
-        """What is behind `done`, the first sequence of every shard that was not delivered; a shard that it
-        does not name has delivered nothing.
+        """Return the backlog after `done`, the first undelivered sequence of every shard; 0 for a shard that
+        it does not name.
 
         One small request per shard while nothing changes. The age is that of the first batch of each shard
-        that is still to come: batches stand in the queue in the order in which they were stored.
+        that is still to come: batches are in the queue in the order in which they were stored.
         """
         indexes = self._queue.look()
         bounds = bounds_of(indexes)
@@ -284,39 +290,31 @@ class QueueWatch:
 
 
 def _is_unused(indexes: Indexes) -> bool:
-    """Whether nothing was ever produced: its producers may be about to say that it has shards."""
+    """Return whether nothing was ever produced: its producers may still store the number of shards."""
     return not any(index.footer.next_sequence for index in indexes.values())
 
 
-def _manifests(options: BufferOptions, shards: int | None) -> dict[int, str]:
-    if shards is None:
-        return {0: options.manifest_path}
-    return {shard: shard_config(options.consumer, shard).manifest_key for shard in range(shards)}
+def _manifests(shards: Shards[ConsumerConfig]) -> dict[int, str]:
+    return {shard: config.manifest_key for shard, config in shards.configs.items()}
 
 
-async def count_shards(store: ObjectStore, manifest_path: str, sharded: bool | None) -> int | None:
-    """How many shards the queue has, or None for one without; `sharded` is what the user said of it.
+async def find_shards(store: ObjectStore, config: C, sharded: bool | None) -> Shards[C]:
+    """Find out whether a queue has shards; `sharded` is the user's option.
 
-    Raises `ConfigError` if it should be sharded and is not, and `StorageError`.
+    Raises `ConfigError` if it should have shards and has none, and `StorageError`.
     """
-    if sharded is False:
-        return None
     try:
-        count = await retry(
-            lambda: read_layout(store, manifest_path), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+        return await retry(
+            lambda: read_shards(store, config, sharded=sharded), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
         )
+    except ConfigError:
+        raise
     except PenstockError as error:
-        raise storage_error(error, f"looking for {manifest_path} in {store.url}") from error
-    if count is None and sharded:
-        raise ConfigError(
-            f"sharded: {manifest_path} in {store.url} is not a sharded queue (yet); "
-            "start its producers first, or leave the option out"
-        )
-    return count
+        raise storage_error(error, f"looking for {config.manifest_key} in {store.url}") from error
 
 
 class ObjectSizes:
-    """The stored bytes of batch objects, asked for a few dozen ahead and remembered while they matter."""
+    """The sizes of batch objects, requested a few dozen ahead and kept while they are needed."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -326,7 +324,7 @@ class ObjectSizes:
         self._known = {place: size for place, size in self._known.items() if place[1] >= offset[place[0]]}
 
     def size(self, index: EntryIndex, shard: int, sequence: int) -> int:
-        """The bytes of one batch object; 0 when it is missing, which the task that fetches it will report."""
+        """Return the size of one batch object; 0 if it is missing, which the task that fetches it reports."""
         if (shard, sequence) not in self._known:
             entries = entries_between(index, sequence, sequence + _SIZES_AT_ONCE)
             for entry, size in zip(entries, loop_thread().run(self._ask(entries)), strict=True):

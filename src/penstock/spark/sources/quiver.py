@@ -1,18 +1,12 @@
-"""The format `penstock-quiver`: the segments of a telemetry buffer as rows."""
+"""The format `penstock-quiver`: a batch query, a stream, and the tasks of both, which map segments."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, NotFound
@@ -23,34 +17,29 @@ from penstock.quiver import (
     commit_offset,
     core_directory,
     known_schema,
+    text_view,
 )
+from penstock.spark.sources.base import SourceStreamReader
+from penstock.spark.sources.columns import regroup
+from penstock.spark.sources.offsets import Bounds, Offset, StoredOffset
+from penstock.spark.sources.quiver_columns import arrow_target, columns_left_out, spark_struct, to_target
 from penstock.spark.sources.quiver_offsets import (
-    SegmentOffset,
-    StoredOffset,
-    admit,
-    between,
+    SegmentGap,
+    SegmentOffsets,
     bounds_of,
-    check_identity,
-    check_order,
     marks_at,
-    read_offset,
-    resolve,
-    write_offset,
+    missing_segments,
+    segment_ranges,
+    segments_between,
 )
 from penstock.spark.sources.quiver_options import QUIVER_FORMAT, QuiverOptions
-from penstock.spark.sources.quiver_reader import (
-    QuiverReader,
-    SegmentPartition,
-    check_gaps,
-    list_segments,
-    partition_segments,
-    read_segments,
-    spark_struct,
-)
+from penstock.spark.worker import freeze_modules
 from penstock.storage import OsFileSystem
 
+_log = logging.getLogger(__name__)
 
-class QuiverSource(DataSource):
+
+class QuiverFormat(DataSource):
     """Rows of one signal. `QuiverOptions` describes the options.
 
     The columns are those of the segments, all of them together; spans, logs and metrics have theirs even
@@ -90,111 +79,181 @@ class QuiverSource(DataSource):
         return QuiverStreamReader(self._parsed, schema)
 
 
-_log = logging.getLogger(__name__)
+class SegmentPartition(InputPartition):
+    """The segments of one task."""
+
+    def __init__(self, infos: Sequence[SegmentInfo]) -> None:
+        super().__init__(None)
+        self.infos = tuple(infos)
 
 
-class QuiverStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query, in a process of its own; copies of it go to the tasks."""
+class QuiverReader(DataSourceReader):
+    """A batch query over the segments there are now, or over a range of them."""
 
     def __init__(self, options: QuiverOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        infos = list_segments(options.open())
+        start, end = SegmentOffsets().resolve_range(options.starting, options.ending, bounds_of(infos))
+        if options.starting != "earliest":
+            check_gaps(options, infos, start, end)
+        # For an empty list Spark would create a partition itself.
+        return list(plan_segments(options, infos, start, end) or [SegmentPartition(())])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SegmentPartition)
+        return read_segments(self._options, partition.infos, self._schema)
+
+
+class QuiverStreamReader(SourceStreamReader[int, str]):
+    """A stream over segments; with a `subscriber`, the directory keeps them until they are read."""
+
+    _offsets: SegmentOffsets
+
+    def __init__(self, options: QuiverOptions, schema: StructType) -> None:
+        arguments = (options, schema)
+        super().__init__(
+            SegmentOffsets(), options.starting, options.segments_per_trigger, "segments", arguments
+        )
+        self._options = options
+        self._schema = schema
         self._source: SegmentSource | None = None
-        self._seen: SegmentOffset = {}
-        self._target: SegmentOffset | None = None
+        self._infos: Sequence[SegmentInfo] = ()
         self._announced: set[int] = set()
 
-    def __reduce__(self) -> tuple[type[QuiverStreamReader], tuple[QuiverOptions, StructType]]:
-        return QuiverStreamReader, (self._options, self._schema)
-
-    def _look(self) -> list[SegmentInfo]:
+    def _look(self) -> Mapping[int, Bounds]:
         if self._source is None:
             self._source = self._options.open()
-        infos = list_segments(self._source)
-        self._seen = _following(infos)
-        self._announce(self._seen)
-        return infos
+        self._infos = list_segments(self._source)
+        bounds = bounds_of(self._infos)
+        self._announce(bounds)
+        return bounds
 
-    def initialOffset(self) -> StoredOffset:
-        """Where `startingOffsets` points now. Asked at every start until the first micro-batch is done."""
-        infos = self._look()
-        start = resolve(self._options.starting, bounds_of(infos), "startingOffsets")
-        return write_offset(start, marks_at(infos, start, {}))
+    def _accept(self, numbers: Offset, marks: Mapping[int, str]) -> Offset:
+        self._offsets.check_identity(self._infos, numbers, marks)
+        return numbers
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """At most `maxSegmentsPerTrigger`, whatever they hold."""
-        return ReadMaxRows(self._options.segments_per_trigger)
+    def _accept_end(self, numbers: Offset, marks: Mapping[int, str]) -> Offset:
+        return numbers
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end: what is committed from now on is for the next run."""
-        self._target = _following(self._look())
+    def _check_gaps(self, start: Offset, end: Offset) -> None:
+        check_gaps(self._options, self._infos, start, end)
 
-    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """How far the next micro-batch goes, or `start` itself. Raises `SegmentGap`."""
-        here, known = read_offset(start)
-        infos = self._look()
-        check_identity(infos, here, known)
-        end = self._end(here, infos)
-        if not isinstance(limit, ReadAllAvailable):
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.segments_per_trigger
-            # What is gone counts for nothing and is passed in one step.
-            first = {core: held.first for core, held in bounds_of(infos).items()}
-            begin = {core: min(max(place, first.get(core, place)), end[core]) for core, place in here.items()}
-            end = end | admit(begin, {core: end[core] for core in begin}, most)
-        if end == here:
-            return start
-        check_gaps(self._options, infos, here, end)
-        return write_offset(end, marks_at(infos, end, known))
+    def _mark(self, key: int, number: int) -> str | None:
+        return marks_at(self._infos, {key: number}, {}).get(key)
 
-    def _end(self, here: SegmentOffset, infos: Sequence[SegmentInfo]) -> SegmentOffset:
-        """The end of every core; a core that is new enters at its first segment."""
-        ends = dict(self._seen)
-        if self._target is not None:
-            ends = {
-                core: min(place, self._target[core]) for core, place in ends.items() if core in self._target
-            }
-        entering = {
-            core: held.first for core, held in bounds_of(infos).items() if core not in here and core in ends
-        }
-        return {core: max(place, ends.get(core, place)) for core, place in here.items()} | entering
+    def _marks(
+        self, end: Mapping[int, int], start: Mapping[int, int], known: Mapping[int, str]
+    ) -> dict[int, str]:
+        return marks_at(self._infos, end, known)
 
-    def reportLatestOffset(self) -> StoredOffset | None:
-        """The ends of the cores, for the query's progress: less `endOffset` it is the backlog."""
-        return write_offset(self._seen) if self._seen else None
-
-    def partitions(self, start: StoredOffset, end: StoredOffset) -> list[InputPartition]:
-        """The tasks between two offsets: the same after every restart. Raises `SegmentGap`."""
-        begin, known = read_offset(start)
-        until, _ = read_offset(end)
-        check_order(begin, until)
-        infos = self._look()
-        check_identity(infos, begin, known)
-        check_gaps(self._options, infos, begin, until)
-        wanted = [info for info in between(infos, begin, until) if info.slot == self._options.slot]
-        return list(partition_segments(wanted, self._options.tasks))
+    def _plan(self, start: Offset, end: Offset, marks: Mapping[int, str]) -> list[InputPartition]:
+        return list(plan_segments(self._options, self._infos, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentPartition)
         return read_segments(self._options, partition.infos, self._schema)
 
     def commit(self, end: StoredOffset) -> None:
-        """Tell the directory that everything before `end` is done, if the query is a subscriber."""
-        places, _ = read_offset(end)
-        self._leave({core: place - 1 for core, place in places.items()})
+        """Record in the directory that everything before `end` is done, if the query is a subscriber."""
+        numbers, _ = self._offsets.read(end)
+        self._store_acks({core: number - 1 for core, number in numbers.items()})
 
-    def _announce(self, cores: SegmentOffset) -> None:
-        """The first word to a core: from now on it keeps what this query has not read."""
+    def _announce(self, cores: Mapping[int, Bounds]) -> None:
+        """Make the subscriber known to cores that are new: from then on they keep what it has not read."""
         new = {core: 0 for core in cores if core not in self._announced}
         self._announced.update(new)
-        self._leave(new)
+        self._store_acks(new)
 
-    def _leave(self, through: SegmentOffset) -> None:
+    def _store_acks(self, through: Mapping[int, int]) -> None:
         if self._options.subscriber is None:
             return
         for core, seq in through.items():
-            note = ExternalAck(subscriber=self._options.subscriber, through=seq)
-            commit_offset(OsFileSystem(), core_directory(self._options.path, core), note)
+            ack = ExternalAck(subscriber=self._options.subscriber, through=seq)
+            commit_offset(OsFileSystem(), core_directory(self._options.path, core), ack)
 
 
-def _following(infos: Sequence[SegmentInfo]) -> SegmentOffset:
-    return {core: held.following for core, held in bounds_of(infos).items()}
+def list_segments(source: SegmentSource) -> list[SegmentInfo]:
+    """Return every segment. Raises `Corrupt` if one has a sidecar that cannot be read."""
+    infos = source.infos()
+    for error in source.damaged.values():
+        raise error
+    return infos
+
+
+def check_gaps(
+    options: QuiverOptions, infos: Sequence[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
+) -> None:
+    """Raise `SegmentGap`, or warn, if segments between two offsets are gone."""
+    missing = missing_segments(infos, start, end)
+    if missing:
+        _report_gap(options, f"segments {segment_ranges(missing)} are gone")
+
+
+def _report_gap(options: QuiverOptions, text: str) -> None:
+    if options.on_gap == "fail":
+        raise SegmentGap(
+            f"{text}: they were removed before they were read. Give the query a subscriber, so that they are "
+            "kept for it; to continue without them, set onGap=skip"
+        )
+    _log.warning("%s; continuing without them", text)
+
+
+def plan_segments(
+    options: QuiverOptions, infos: Sequence[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
+) -> list[SegmentPartition]:
+    """Return the tasks for the chosen kind of segments between two offsets."""
+    chosen = [info for info in segments_between(infos, start, end) if info.slot == options.slot]
+    return partition_segments(chosen, options.tasks)
+
+
+def partition_segments(infos: Sequence[SegmentInfo], tasks: int) -> list[SegmentPartition]:
+    """Divide segments into at most `tasks` partitions of neighbours of about the same size: the same for the
+    same segments."""
+    total = sum(info.file_size for info in infos)
+    runs: list[list[SegmentInfo]] = [[] for _ in range(max(1, min(tasks, len(infos))))]
+    passed = 0
+    for info in infos:
+        middle = passed + info.file_size // 2
+        runs[min(len(runs) - 1, middle * len(runs) // max(1, total))].append(info)
+        passed += info.file_size
+    return [SegmentPartition(run) for run in runs if run]
+
+
+def read_segments(
+    options: QuiverOptions, infos: Sequence[SegmentInfo], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the segments, in order, in record batches of the declared schema.
+
+    Raises `SegmentGap` where a segment is gone, unless `onGap` says otherwise, and `Corrupt`.
+    """
+    yield from regroup(_batches(options, infos, arrow_target(schema)))
+    freeze_modules()
+
+
+def _batches(
+    options: QuiverOptions, infos: Sequence[SegmentInfo], target: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    source = options.open()
+    reported: set[str] = set()
+    for info in infos:
+        try:
+            reader = source.reader(info)
+        except NotFound:
+            _report_gap(options, f"segment {info.seq} of core {info.core_id} is gone")
+            continue
+        if not options.view:
+            _report_columns(info, columns_left_out(reader.schema, target), reported)
+        for batch in reader.batches():
+            yield to_target(text_view(batch, options.slot) if options.view else batch, target)
+
+
+def _report_columns(info: SegmentInfo, names: Sequence[str], reported: set[str]) -> None:
+    """Warn of columns that the query does not read, once for each column in a task."""
+    if not reported.issuperset(names):
+        reported.update(names)
+        text = ", ".join(names)
+        _log.warning("segment %d of core %d has columns that are not read: %s", info.seq, info.core_id, text)

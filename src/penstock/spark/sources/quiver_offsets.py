@@ -1,122 +1,111 @@
-"""Where a stream over segments stands: the next number of every core. Plain arithmetic, no I/O.
+"""The offsets of streams over segments, and the segments between two of them. Plain arithmetic, no I/O.
 
-An offset travels as JSON, `{"next": {"0": 18}, "after": {"0": "4c1d…@1748450001000000000"}}`: core to the
-first segment that has not been read, and the checksum and time of the last one that was. Numbers start over
-in a directory that was made anew, checksums do not repeat; so `after` tells that it is another directory. It
-is absent for a core of which nothing was read.
-
-A core that appears while a stream runs enters the offset at its first segment, and is read from the next
-micro-batch on, so that every range of every micro-batch stands in the checkpoint. Spark compares offsets as
-text: cores always stand in numeric order.
+An offset, `{"next": {"0": 18}, "after": {"0": "4c1d…@1748450001000000000"}}`, names the first segment of each
+core that has not been read, and the checksum and time of the one before it. A core that appears while a
+stream runs enters at its first segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from penstock.errors import ConfigError, Corrupt
 from penstock.quiver import SegmentInfo
-from penstock.spark.sources.offsets import Place, admit_batches, parse_places, sequence_of
+from penstock.spark.sources.offsets import Bounds, Offsets, Position, parse_places, sequence_of
 
-SegmentOffset: TypeAlias = dict[int, int]
-"""Core to the first segment that has not been read."""
-Marks: TypeAlias = dict[int, str]
-"""Core to what is known of the last segment that was read."""
-StoredOffset: TypeAlias = dict[str, "dict[str, int] | dict[str, str]"]
-Position: TypeAlias = Place | Mapping[int, Place]
-"""One place for every core, or one each."""
-
-_NEXT: Final = "next"
-_AFTER: Final = "after"
 _HOUR_NS: Final = 3_600_000_000_000
-_ANEW: Final = (
-    "the directory was made anew, or the checkpoint belongs to another one. Start with a new checkpoint"
-)
 
 
 class SegmentGap(Corrupt):
-    """Segments that are asked for were removed before they were read, or are others than before."""
+    """Segments were removed before they were read, or are not the ones that were there before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreBounds:
-    """What a core holds: segments from `first` on, and `following` is the first that is not there yet."""
-
-    first: int
-    following: int
-
-
-def bounds_of(infos: Iterable[SegmentInfo]) -> dict[int, CoreBounds]:
-    """First and following number of every core that has segments, whatever they hold."""
+def bounds_of(infos: Iterable[SegmentInfo]) -> dict[int, Bounds]:
+    """Return the bounds of every core that has segments."""
     seqs: dict[int, list[int]] = {}
     for info in infos:
         seqs.setdefault(info.core_id, []).append(info.seq)
-    return {core: CoreBounds(first=min(held), following=max(held) + 1) for core, held in sorted(seqs.items())}
-
-
-def write_offset(places: Mapping[int, int], marks: Mapping[int, str] | None = None) -> StoredOffset:
-    """As Spark stores it."""
-    stored: StoredOffset = {_NEXT: {str(core): places[core] for core in sorted(places)}}
-    if marks:
-        stored[_AFTER] = {str(core): marks[core] for core in sorted(marks)}
-    return stored
-
-
-def read_offset(stored: object) -> tuple[SegmentOffset, Marks]:
-    """The places in a checkpoint, and what is known of the segments before them. Raises `SegmentGap`."""
-    if not isinstance(stored, Mapping):
-        raise _no_offset(stored)
-    try:
-        places = {int(core): sequence_of(place) for core, place in stored[_NEXT].items()}
-        marks = {int(core): str(mark) for core, mark in stored.get(_AFTER, {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _no_offset(stored) from error
-    return places, marks
-
-
-def _no_offset(stored: object) -> SegmentGap:
-    return SegmentGap(
-        f"the checkpoint holds {stored!r}, which is no offset of segments: it belongs to another query. "
-        "Start with a new checkpoint"
-    )
+    return {core: Bounds(first=min(held), following=max(held) + 1) for core, held in sorted(seqs.items())}
 
 
 def parse_position(text: str, option: str) -> Position:
-    """`earliest`, `latest`, a number, or JSON with one of them per core. Raises `ConfigError`."""
+    """Parse `earliest`, `latest`, a number, or JSON with one of them for each core. Raises `ConfigError`."""
     return parse_places(
         text, option, lambda core: sequence_of(int(core)), example='{"0": 17}', number="a number", first=1
     )
 
 
-def resolve(position: Position, bounds: Mapping[int, CoreBounds], option: str) -> SegmentOffset:
-    """The position in numbers, for every core there is. Raises `ConfigError` for a core that is not."""
-    if not isinstance(position, Mapping):
-        if isinstance(position, int) and len(bounds) > 1:
-            raise ConfigError(f"{option}: each core has its own numbers; give JSON with all of them")
-        return {core: _at(position, held) for core, held in bounds.items()}
-    unknown = sorted(set(position) - set(bounds))
-    if unknown:
-        raise ConfigError(f"{option}: there is no core {unknown[0]}; there are {sorted(bounds)}")
-    return {core: _at(position.get(core, "earliest"), held) for core, held in bounds.items()}
+class SegmentOffsets(Offsets[int, str]):
+    """The offsets of segments: numbers by core, marked with checksum and time of the last segment."""
+
+    gap = SegmentGap
+    another = (
+        "the directory was deleted and created again, or the checkpoint belongs to another one. "
+        "Start with a new checkpoint"
+    )
+    what = "segments"
+
+    def key(self, text: str) -> int:
+        return sequence_of(int(text))
+
+    def mark(self, value: object) -> str:
+        return str(value)
+
+    def name(self, key: int, count: int) -> str:
+        return f"core {key}"
+
+    def check_keys(self, given: Collection[int], bounds: Mapping[int, Bounds], option: str) -> None:
+        """Raise `ConfigError` for a core that does not exist; one that is not named starts at its earliest
+        segment."""
+        unknown = sorted(set(given) - set(bounds))
+        if unknown:
+            raise ConfigError(f"{option}: there is no core {unknown[0]}; there are {sorted(bounds)}")
+
+    def check_asked(
+        self, asked: Mapping[int, int], bounds: Mapping[int, Bounds], option: str, *, earlier: bool = True
+    ) -> None:
+        """Accept every number: a directory does not show which segments it has had."""
+
+    def check_identity(
+        self, infos: Iterable[SegmentInfo], numbers: Mapping[int, int], marks: Mapping[int, str]
+    ) -> None:
+        """Raise `SegmentGap` if these are not the segments that were read.
+
+        Either the last one that was read has another checksum, or a segment that counts as read came in long
+        after it, which happens only if the numbers started over.
+        """
+        for info in infos:
+            mark = marks.get(info.core_id)
+            number = numbers.get(info.core_id, 0)
+            if mark is None or info.seq >= number:
+                continue
+            checksum, _, last_ns = mark.partition("@")
+            is_last = info.seq == number - 1
+            if (is_last and info.xxh3 != checksum) or (
+                last_ns.isdigit() and info.ingest_ns_min > int(last_ns) + _HOUR_NS
+            ):
+                raise SegmentGap(
+                    f"segment {info.seq} of core {info.core_id} is not the one that was read: {self.another}"
+                )
 
 
-def _at(place: Place, bounds: CoreBounds) -> int:
-    if isinstance(place, int):
-        return place
-    return bounds.first if place == "earliest" else bounds.following
+def marks_at(
+    infos: Iterable[SegmentInfo], numbers: Mapping[int, int], known: Mapping[int, str]
+) -> dict[int, str]:
+    """Return the mark of the last segment before each number; where that is gone, the known mark stays."""
+    found = {
+        info.core_id: f"{info.xxh3}@{info.ingest_ns_max}"
+        for info in infos
+        if numbers.get(info.core_id, 0) - 1 == info.seq
+    }
+    return {core: mark for core, mark in ({**known, **found}).items() if core in numbers}
 
 
-def admit(start: Mapping[int, int], end: Mapping[int, int], limit: int) -> SegmentOffset:
-    """As far from `start` towards `end` as `limit` segments go, taken evenly from all cores."""
-    return admit_batches(start, end, limit)
-
-
-def between(
+def segments_between(
     infos: Iterable[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[SegmentInfo]:
-    """The segments that lie between two offsets; a core that `start` does not know has none."""
+    """Return the segments between two offsets; a core that `start` does not have gives none."""
     return [
         info
         for info in infos
@@ -124,11 +113,11 @@ def between(
     ]
 
 
-def absent(
+def missing_segments(
     infos: Iterable[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[tuple[int, int]]:
-    """Core and number of every segment between two offsets that is not there."""
-    held = {(info.core_id, info.seq) for info in between(infos, start, end)}
+    """Return core and number of every segment between two offsets that does not exist."""
+    held = {(info.core_id, info.seq) for info in segments_between(infos, start, end)}
     return [
         (core, seq)
         for core in sorted(start)
@@ -137,8 +126,8 @@ def absent(
     ]
 
 
-def told_ranges(missing: Sequence[tuple[int, int]]) -> str:
-    """Segments by core and number, for people: neighbours are told together."""
+def segment_ranges(missing: Sequence[tuple[int, int]]) -> str:
+    """Return segments, given by core and number, as text; neighbours become a range."""
     runs: list[list[int]] = []
     for core, seq in missing:
         if runs and runs[-1][0] == core and runs[-1][2] == seq - 1:
@@ -150,43 +139,3 @@ def told_ranges(missing: Sequence[tuple[int, int]]) -> str:
         for core, first, last in runs
     ]
     return ", ".join(texts)
-
-
-def check_order(start: Mapping[int, int], end: Mapping[int, int]) -> None:
-    """Raise `SegmentGap` if a range of the checkpoint runs backwards, or a core is missing from its end."""
-    for core, place in start.items():
-        if end.get(core, 0) < place:
-            raise SegmentGap(
-                f"the checkpoint goes back from {place} to {end.get(core, 0)} in core {core}: it is damaged"
-            )
-
-
-def marks_at(infos: Iterable[SegmentInfo], places: Mapping[int, int], known: Mapping[int, str]) -> Marks:
-    """What is known of the last segment before each place; what was known before stays for the others."""
-    found = {
-        info.core_id: f"{info.xxh3}@{info.ingest_ns_max}"
-        for info in infos
-        if places.get(info.core_id, 0) - 1 == info.seq
-    }
-    return {core: mark for core, mark in ({**known, **found}).items() if core in places}
-
-
-def check_identity(infos: Iterable[SegmentInfo], places: Mapping[int, int], marks: Mapping[int, str]) -> None:
-    """Raise `SegmentGap` if these are not the segments that were read.
-
-    The last one that was read has another checksum; or segments that count as read came in long after it,
-    which numbers that started over explain and nothing else does.
-    """
-    for info in infos:
-        mark = marks.get(info.core_id)
-        place = places.get(info.core_id, 0)
-        if mark is None or info.seq >= place:
-            continue
-        checksum, _, last_ns = mark.partition("@")
-        is_last = info.seq == place - 1
-        if (is_last and info.xxh3 != checksum) or (
-            last_ns.isdigit() and info.ingest_ns_min > int(last_ns) + _HOUR_NS
-        ):
-            raise SegmentGap(
-                f"segment {info.seq} of core {info.core_id} is not the one that was read: {_ANEW}"
-            )

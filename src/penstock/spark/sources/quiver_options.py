@@ -20,6 +20,7 @@ from penstock.quiver import (
     flat_slot,
     is_store_url,
 )
+from penstock.spark.sources.offsets import Position
 from penstock.spark.sources.options import (
     backend_options,
     choice_option,
@@ -28,13 +29,13 @@ from penstock.spark.sources.options import (
     flag_option,
     named_options,
 )
-from penstock.spark.sources.quiver_offsets import Position, parse_position
+from penstock.spark.sources.quiver_offsets import parse_position
 
 OnSegmentGap = Literal["fail", "skip"]
 
 QUIVER_FORMAT: Final = "penstock-quiver"
 SEGMENTS_PER_TRIGGER: Final = 100
-"""Keeps a micro-batch over a long backlog within the memory of its tasks and of a lost batch's re-run."""
+"""Bounds the memory that a micro-batch over a long backlog takes in its tasks and in a retry."""
 
 _NAMES: Final = (
     "endingOffsets",
@@ -53,30 +54,30 @@ _SLOT_NUMBERS: Final = {name: slot for slot, name in SLOTS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuiverOptions:
-    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+    """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     path: str
     """`path` (or `load(path)`): the data directory, or the address of a store with uploaded segments."""
     store: StoreConfig | None
-    """The store, with `store.*` for the backend's own settings; None for a directory."""
+    """The store, with the settings of the backend from `store.*`; None for a directory."""
     slot: int
-    """Of `signal`, the one wide table; or `slot`, by name or number."""
+    """`signal` selects its wide table, `slot` a table by name or number."""
     starting: Position = "earliest"
     ending: Position = "latest"
-    """Batch only; the first segment of each core that is not read."""
+    """Batch queries only: the first segment of each core that is not read."""
     segments_per_trigger: int = SEGMENTS_PER_TRIGGER
     on_gap: OnSegmentGap = "fail"
-    """What becomes of segments that were removed before they were read: an error, or a warning in the log."""
+    """What a segment that was removed before it was read becomes: an error, or a warning in the log."""
     partitions: int | None = None
-    """None: two tasks per core of the driver."""
+    """By default two tasks per core of the driver."""
     subscriber: str | None = None
-    """Streams: the name under which the query keeps what it has not read, and lets go of what it has."""
+    """Streams only: the subscriber that keeps unread segments, and acknowledges those that were read."""
     view: bool = False
-    """Whether attributes are text, ids hexadecimal and so on, instead of as they are stored."""
+    """Whether values are converted for reading: attributes to text, ids to hexadecimal, and so on."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> QuiverOptions:
-        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
+        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
         backend = backend_options(given)
         plain = named_options(given, _NAMES, QUIVER_FORMAT, with_store=True)
         path, store = _place(plain.get("path", ""), backend)
@@ -94,17 +95,17 @@ class QuiverOptions:
         )
         if options.subscriber is not None and store is not None:
             raise ConfigError(
-                "subscriber: uploaded segments are kept whoever reads them; a subscriber is for a directory"
+                "subscriber: only a directory has subscribers; uploaded segments are kept without one"
             )
         return options
 
     @property
     def tasks(self) -> int:
-        """How many tasks a read is divided into, if it has as many segments."""
+        """The most tasks that a read is divided into."""
         return self.partitions or 2 * cores()
 
     def open(self) -> SegmentSource:
-        """The segments. Nothing is read yet."""
+        """Open the segments, without reading them."""
         return StoredSegments(open_store(self.store)) if self.store is not None else LocalSegments(self.path)
 
 
@@ -117,15 +118,15 @@ def _place(path: str, backend: Mapping[str, str]) -> tuple[str, StoreConfig | No
         return path, StoreConfig(url=path, options=dict(backend))
     if backend:
         raise ConfigError("store.*: these options are for a store, and the path is a directory")
-    # Executors have working directories of their own.
+    # An executor has another working directory.
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://"))), None
 
 
 def _slot(plain: Mapping[str, str]) -> int:
     if ("signal" in plain) == ("slot" in plain):
         raise ConfigError(
-            f"{QUIVER_FORMAT}: say what to read with option 'signal' (traces, metrics, logs or other), or "
-            "with 'slot' for one kind of table"
+            f"{QUIVER_FORMAT}: give either option 'signal' (traces, metrics, logs or other), or "
+            "'slot' for one kind of table"
         )
     if "signal" in plain:
         try:

@@ -1,190 +1,171 @@
-"""The format `penstock-topic`: the records of topics as rows, to read and to write."""
+"""Reading `penstock-topic`: a batch query, a stream, and the tasks of both, which fetch pages ahead."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.errors import ConfigError, Unsupported
-from penstock.spark.sinks.topic import TopicStreamWriter, TopicWriter, check_topic_columns
-from penstock.spark.sinks.topic_options import TopicSinkOptions
+from penstock.spark.sources.base import SourceStreamReader, runs_of
+from penstock.spark.sources.columns import regroup
 from penstock.spark.sources.offsets import Bounds
-from penstock.spark.sources.topic_columns import TOPIC_COLUMNS, topic_schema
-from penstock.spark.sources.topic_offsets import (
-    StoredOffset,
-    TopicOffset,
-    admit,
-    check_asked,
-    check_order,
-    check_reached,
-    check_time,
-    ranges_between,
-    read_offset,
-    resolve,
-    write_offset,
-)
-from penstock.spark.sources.topic_options import TOPIC_FORMAT, TopicOptions
-from penstock.spark.sources.topic_reader import (
-    RangePartition,
-    TopicReader,
-    bounds_of_topics,
-    partition_ranges,
-    read_ranges,
-    record_time,
-)
-
-
-class TopicSource(DataSource):
-    """Records of topics. `TopicOptions` describes the options of reading, `TopicSinkOptions` of writing.
-
-    | column | type | |
-    |---|---|---|
-    | topic | string | |
-    | seq | bigint | the record's number in its topic |
-    | ts | timestamp | when the server took it |
-    | node | string | who wrote it, if that was said |
-    | tag | string | |
-    | data | string | JSON text; null only in a row that tells of a gap |
-    | meta | string | JSON text |
-
-    To write, the rows have `data` (JSON text, never null) and perhaps `tag`, `node` and `meta`.
-    """
-
-    @property
-    def _parsed(self) -> TopicOptions:
-        return TopicOptions.parse(self.options)
-
-    @classmethod
-    def name(cls) -> str:
-        return TOPIC_FORMAT
-
-    def schema(self) -> str:
-        return topic_schema(self._parsed.columns)
-
-    def reader(self, schema: StructType) -> TopicReader:
-        self._check(schema)
-        return TopicReader(self._parsed)
-
-    def streamReader(self, schema: StructType) -> TopicStreamReader:
-        self._check(schema)
-        return TopicStreamReader(self._parsed)
-
-    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        return TopicWriter(self._sink(schema, overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
-        return TopicStreamWriter(self._sink(schema, overwrite))
-
-    def _sink(self, schema: StructType, overwrite: bool) -> TopicSinkOptions:
-        if overwrite:
-            raise Unsupported(
-                f"{TOPIC_FORMAT} only appends: a topic is a log. Use mode('append') or outputMode('append'), "
-                "and for a result that changes a table"
-            )
-        check_topic_columns(schema)
-        return TopicSinkOptions.parse(self.options)
-
-    def _check(self, schema: StructType) -> None:
-        given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        if given != [(name, TOPIC_COLUMNS[name][0]) for name in self._parsed.columns]:
-            raise ConfigError(
-                f"{TOPIC_FORMAT} has the schema {self.schema()!r}; choose columns with the option 'columns' "
-                "and take `data` apart in the query, instead of giving another schema"
-            )
-
+from penstock.spark.sources.topic_client import RecordPage, bounds_of_topics, fetch_page, record_time
+from penstock.spark.sources.topic_columns import build_gap, build_records, empty_batch
+from penstock.spark.sources.topic_offsets import TopicGap, TopicOffsets, TopicRange, cut, ranges_between
+from penstock.spark.sources.topic_options import TopicOptions
+from penstock.spark.worker import freeze_modules, load_ahead
+from penstock.topics import DIFF_LIMIT_MAX
 
 _log = logging.getLogger(__name__)
 
+PAGE_SEQS: Final = DIFF_LIMIT_MAX
+"""Sequences of one request: never more records than a page may have."""
 
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query, in a process of its own; copies of it go to the tasks."""
+
+class RangePartition(InputPartition):
+    """The ranges of one task."""
+
+    def __init__(self, ranges: Sequence[TopicRange]) -> None:
+        super().__init__(None)
+        self.ranges = tuple(ranges)
+
+
+class TopicReader(DataSourceReader):
+    """A batch query over the records that the topics hold now, or over a range of them."""
 
     def __init__(self, options: TopicOptions) -> None:
         self._options = options
-        self._seen: dict[str, Bounds] = {}
-        self._target: TopicOffset | None = None
 
-    def __reduce__(self) -> tuple[type[TopicStreamReader], tuple[TopicOptions]]:
-        return TopicStreamReader, (self._options,)
-
-    def _look(self) -> dict[str, Bounds]:
-        self._seen = bounds_of_topics(self._options.address, self._options.topics)
-        return self._seen
-
-    def initialOffset(self) -> StoredOffset:
-        """Where `startingOffsets` points now. Asked at every start until the first micro-batch is done."""
-        bounds = self._look()
-        start = resolve(self._options.starting, bounds, "startingOffsets")
-        check_asked(start, bounds, "startingOffsets")
-        return write_offset(start, self._times(start))
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """At most `maxRecordsPerTrigger`, counted by sequences."""
-        return ReadMaxRows(self._options.records_per_trigger)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end: what is written from now on is for the next run."""
-        self._target = _following(self._look())
-
-    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """How far the next micro-batch goes, or `start` itself. Raises `TopicGap`."""
-        here, known = read_offset(start, self._options.topics)
-        bounds = self._look()
-        check_reached(here, bounds)
-        end = _following(bounds)
-        if self._target is not None:
-            end = {topic: max(here[topic], min(end[topic], self._target[topic])) for topic in end}
-        if not isinstance(limit, ReadAllAvailable):
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.records_per_trigger
-            # What is gone counts for nothing and is passed in one step.
-            begin = {topic: min(max(here[topic], bounds[topic].first), end[topic]) for topic in end}
-            end = admit(begin, end, most)
-        if end == here:
-            return start
-        moved = {topic: place for topic, place in end.items() if place != here[topic]}
-        unmoved = {topic: ts for topic, ts in known.items() if topic not in moved}
-        return write_offset(end, self._times(moved) | unmoved)
-
-    def reportLatestOffset(self) -> StoredOffset | None:
-        """The ends of the topics, for the query's progress: less `endOffset` it is the backlog."""
-        return write_offset(_following(self._seen)) if self._seen else None
-
-    def partitions(self, start: StoredOffset, end: StoredOffset) -> list[InputPartition]:
-        """The tasks between two offsets: the same after every restart. Raises `TopicGap`."""
-        begin, known = read_offset(start, self._options.topics)
-        until, _ = read_offset(end, self._options.topics)
-        check_order(begin, until)
-        bounds = self._look()
-        check_reached(until, bounds)
-        for topic, known_ms in known.items():
-            found_ms = record_time(self._options.address, topic, begin[topic] - 1)
-            if found_ms is not None:
-                check_time(topic, begin[topic] - 1, known_ms, found_ms)
-        return list(partition_ranges(ranges_between(begin, until, bounds), self._options.tasks))
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        bounds = bounds_of_topics(options.address, options.topics)
+        start, end = TopicOffsets(options.topics).resolve_range(options.starting, options.ending, bounds)
+        # For an empty list Spark would create a partition itself.
+        return list(
+            partition_ranges(ranges_between(start, end, bounds), options.tasks) or [RangePartition(())]
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
         return read_ranges(self._options, partition.ranges)
 
-    def commit(self, end: StoredOffset) -> None:
-        """Nothing: reading a topic takes nothing out of it."""
 
-    def _times(self, places: TopicOffset) -> dict[str, int]:
-        found = {
-            topic: record_time(self._options.address, topic, place - 1) for topic, place in places.items()
-        }
-        return {topic: ts for topic, ts in found.items() if ts is not None}
+class TopicStreamReader(SourceStreamReader[str, int]):
+    """A stream over topics. Reading takes nothing out of a topic."""
+
+    _offsets: TopicOffsets
+
+    def __init__(self, options: TopicOptions) -> None:
+        offsets = TopicOffsets(options.topics)
+        super().__init__(offsets, options.starting, options.records_per_trigger, "records", (options,))
+        self._options = options
+
+    def _look(self) -> Mapping[str, Bounds]:
+        return bounds_of_topics(self._options.address, self._options.topics)
+
+    def _accept(self, numbers: dict[str, int], marks: Mapping[str, int]) -> dict[str, int]:
+        self._offsets.check_reached(numbers, self._seen)
+        return numbers
+
+    def _mark(self, key: str, number: int) -> int | None:
+        return record_time(self._options.address, key, number - 1)
+
+    def _plan(
+        self, start: dict[str, int], end: dict[str, int], marks: Mapping[str, int]
+    ) -> list[InputPartition]:
+        for topic, known_ms in marks.items():
+            found_ms = self._mark(topic, start[topic])
+            if found_ms is not None:
+                self._offsets.check_time(topic, start[topic] - 1, known_ms, found_ms)
+        return list(partition_ranges(ranges_between(start, end, self._seen), self._options.tasks))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
+        return read_ranges(self._options, partition.ranges)
 
 
-def _following(bounds: dict[str, Bounds]) -> TopicOffset:
-    return {topic: held.following for topic, held in bounds.items()}
+def partition_ranges(ranges: Sequence[TopicRange], tasks: int) -> list[RangePartition]:
+    """Divide ranges into at most `tasks` partitions of neighbours: the same for the same ranges."""
+    return [RangePartition(run) for run in runs_of(cut(ranges, PAGE_SEQS), tasks)]
+
+
+def read_ranges(options: TopicOptions, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of the ranges, in order, in record batches of the declared schema.
+
+    Raises `TopicGap` where records are gone, unless `onGap` says otherwise, and what the client raises.
+    """
+    yield from regroup(load_ahead(partial(_load, options, _EmptyRanges()), cut(ranges, PAGE_SEQS)))
+    freeze_modules()
+
+
+class _EmptyRanges:
+    """Ranges without records, so that a long deleted range is not requested page by page.
+
+    Without this, each of its pages would return the records after it. Sequences up to the head that have no
+    record never will, so the result of one request stays true for the next ones.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def cover(self, wanted: TopicRange) -> bool:
+        first, last = self._known.get(wanted.topic, (0, -1))
+        return first <= wanted.first and wanted.last <= last
+
+    def learn(self, wanted: TopicRange, page: RecordPage) -> None:
+        """Remember which sequences after `wanted` have no record, as its page shows."""
+        if page.tombstone is not None:
+            return  # lost ranges are reported piece by piece
+        following = next((record.seq for record in page.records if record.seq > wanted.last), None)
+        last = page.next_from_seq if following is None else following - 1
+        if last > wanted.last:
+            self._known[wanted.topic] = (wanted.last + 1, last)
+
+
+def _load(options: TopicOptions, empty: _EmptyRanges, wanted: TopicRange) -> pa.RecordBatch:
+    """Load a range, in as many requests as its bytes need."""
+    if empty.cover(wanted):
+        return empty_batch(options.columns)
+    batches: list[pa.RecordBatch] = []
+    reached = wanted.first - 1
+    while reached < wanted.last:
+        limit = 1 if wanted.gone else min(wanted.last - reached, DIFF_LIMIT_MAX)
+        page = fetch_page(options.address, wanted.topic, reached, limit, with_meta="meta" in options.columns)
+        batches += _gaps(options, wanted, reached, page)
+        empty.learn(wanted, page)
+        records = page.records
+        while records and records[-1].seq > wanted.last:  # the page went on past deleted records
+            records.pop()
+        if records:
+            batches.append(build_records(wanted.topic, records, options.columns))
+        if page.next_from_seq <= reached:
+            raise TopicGap(f"{wanted.topic} ends at {page.head_seq}, before {wanted.last}: it was set back")
+        reached = page.next_from_seq
+    return pa.concat_batches(batches) if batches else empty_batch(options.columns)
+
+
+def _gaps(options: TopicOptions, wanted: TopicRange, reached: int, page: RecordPage) -> list[pa.RecordBatch]:
+    """Return the row for the records that are gone from the rest of the range, if `onGap` asks for one."""
+    gone = page.tombstone
+    if gone is None:
+        return []
+    if gone.reason == "recreated":
+        raise TopicGap(
+            f"{wanted.topic} ends at {page.head_seq}, before {wanted.last}: it was deleted and created "
+            "again, or set back. Start with a new checkpoint"
+        )
+    first, last = max(gone.gap_from, reached + 1), min(gone.gap_to, wanted.last)
+    text = f"records {first} to {last} of {wanted.topic} are gone ({gone.reason})"
+    if options.on_gap == "fail":
+        raise TopicGap(
+            f"{text}. Keep them longer, or read sooner; to continue, set onGap=record to get a row that "
+            "describes the gap, or onGap=skip"
+        )
+    if options.on_gap == "skip":
+        _log.warning("%s", text)
+        return []
+    return [build_gap(wanted.topic, first, last, gone.reason, options.columns)]

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from penstock.spark.sources.columns import KnownColumns, arrow_schema, parse_columns, spark_schema
+from penstock.spark.sources.columns import KnownColumns, arrow_schema, one_row, parse_columns, spark_schema
 from penstock.topics import Record
 
 TOPIC_COLUMNS: Final[KnownColumns] = {
@@ -21,39 +21,38 @@ TOPIC_COLUMNS: Final[KnownColumns] = {
     "meta": ("string", pa.string()),
 }
 GAP_COLUMNS: Final = ("seq", "data", "meta")
-"""Without these a row that tells of a gap could not be told from a record."""
+"""The columns that tell a gap's row from a record."""
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 def parse_topic_columns(text: str) -> tuple[str, ...]:
-    """The names in `text`, in its order. Raises `ConfigError` for an unknown or repeated one, or for none."""
+    """Parse names of columns. Raises `ConfigError` for an unknown or repeated one, or for none."""
     return parse_columns(text, TOPIC_COLUMNS)
 
 
 def topic_schema(columns: Sequence[str]) -> str:
-    """The schema in Spark's own words."""
+    """Return the schema in Spark's notation."""
     return spark_schema(columns, TOPIC_COLUMNS)
 
 
 def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:
-    """No rows, of the right schema."""
+    """Build a record batch without rows."""
     return build_records("", [], columns)
 
 
 def build_records(topic: str, records: Sequence[Record], columns: Sequence[str]) -> pa.RecordBatch:
-    """The records with the columns that were asked for, and no others. `data` and `meta` stay JSON text."""
+    """Build the chosen columns for records. `data` and `meta` stay JSON text."""
     arrays = [_BUILDERS[name](topic, records) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, TOPIC_COLUMNS))
 
 
 def build_gap(topic: str, first: int, last: int, reason: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """One row in the place of records that are gone: its `data` is null, as that of no record is."""
+    """Build the row that takes the place of records that are gone; unlike a record's, its `data` is null."""
     meta = _ENCODER.encode({"gap": {"first": first, "last": last, "reason": reason}}).decode()
     known: dict[str, int | str | None] = {"topic": topic, "seq": first, "meta": meta}
-    arrays = [pa.array([known.get(name)], TOPIC_COLUMNS[name][1]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, TOPIC_COLUMNS))
+    return one_row(known, columns, TOPIC_COLUMNS)
 
 
 def _topic(topic: str, records: Sequence[Record]) -> pa.Array:

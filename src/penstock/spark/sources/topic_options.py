@@ -18,7 +18,7 @@ OnTopicGap = Literal["fail", "skip", "record"]
 TOPIC_FORMAT: Final = "penstock-topic"
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 RECORDS_PER_TRIGGER: Final = 1_000_000
-"""Keeps a micro-batch over a long backlog within the memory of its tasks and of a lost batch's re-run."""
+"""Bounds the memory that a micro-batch over a long backlog takes in its tasks and in a retry."""
 
 _NAMES: Final = (
     "apiKey",
@@ -36,38 +36,38 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAddress:
-    """A server and the key for it, which `repr` does not show."""
+    """The URL of a server and its key, which `repr` does not show."""
 
     url: str
     key: str | None = field(repr=False)
 
     @classmethod
     def of(cls, plain: Mapping[str, str]) -> TopicAddress:
-        """`url` and `apiKey`, or what TOPICS_URL and TOPICS_API_KEY of the driver say."""
+        """Take `url` and `apiKey`, or TOPICS_URL and TOPICS_API_KEY of the driver's environment."""
         url = plain.get("url") or os.environ.get("TOPICS_URL") or DEFAULT_URL
         return cls(url=url, key=plain.get("apiKey") or os.environ.get("TOPICS_API_KEY") or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOptions:
-    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+    """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     address: TopicAddress
     topics: tuple[str, ...]
-    """`topic` (or `load(path)`): one name, or several with commas; sorted."""
+    """`topic` (or `load(path)`): one name or several, separated by commas; sorted."""
     columns: tuple[str, ...] = tuple(TOPIC_COLUMNS)
     starting: Position = "earliest"
     ending: Position = "latest"
-    """Batch only; the first sequence that is not read."""
+    """Batch queries only: the first sequence that is not read."""
     records_per_trigger: int = RECORDS_PER_TRIGGER
     on_gap: OnTopicGap = "fail"
-    """What becomes of records that are gone: an error, a warning in the log, or a row that tells of them."""
+    """What deleted records become: an error, a warning in the log, or a row that describes the gap."""
     partitions: int | None = None
-    """None: two tasks per core of the driver."""
+    """By default two tasks per core of the driver."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> TopicOptions:
-        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
+        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
         plain = named_options(given, _NAMES, TOPIC_FORMAT)
         if ("topic" in plain) == ("path" in plain):
             raise ConfigError(
@@ -86,21 +86,20 @@ class TopicOptions:
         lacking = [name for name in GAP_COLUMNS if name not in options.columns]
         if options.on_gap == "record" and lacking:
             raise ConfigError(
-                f"columns: onGap=record tells what is missing in {', '.join(GAP_COLUMNS)}; "
-                f"add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
             )
         return options
 
     @property
     def tasks(self) -> int:
-        """How many tasks a read is divided into, if it has as many pages."""
+        """The most tasks that a read is divided into."""
         return self.partitions or 2 * cores()
 
 
 def _topics(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ConfigError("topic: expected a name, or several with commas, found nothing")
+        raise ConfigError("topic: expected a name, or several separated by commas, found nothing")
     if len(set(names)) < len(names):
         raise ConfigError(f"topic: {text!r} names a topic twice")
     return tuple(sorted(map(check_topic_name, names)))

@@ -7,8 +7,22 @@ no-op.
 
 from __future__ import annotations
 
-from penstock.spark.tables.errors import SchemaMismatch, VersionBehind
 from penstock.spark.tables.spec import TableKind, TableSpec
-from penstock.spark.tables.table import DataFile, Table, open_table
+from penstock.spark.tables.table import DataFile, Table
 
-__all__ = ["DataFile", "SchemaMismatch", "Table", "TableKind", "TableSpec", "VersionBehind", "open_table"]
+__all__ = ["DataFile", "Table", "TableKind", "TableSpec", "open_table"]
+
+
+def open_table(spec: TableSpec) -> Table:
+    """Open the table of a spec. Nothing is contacted yet; raises `Unsupported` if its library is missing."""
+    if spec.kind == "delta":
+        from penstock.spark.tables.delta import DeltaLog
+
+        return DeltaLog(spec)
+    if spec.kind == "iceberg":
+        from penstock.spark.tables.iceberg import IcebergTable
+
+        return IcebergTable(spec)
+    from penstock.spark.tables.parquet import ParquetFolder
+
+    return ParquetFolder(spec)

@@ -1,15 +1,17 @@
 """A Delta table: tasks write its files, one entry of its log makes them rows.
 
-Why a micro-batch is in the table once, whoever commits it and however often:
+A micro-batch is in the table once, however often and by how many processes it is committed:
 
-1. A commit loads the table afresh and asks it for the last version of its app. Equal: it is there, done.
+1. A commit loads the table again and reads the last version of its app. If it is equal, nothing is left to
+do.
 2. It writes its files and (app, version) as one log entry, which the store creates if absent.
-3. If somebody wrote an entry since step 1, the library reads it first. Another app's append is no obstacle;
-   an entry with our app is, and the commit fails: we start again at step 1, and find the version there.
-4. If the answer is lost, step 1 tells whether the entry was written. One still on its way is case 3.
+3. If another writer has added an entry since step 1, the library reads it first. An append of another app
+does no harm; with an entry of our app the commit fails, and continues at step 1, which finds the version.
+4. If the response is lost, step 1 shows whether the entry was written. One that is still being written is
+   case 3.
 
-In a folder of this machine a visible entry may still be lost in a power cut. It is synced before anybody is
-told of it, also when step 1 finds it: whoever wrote it may have died before.
+In a local folder, a visible entry may still be lost in a power cut. It is synced before it is reported, even
+if step 1 finds it: its writer may have died before it could sync.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.objects import StoreAddress
-from penstock.spark.tables.errors import SchemaMismatch, version_behind
+from penstock.spark.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout
@@ -51,8 +53,6 @@ except ImportError as error:
     raise Unsupported(
         "Delta tables need the package deltalake; run `pip install 'penstock[spark]'`"
     ) from error
-
-__all__ = ["Change", "DeltaLog", "load_delta"]
 
 Change: TypeAlias = Callable[[DeltaTable, CommitProperties], object]
 """Writes one log entry with these properties."""
@@ -82,7 +82,7 @@ _RULES: Final = ("delta.generationExpression", "delta.identity", "delta.invarian
 
 
 class DeltaLog:
-    """See `Table`. Every call reads the log anew: another process may have written meanwhile."""
+    """See `Table`. Every call reads the log again: another process may have written to it."""
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
@@ -125,7 +125,7 @@ class DeltaLog:
             raise type(error)(f"{spec.where} cannot be created: {error}") from None
         created = load_delta(spec)
         if created is None:
-            raise Unavailable(f"{spec.where} was created and is not there; is somebody removing it?")
+            raise Unavailable(f"{spec.where} was created and is gone; is another process removing it?")
         self._sync(0, own_files=True)
         _log.info("created %s", spec.where)
         return created
@@ -169,7 +169,7 @@ class DeltaLog:
         return self.change(app, version, rows, lambda table, properties: _append(table, files, properties))
 
     def change(self, app: str, version: int, rows: int, apply: Change, *, own_files: bool = True) -> bool:
-        """`apply` under the transaction (app, version), as the steps above tell. Answers as `commit` does.
+        """Run `apply` under the transaction (app, version), in the steps above. Return what `commit` returns.
 
         Nothing is applied when there are no rows. Files that `apply` adds are durable already if they are
         our own (`own_files`); otherwise they are synced here.
@@ -189,12 +189,12 @@ class DeltaLog:
                 self._sync(seen, own_files=own_files)
                 return True
         raise Conflict(
-            f"{self._spec.where}: {_ATTEMPTS} commits lost against other writers; it will be tried again "
-            "when the query is started again"
+            f"{self._spec.where}: {_ATTEMPTS} commits lost against other writers; the next start of the "
+            "query tries again"
         )
 
     def _apply(self, table: DeltaTable, app: str, version: int, rows: int, apply: Change) -> bool:
-        """Write the log entry. False: somebody else's came first, look again."""
+        """Write the log entry. False if another writer's entry came first."""
         properties = CommitProperties(
             app_transactions=[Transaction(app, version)],
             custom_metadata={_APP: app, _VERSION: str(version), _ROWS: str(rows)},
@@ -208,8 +208,8 @@ class DeltaLog:
             if self.last_version(app) == version:
                 return True
             raise OutcomeUnknown(
-                f"{self._spec.where}: whether micro-batch {version} was committed cannot be told "
-                f"({_text(error)}); starting the query again is safe and settles it"
+                f"{self._spec.where}: it is not known whether micro-batch {version} was committed "
+                f"({_text(error)}); starting the query again is safe and finds it out"
             ) from None
         return True
 
@@ -254,7 +254,7 @@ class DeltaLog:
 
 
 def load_delta(spec: TableSpec) -> DeltaTable | None:
-    """The table as it is now, or None. Raises `Unavailable` or `PermissionDenied`."""
+    """Load the table as it is now; None if there is none. Raises `Unavailable` or `PermissionDenied`."""
     try:
         return DeltaTable(spec.path, storage_options=_storage(spec))
     except TableNotFoundError:
@@ -264,7 +264,7 @@ def load_delta(spec: TableSpec) -> DeltaTable | None:
 
 
 def _local_folder(spec: TableSpec) -> str | None:
-    """Where the table is on this machine, or None for a remote store, which keeps what it answered for."""
+    """Return the table's local folder, or None for a remote store, whose writes are durable."""
     address = StoreAddress.parse(spec.path)
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else None
 
@@ -274,7 +274,7 @@ def _entry(folder: str, version: int) -> str:
 
 
 def _log_names(folder: str) -> list[tuple[int, str]]:
-    """The files of the log that belong to a version: its entry, and its checkpoint if it has one."""
+    """Return the files of the log that belong to a version: its entry, and its checkpoint if it has one."""
     try:
         names = os.listdir(os.path.join(folder, _LOG))
     except OSError as error:
@@ -389,7 +389,7 @@ def _check_features(table: DeltaTable, where: str) -> None:
 
 
 def _text(error: BaseException) -> str:
-    """The first line: what follows may hold addresses with signatures."""
+    """Return the first line: later ones may contain addresses with signatures."""
     return re.sub(r"https?://\S+", "(address)", str(error).partition("\n")[0])[:300]
 
 
@@ -399,6 +399,6 @@ def _failure(error: Exception, spec: TableSpec, what: str) -> PenstockError:
     if re.search(
         r"[Pp]ermission|denied|PermissionDenied|Forbidden|403|create local directory|access", str(error)
     ):
-        hint = "check the store.* options" if remote else "check the folder and who may write to it"
+        hint = "check the store.* options" if remote else "check the folder and its permissions"
         return PermissionDenied(f"{spec.where} {what}: {text}; {hint}")
     return Unavailable(f"{spec.where} {what}: {text}")

@@ -1,7 +1,7 @@
-"""Which version of a Delta table a micro-batch made, found in its log without reading all of it.
+"""The version of a Delta table that a micro-batch made, found in its log without reading all of it.
 
-Versions of one app only rise from entry to entry, so a search by halves finds its entry. Entries of others, a
-compaction or somebody's own write, say nothing about it and are passed over.
+Versions of one app only rise from entry to entry, so a binary search finds its entry. Entries of others, such
+as a compaction or another application's write, are skipped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.tables.spec import TableSpec
-
-__all__ = ["DeltaCommit", "commit_in", "find_commit", "search"]
 
 _POLICY: Final = RetryPolicy(deadline_s=10.0)
 _APP: Final = "penstock.app"
@@ -42,9 +40,9 @@ Entry = Callable[[int], Awaitable[DeltaCommit | None]]
 
 
 def find_commit(spec: TableSpec, app: str, micro_batch: int, newest: int) -> DeltaCommit | None:
-    """The entry of a micro-batch among the versions up to `newest`. Blocking; raises as the store does.
+    """Find the entry of a micro-batch among the versions up to `newest`. Blocking; raises as the store does.
 
-    None: the micro-batch wrote nothing there, or its entry is no longer in the log.
+    None if the micro-batch wrote nothing there, or its entry is no longer in the log.
     """
     return loop_thread().run(_find(spec, app, micro_batch, newest))
 
@@ -58,7 +56,7 @@ async def _find(spec: TableSpec, app: str, micro_batch: int, newest: int) -> Del
 
 
 async def search(micro_batch: int, newest: int, entry: Entry) -> DeltaCommit | None:
-    """The search itself: `entry` is asked about a few versions."""
+    """Search with `entry`, which is called for a few versions."""
     low, high = 0, newest
     while low <= high:
         middle = (low + high) // 2
@@ -93,12 +91,15 @@ async def _entry(store: ObjectStore, app: str, version: int) -> DeltaCommit | No
 
 
 def commit_in(entry: bytes, app: str, version: int) -> DeltaCommit | None:
-    """What an entry of the log says of an app. Raises whatever a damaged one makes a decoder raise. Pure."""
+    """Decode an app's commit from an entry of the log.
+
+    Raises a decoder's errors for a damaged entry. Pure.
+    """
     for line in entry.splitlines():
         if b'"commitInfo"' not in line:
             continue
         info = json.loads(line).get("commitInfo")
-        if info is None:  # a path or a value that only has the word in it
+        if info is None:  # the word is part of a path or a value
             continue
         if info.get(_APP) != app:
             return None

@@ -1,8 +1,8 @@
 """The formats `penstock-delta`, `penstock-iceberg` and `penstock-parquet`, for `write` and `writeStream`.
 
-In a stream, a micro-batch is known by the query's id and its own number, both from Spark. A batch write is
-known by the options `txnAppId` and `txnVersion`, for `foreachBatch` and jobs that may be repeated; without
-them each write is one of its own.
+In a stream, a micro-batch is identified by the query's id and its own number, both from Spark. A batch write
+is identified by the options `txnAppId` and `txnVersion`, for `foreachBatch` and jobs that may be repeated;
+without them each write is unique.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.spark.sources.buffer_reader import freeze_modules
+from penstock.spark.tables import open_table
 from penstock.spark.tables.parts import write_parts
 from penstock.spark.tables.spec import TableKind, TableSpec
-from penstock.spark.tables.table import DataFile, FileLayout, one_time_app, open_table
-
-__all__ = ["DeltaFormat", "IcebergFormat", "ParquetFormat", "TableFormat", "Txn"]
+from penstock.spark.tables.table import DataFile, FileLayout, one_time_app
+from penstock.spark.worker import freeze_modules
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """Under which name a batch write is committed."""
+    """The name under which a batch write is committed."""
 
     app: str
     version: int
@@ -56,13 +55,13 @@ class Txn:
 
     @classmethod
     def unique(cls) -> Txn:
-        """For a write that is never repeated."""
+        """Return the name of a write that is never repeated."""
         return cls(app=one_time_app(), version=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     query: str | None
     files: list[DataFile]

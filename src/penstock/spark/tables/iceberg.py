@@ -1,14 +1,14 @@
 """A table of an Iceberg catalog: tasks write its files, one commit makes them rows.
 
-Why a micro-batch is in the table once:
+A micro-batch is in the table once:
 
 1. A commit loads the table and looks for the last version of its app, in the table's properties. Equal: done.
-2. It asks the catalog for one change: the new snapshot and the new version together, on the condition that
-   the snapshot of step 1 is still the current one.
-3. If it is not, the catalog refuses. The library would then try again on top of whatever is there, also of
-   the same micro-batch committed by somebody else: that is switched off, and we go back to step 1.
-4. If the answer is lost, step 1 tells whether the change was made. One still on its way is case 3 for us or
-   for itself: both rest on the same snapshot.
+2. It requests one change from the catalog: the new snapshot and the new version together, on the condition
+that the snapshot of step 1 is still the current one.
+3. If it is not, the catalog refuses. The library would then retry on the current snapshot, even if that has
+   the same micro-batch of another process: that is switched off, and the commit continues at step 1.
+4. If the response is lost, step 1 shows whether the change was made. If it is still being made, case 3
+applies to one of the two: both are based on the same snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, OutcomeUnknown, PermissionDenied, Unavailable, Unsupported
 from penstock.objects import StoreConfig
-from penstock.spark.tables.errors import SchemaMismatch, version_behind
+from penstock.spark.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit, retype
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, is_one_time
@@ -58,8 +58,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pyiceberg.table import Table as CatalogTable
 
-__all__ = ["IcebergTable", "load_iceberg", "manifest_file", "without_blind_retries"]
-
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 10
@@ -81,7 +79,7 @@ _catalogs: dict[tuple[int, tuple[tuple[str, str], ...]], Catalog] = {}
 
 
 class IcebergTable:
-    """See `Table`. The last version is known for ever, rows by version while their snapshots are kept."""
+    """See `Table`. The last version is kept without limit, rows by version as long as their snapshots."""
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
@@ -116,11 +114,11 @@ class IcebergTable:
         spec = self._spec
         check_partitioning(rows, spec.partition_by, spec.where)
         catalog, name = _catalog(spec), _identifier(spec)
-        with _told(f"{spec.where} cannot be created"):
+        with _translated(f"{spec.where} cannot be created"):
             with suppress(NamespaceAlreadyExistsError):
                 catalog.create_namespace(name[:-1])
             with (
-                suppress(CommitFailedException, TableAlreadyExistsError),  # somebody else was faster
+                suppress(CommitFailedException, TableAlreadyExistsError),  # another process was faster
                 catalog.create_table_transaction(name, rows) as creation,
                 creation.update_spec() as division,
             ):
@@ -133,7 +131,7 @@ class IcebergTable:
         return self.layout_of(self._load(), {field.name for field in schema.fields})
 
     def layout_of(self, table: CatalogTable, names: Collection[str] | None = None) -> FileLayout:
-        """The layout for rows of these columns, or of all."""
+        """Return the layout for rows of these columns, or of all."""
         held = schema_to_pyarrow(table.schema())
         fields = [field for field in held if names is None or field.name in names]
         folder = str(table.properties.get(_DATA_PATH) or f"{table.location()}/data").rstrip("/")
@@ -170,7 +168,7 @@ class IcebergTable:
         )
 
     def _append(self, table: CatalogTable, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """Steps 2 and 3. False: the table changed, look again."""
+        """Do steps 2 and 3. False if the table has changed."""
         rows = sum(file.rows for file in files)
         summary = {_APP: app, _VERSION: str(version), _ROWS: str(rows)}
         try:
@@ -188,8 +186,8 @@ class IcebergTable:
             if self.last_version(app) == version:
                 return True
             raise OutcomeUnknown(
-                f"{self._spec.where}: whether micro-batch {version} was committed cannot be told "
-                f"({type(error).__name__}); starting the query again is safe and settles it"
+                f"{self._spec.where}: it is not known whether micro-batch {version} was committed "
+                f"({type(error).__name__}); starting the query again is safe and finds it out"
             ) from error
         return True
 
@@ -213,9 +211,12 @@ class IcebergTable:
 
 
 def load_iceberg(spec: TableSpec) -> CatalogTable | None:
-    """The table as it is now, or None. Raises `Unavailable` when the catalog does not answer."""
+    """Load the table as it is now;
+
+    None if there is none. Raises `Unavailable` if the catalog does not respond.
+    """
     catalog = _catalog(spec)
-    with _told(f"{spec.where} cannot be read"):
+    with _translated(f"{spec.where} cannot be read"):
         try:
             return catalog.load_table(_identifier(spec))
         except NoSuchTableError:
@@ -223,14 +224,14 @@ def load_iceberg(spec: TableSpec) -> CatalogTable | None:
 
 
 def without_blind_retries(table: CatalogTable) -> CatalogTable:
-    """`table` such that a commit that finds it changed fails, as step 3 needs. For this handle only."""
+    """Make a commit fail if the table has changed, as step 3 needs. It applies to this handle only."""
     properties = {**table.metadata.properties, _RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
     return table
 
 
 def manifest_file(table: CatalogTable, file: DataFile) -> ManifestFile:
-    """A file as Iceberg's manifests list it, its statistics from the footer the task sent."""
+    """Return a file as Iceberg's manifests list it, with statistics from the footer that the task sent."""
     schema = table.schema()
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=pq.read_metadata(pa.BufferReader(file.footer)),
@@ -276,13 +277,15 @@ def _last_version(table: CatalogTable, app: str) -> int | None:
 
 
 def _summaries(table: CatalogTable, app: str) -> list[tuple[int, int]]:
-    """(version, rows) of every snapshot of `app`."""
-    told = (snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary)
-    return [(int(summary[_VERSION]), int(summary[_ROWS])) for summary in told if summary.get(_APP) == app]
+    """Return (version, rows) of every snapshot of `app`."""
+    summaries = (snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary)
+    return [
+        (int(summary[_VERSION]), int(summary[_ROWS])) for summary in summaries if summary.get(_APP) == app
+    ]
 
 
 def _identity_columns(table: CatalogTable, where: str) -> tuple[str, ...]:
-    """The columns a table is divided by. Raises `Unsupported` for anything but their plain values."""
+    """Return the partition columns of a table. Raises `Unsupported` for transformed values."""
     columns = []
     for field in table.spec().fields:
         column = table.schema().find_column_name(field.source_id)
@@ -308,12 +311,12 @@ def _identifier(spec: TableSpec) -> tuple[str, ...]:
 
 
 def _catalog(spec: TableSpec) -> Catalog:
-    """This process's handle. `catalog.name` names it; the rest goes to the library as it is."""
+    """Return this process's catalog. `catalog.name` names it; other options go to the library as they are."""
     options = spec.catalog_options
     key = (os.getpid(), tuple(sorted(options.items())))
     catalog = _catalogs.get(key)
     if catalog is None:
-        with _told("the Iceberg catalog cannot be opened"):
+        with _translated("the Iceberg catalog cannot be opened"):
             catalog = load_catalog(
                 options.get("name", "default"), **{k: v for k, v in options.items() if k != "name"}
             )
@@ -326,25 +329,26 @@ def _store_url(folder: str) -> str:
 
 
 def _store_options(spec: TableSpec) -> dict[str, str]:
-    """The `store.*` settings, and what the `catalog.s3.*` ones say where those are silent."""
-    told = spec.catalog_options
-    found = {name: told[key] for key, name in _S3.items() if key in told}
+    """Return the `store.*` settings, completed by the `catalog.s3.*` ones."""
+    given = spec.catalog_options
+    found = {name: given[key] for key, name in _S3.items() if key in given}
     if found.get("endpoint", "").startswith("http://"):
         found["allow_http"] = "true"
     return {**found, **spec.store_options}
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Failures of the library and of what it rests on, as errors of ours.
+def _translated(what: str) -> Iterator[None]:
+    """Translate failures of the library and of its dependencies into our errors.
 
-    They have no root in common. Only their kind is told: their texts may repeat an address with a password.
+    They have no common base class. Only their class is shown: their texts may contain an address with a
+    password.
     """
     try:
         yield
     except PermissionError:
         raise PermissionDenied(f"{what}: permission denied; check the warehouse's folder") from None
-    except Exception as error:  # noqa: BLE001  catalogs raise whatever their clients do
+    except Exception as error:  # noqa: BLE001  catalogs raise the errors of any client
         raise Unavailable(
             f"{what} ({type(error).__name__}); check the catalog.* options (type, uri, warehouse, ...) and "
             "that the catalog and its warehouse can be reached"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -13,13 +12,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, DecimalType, DoubleType, FloatType, LongType, StructType
 
+from penstock.config import closest
 from penstock.errors import ConfigError, InvalidInput, Unsupported
+from penstock.spark.errors import sum_too_large
 from penstock.spark.tables.delta import DeltaLog
-from penstock.spark.tables.errors import sum_too_large
 from penstock.spark.tables.schema import arrow_schema
 from penstock.spark.tables.spec import TableSpec
-
-__all__ = ["check_merge_columns", "merge_into"]
 
 _SUMMABLE: Final = (DecimalType, DoubleType, FloatType, LongType)
 
@@ -79,14 +77,14 @@ def check_merge_columns(
 ) -> None:
     """Raise `ConfigError` unless rows with these columns can be merged by `keys`.
 
-    With `schema`, also if an `add` column is of a type that sums do not fit.
+    With `schema`, also check that the types of `add` columns have room for sums.
     """
     if not keys:
         raise ConfigError("merge: give at least one key column")
     for name in (*keys, *add):
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"they are {', '.join(names)}"
+            near = closest(name, names)
+            hint = f"did you mean {near!r}?" if near else f"they are {', '.join(names)}"
             raise ConfigError(f"merge: the rows have no column {name!r}; {hint}")
     both = set(keys) & set(add)
     if both:
@@ -108,8 +106,8 @@ def _check_summable(name: str, schema: StructType) -> None:
 def _is_overflow(error: Exception) -> bool:
     if isinstance(error, CommitFailedError):
         return False
-    told = re.search(r"overflow|out of range|too (large|small) to store", str(error), re.IGNORECASE)
-    return told is not None
+    overflow = re.search(r"overflow|out of range|too (large|small) to store", str(error), re.IGNORECASE)
+    return overflow is not None
 
 
 def _check_unique(rows: pa.Table, keys: Sequence[str]) -> None:
@@ -131,7 +129,7 @@ def _sum(name: str, schema: StructType) -> str:
 
 
 def _room(kind: DataType) -> tuple[str, str] | None:
-    """A type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
+    """Return a type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
     if isinstance(kind, LongType):
         return "DECIMAL(20, 0)", "BIGINT"
     if isinstance(kind, DecimalType):

@@ -4,14 +4,21 @@ Readers take every Parquet file they find, so a file gets its name only when its
 
 1. Tasks store files under `_penstock/staging/`, which readers skip, with names no other task ever uses.
 2. The driver decides: one compare-and-swap of `_penstock/apps/<app>.json` from the micro-batch before to this
-   one, with the names its files will have. Whoever loses it reads it again and finds the micro-batch decided.
+   one, with the names its files will have. A driver that loses it reads it again and finds the decision.
 3. It publishes: each staged file is moved to its final name, then the micro-batch's record is written.
-4. Before the next decision, and whenever the folder is opened, a decision without a record is published to
-   the end. A staged file that is gone has been published: it goes away only by that.
+4. Before the next decision, and whenever the folder is opened, a decision without a record is published
+   completely. A staged file that is gone has been published: nothing else removes it.
 
-So a crash before 2 leaves staged files nobody refers to, one after 2 leaves a decision that is finished
+So a crash before 2 leaves staged files without references, one after 2 leaves a decision that is finished
 later, and a micro-batch that is run again finds the decision, finishes it, and adds nothing. Two drivers that
 publish the same decision move the same bytes to the same names.
+
+The objects of a folder:
+
+_penstock/schema.json                            the columns, written once
+_penstock/apps/<app>.json                        the last micro-batch of a query: decides, by compare-and-swap
+_penstock/commits/<app>/<version>-<rows>.json    every micro-batch that is published
+_penstock/staging/<file>.staged                  files before they are published
 
 Readers may see the files of a micro-batch appear one after the other. Staged files that no decision in
 `_penstock/apps/` names belong to failed or running attempts; those older than a day can be deleted by hand.
@@ -21,28 +28,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, PenstockError
+from penstock.errors import (
+    ConfigError,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import Blob, ByteRange, ObjectInfo, ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.sources.buffer_reader import worker_store
-from penstock.spark.tables.commits import APPS, COMMITS, SCHEMA, Decision, FolderSchema, app_key, rows_in
-from penstock.spark.tables.errors import SchemaMismatch, version_behind
-from penstock.spark.tables.publishing import publish_file
+from penstock.spark.errors import SchemaMismatch, version_behind
+from penstock.spark.tables.parts import staged_key
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, is_one_time
-
-__all__ = ["ParquetFolder"]
+from penstock.spark.worker import worker_store
+from penstock.storage import FileSystem, OsFileSystem, publish
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +68,14 @@ _POLICY: Final = RetryPolicy(deadline_s=30.0)
 _ATTEMPTS: Final = 5
 _AT_ONCE: Final = 8
 _TAIL_BYTES: Final = 64 << 10
+SCHEMA: Final = "_penstock/schema.json"
+APPS: Final = "_penstock/apps"
+COMMITS: Final = "_penstock/commits"
+_FORMAT: Final = 1
+_APP: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]{0,199}")
+_RECORD: Final = re.compile(r"(\d{20})-(\d+)\.json")
+_FILE: Final = "file://"
+
 T = TypeVar("T")
 
 
@@ -101,7 +127,7 @@ class ParquetFolder:
         return loop_thread().run(self._rows_by_version(app))
 
     def row_count(self) -> int:
-        """The rows that readers find: the sum over the footers of all files."""
+        """Return the rows that readers find: the sum over the footers of all files."""
         return loop_thread().run(self._row_count())
 
     async def prepare_async(self, schema: StructType) -> None:
@@ -141,7 +167,7 @@ class ParquetFolder:
             return await self._schema() or new
         except PenstockError as error:
             raise type(error)(
-                f"{self._spec.where} cannot be created: {error}; check the folder and who may write to it"
+                f"{self._spec.where} cannot be created: {error}; check the folder and its permissions"
             ) from error
         return new
 
@@ -157,7 +183,7 @@ class ParquetFolder:
                 )
 
     async def commit_async(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """The four steps. Raises as `commit`."""
+        """Do the four steps. Raises as `commit`."""
         new = Decision.of(app, version, files)
         for _ in range(_ATTEMPTS):
             found = await self._decision(app_key(app))
@@ -174,12 +200,12 @@ class ParquetFolder:
                 await self._finish(new)
                 return True
         raise OutcomeUnknown(
-            f"{self._spec.where}: whether micro-batch {version} was committed cannot be told; starting the "
-            "query again is safe and settles it"
+            f"{self._spec.where}: it is not known whether micro-batch {version} was committed; starting "
+            "the query again is safe and finds it out"
         )
 
     async def _decide(self, new: Decision, before: Blob | None) -> bool:
-        """Step 2. False: somebody was faster, or it may have been us; look again."""
+        """Do step 2. False if the record has changed, perhaps by this call: read it again."""
         key, data = app_key(new.app), new.encode()
         try:
             if before is None or before.version is None:
@@ -192,7 +218,7 @@ class ParquetFolder:
         return True
 
     async def _finish(self, decision: Decision) -> None:
-        """Steps 3 and 4. Does nothing when the record is there."""
+        """Do steps 3 and 4, unless the record exists."""
         if await self._has(decision.record_key):
             return
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -265,3 +291,171 @@ def _is_hidden(key: str) -> bool:
 
 async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
     return await retry(call, _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
+
+
+class _Decided(msgspec.Struct, frozen=True):
+    format: int
+    app: str
+    version: int
+    rows: int
+    files: tuple[str, ...]
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    format: int
+    schema: dict[str, object]
+    partition_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One micro-batch and the names its files have once they are published."""
+
+    app: str
+    version: int
+    rows: int
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, app: str, version: int, files: Sequence[DataFile]) -> Decision:
+        rows = sum(file.rows for file in files)
+        return cls(app=app, version=version, rows=rows, files=tuple(file.path for file in files))
+
+    @classmethod
+    def decode(cls, data: memoryview, key: str) -> Decision:
+        """Raises `Corrupt`."""
+        try:
+            found = msgspec.json.decode(data, type=_Decided)
+        except msgspec.DecodeError as error:
+            raise Corrupt(
+                f"{key} is not a record of a micro-batch ({error}); restore it before continuing"
+            ) from None
+        _check_format(found.format, key)
+        return cls(app=found.app, version=found.version, rows=found.rows, files=found.files)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            _Decided(format=_FORMAT, app=self.app, version=self.version, rows=self.rows, files=self.files)
+        )
+
+    @property
+    def record_key(self) -> str:
+        """The object that shows that all files are published."""
+        return f"{COMMITS}/{self.app}/{self.version:020}-{self.rows}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSchema:
+    """The columns of a Parquet folder, stored before its first file."""
+
+    schema: StructType
+    partition_by: tuple[str, ...]
+
+    @classmethod
+    def decode(cls, data: memoryview) -> FolderSchema:
+        """Raises `Corrupt`."""
+        try:
+            found = msgspec.json.decode(data, type=_Columns)
+            _check_format(found.format, SCHEMA)
+            return cls(schema=StructType.fromJson(found.schema), partition_by=found.partition_by)
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise Corrupt(
+                f"{SCHEMA} does not hold a schema ({error}); restore it before continuing"
+            ) from None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            _Columns(format=_FORMAT, schema=self.schema.jsonValue(), partition_by=self.partition_by)
+        )
+
+
+def _check_format(number: int, key: str) -> None:
+    if number != _FORMAT:
+        raise Corrupt(f"{key} has format {number}, and this version reads {_FORMAT}; upgrade Penstock")
+
+
+def check_app(app: str) -> str:
+    """Return `app` if it can be part of an object's key, as the ids of queries can. Raises `InvalidInput`."""
+    if not _APP.fullmatch(app):
+        raise InvalidInput(
+            f"txnAppId: {app!r} cannot name a file; use up to 200 letters, digits, '-', '_', '.' and '='"
+        )
+    return app
+
+
+def app_key(app: str) -> str:
+    return f"{APPS}/{check_app(app)}.json"
+
+
+def rows_in(record_key: str) -> tuple[int, int] | None:
+    """Return (version, rows) from the name of a record; None for another object."""
+    found = _RECORD.fullmatch(record_key.rsplit("/", 1)[-1])
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+@runtime_checkable
+class CopyingStore(Protocol):
+    """A store that copies objects itself, so that their bytes need not be transferred."""
+
+    async def copy(self, source: str, target: str) -> None:
+        """Copy `source` to `target`. Raises `NotFound`. Safe to repeat."""
+        ...
+
+
+async def publish_file(store: ObjectStore, path: str, *, fs: FileSystem | None = None) -> None:
+    """Move a staged file to `path`, durably. Safe to repeat, even concurrently.
+
+    A staged file that is gone has been published: it is removed only after that. Raises `Corrupt` if neither
+    exists.
+    """
+
+    async def move() -> None:
+        if store.url.startswith(_FILE):
+            await asyncio.to_thread(_rename, fs or OsFileSystem(), store.url[len(_FILE) :], path)
+        else:
+            await _copy(store, path)
+
+    try:
+        await retry(move, _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
+    except NotFound:
+        if not await _is_there(store, path):
+            raise Corrupt(
+                f"{path} in {store.url} is committed, but neither it nor its staged file "
+                f"{staged_key(path)} is there: it was removed. Restore it, or, if its rows may be "
+                "missing, store an empty Parquet file under that name"
+            ) from None
+
+
+async def _copy(store: ObjectStore, path: str) -> None:
+    staged = staged_key(path)
+    if isinstance(store, CopyingStore):
+        await store.copy(staged, path)
+    else:
+        await store.put(path, (await store.get(staged)).data)
+    failed = await store.delete_many([staged])
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def _rename(fs: FileSystem, root: str, path: str) -> None:
+    source, target = os.path.join(root, staged_key(path)), os.path.join(root, path)
+    folder = os.path.dirname(target)
+    fs.stat(source)
+    fs.make_dirs(folder)
+    try:
+        publish(fs, source, target)
+    except OutcomeUnknown as error:
+        raise Unavailable(f"{error}; publishing it again is safe") from error
+    while len(folder) > len(root):
+        folder = os.path.dirname(folder)
+        fs.sync_dir(folder)
+
+
+async def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        await retry(
+            lambda: store.get(key, ByteRange(start=0, length=1)), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+        )
+    except NotFound:
+        return False
+    return True

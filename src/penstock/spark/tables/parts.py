@@ -1,8 +1,7 @@
-"""What a task does with its rows: Parquet files in the table's folder that no reader sees yet.
+"""The rows of a task as Parquet files in the table's folder, which no reader sees yet.
 
-Rows are gathered per partition value until they fill a row group, row groups until they fill a file. What
-waits in memory is bounded for the whole task: the largest file is finished early when the rows have many
-values.
+Rows are gathered per partition value until they fill a row group, row groups until they fill a file. Memory
+is bounded for the whole task: the largest file is finished early when the rows have many values.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from penstock.errors import InvalidInput
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.table import DataFile, FileLayout, PartitionValues
+from penstock.spark.worker import worker_store
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Rows in memory, before encoding. Larger groups compress no better and hold up readers that skip."""
@@ -39,14 +38,14 @@ _POLICY: Final = RetryPolicy(deadline_s=60.0)
 
 
 def staged_key(path: str) -> str:
-    """Where the file that will be `path` waits in a folder whose readers take every Parquet file they see."""
+    """Return the staged name of `path`, in a folder whose readers take every Parquet file they see."""
     return f"_penstock/staging/{path.rsplit('/', 1)[-1]}.staged"
 
 
 def write_parts(layout: FileLayout, batches: Iterator[pa.RecordBatch]) -> list[DataFile]:
-    """Store the rows as files of `layout` and say what they are. Every file is durable on return.
+    """Store the rows as files of `layout` and return them. Every file is durable on return.
 
-    Raises what the store raises. Files already stored then stay behind, unknown to the table.
+    Raises what the store raises. Files already stored then remain, unknown to the table.
     """
     writer = _Writer(layout, worker_store(layout.store))
     for batch in batches:
@@ -149,7 +148,7 @@ class PartBuffer:
 
     @property
     def held_bytes(self) -> int:
-        """Memory this file occupies, about."""
+        """The approximate memory of this file."""
         return self._rows_bytes + self.stored_bytes
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -188,7 +187,7 @@ _MISREAD: Final = re.compile(r'[\x00-\x1f"#%\'*/:=?\\{}\[\]^<>|`~\x7f-\x9f]')
 def split(
     batch: pa.RecordBatch, columns: Sequence[str], *, keep: bool
 ) -> list[tuple[PartitionValues, pa.RecordBatch]]:
-    """The rows of `batch` for each combination of values in `columns`; the order inside one is kept.
+    """Split the rows of `batch` by the values in `columns`, in their order.
 
     With `keep` the columns stay in the rows. Without, the empty string counts as null: folders cannot tell
     them apart, and other writers do the same.
@@ -214,7 +213,9 @@ def split(
 
 
 def _groups(codes: np.ndarray) -> tuple[list[int], np.ndarray | None]:
-    """Where each run of equal codes starts, and the order of rows that makes the runs (None: as they are)."""
+    """Return the start of each run of equal codes, and the order of rows that makes the runs (None:
+    unchanged).
+    """
     if (codes == codes[0]).all():
         return [0], None
     order = np.argsort(codes, kind="stable")
@@ -224,7 +225,7 @@ def _groups(codes: np.ndarray) -> tuple[list[int], np.ndarray | None]:
 
 
 def _encode(column: pa.Array, keep: bool) -> tuple[np.ndarray, list[str | None]]:
-    """For every row the number of its value, and the values as text."""
+    """Return for every row the number of its value, and the values as text."""
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False), [
         _text(value) if value != "" or keep else None for value in encoded.dictionary.to_pylist()
@@ -238,7 +239,7 @@ def _text(value: object) -> str | None:
 
 
 def safe_folder(partition: PartitionValues) -> str:
-    """A folder for these values where only people read its name: the table knows the values itself."""
+    """Return a folder for these values, whose name is only informative: the table knows the values."""
     return "/".join(f"{_clean(name)}={_clean(value)}" for name, value in partition)
 
 
@@ -247,7 +248,10 @@ def _clean(text: str | None) -> str:
 
 
 def exact_folder(partition: PartitionValues) -> str:
-    """The folder that readers take the values from. Raises `InvalidInput` for one that fits no path."""
+    """Return the folder that readers take the values from.
+
+    Raises `InvalidInput` for one that fits no path.
+    """
     for name, value in partition:
         misread = _MISREAD.search(value or "")
         if misread:
@@ -270,7 +274,7 @@ Bounds: TypeAlias = tuple[Plain, Plain]
 
 
 def statistics_columns(schema: pa.Schema) -> list[str]:
-    """The columns worth knowing the least and greatest value of: plain ones, but not bytes."""
+    """Return the columns whose least and greatest values are useful: plain ones, but not bytes."""
     return _plain_columns(schema)[:_COLUMNS_MAX]
 
 
@@ -283,7 +287,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def delta_stats(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """The `stats` of an add action: rows, nulls of the plain columns, and bounds no value lies outside of.
+    """Return the `stats` of an add action: rows, nulls of the plain columns, and bounds of all values.
 
     Bounds may be wider than the values: long texts are cut, and a float may be any number. They are left out
     altogether if a column that has values cannot get any.
@@ -302,10 +306,10 @@ def delta_stats(footer: pq.FileMetaData, schema: pa.Schema) -> str:
         if not known or nulls[name] < footer.num_rows:
             bounds[name] = _bounds(groups)
     found: dict[str, object] = {"numRecords": footer.num_rows}
-    told = {name: pair for name, pair in bounds.items() if pair is not None}
-    if told and len(told) == len(bounds) and len(_plain_columns(schema)) <= _COLUMNS_MAX:
-        found["minValues"] = {name: low for name, (low, _) in told.items()}
-        found["maxValues"] = {name: high for name, (_, high) in told.items()}
+    bounded = {name: pair for name, pair in bounds.items() if pair is not None}
+    if bounded and len(bounded) == len(bounds) and len(_plain_columns(schema)) <= _COLUMNS_MAX:
+        found["minValues"] = {name: low for name, (low, _) in bounded.items()}
+        found["maxValues"] = {name: high for name, (_, high) in bounded.items()}
     found["nullCount"] = nulls
     return msgspec.json.encode(found).decode()
 
@@ -331,14 +335,14 @@ def _bounds(groups: Sequence[pq.Statistics | None]) -> Bounds | None:
 
 
 def _float_bounds(groups: Sequence[pq.Statistics]) -> Bounds | None:
-    """Any number: the footer does not tell of NaN, which engines place differently. JSON has no infinity."""
+    """Return unlimited bounds: the footer does not show NaN, which engines order differently."""
     ends = [end for group in groups if group.has_min_max for end in (group.min, group.max)]
     most = _FLOAT_MAX[groups[0].physical_type]
     return None if any(math.isinf(end) for end in ends) else (-most, most)
 
 
 def _cut_up(text: str) -> str | None:
-    """A short text that is not less than `text`; None if there is none."""
+    """Return a short text that is not less than `text`; None if there is none."""
     if len(text) <= _STATISTIC_TEXT_MAX:
         return text
     cut = text[:_STATISTIC_TEXT_MAX].rstrip(chr(0x10FFFF))

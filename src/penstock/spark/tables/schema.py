@@ -1,8 +1,7 @@
-"""Whether rows fit a table. Pure: Spark's schema and the table's meet as Arrow schemas."""
+"""Checks that rows fit a table. Pure: Spark's schema and the table's are compared as Arrow schemas."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,9 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.tables.errors import SchemaMismatch
-
-__all__ = ["arrow_schema", "check_partitioning", "check_rows_fit", "retype", "type_name"]
+from penstock.config import closest
+from penstock.spark.errors import SchemaMismatch
 
 _LEAVES: Final = (
     BinaryType,
@@ -52,7 +50,7 @@ _UNFIT: Final = frozenset(" ,;{}()\n\t=")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow form of Spark's schema, every column nullable: what the files of a table hold.
+    """Return Spark's schema as Arrow, every column nullable: the schema of a table's files.
 
     Raises `SchemaMismatch` for a column that no table can hold.
     """
@@ -92,7 +90,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambda kind: kind) -> pa.DataType:
-    """`kind` with `leaf` applied to every plain type in it, in the one spelling we compare and write.
+    """Apply `leaf` to every plain type in `kind`, and return it in the form that we compare and write.
 
     Large and view types become plain ones, children are nullable and named as Parquet names them.
     """
@@ -113,7 +111,7 @@ def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambd
 
 
 def type_name(kind: pa.DataType) -> str:
-    """The type as SQL spells it."""
+    """Return the type in SQL."""
     return from_arrow_type(kind).simpleString()
 
 
@@ -147,8 +145,8 @@ def check_rows_fit(rows: pa.Schema, table: pa.Schema, where: str, *, may_omit: b
 
 
 def _surplus(field: pa.Field, held: list[str], where: str) -> str:
-    nearest = difflib.get_close_matches(field.name, held, n=1, cutoff=0.6)
-    hint = f"did you mean {nearest[0]!r}? Or leave it out" if nearest else "leave it out"
+    near = closest(field.name, held)
+    hint = f"did you mean {near!r}? Or leave it out" if near else "leave it out"
     return (
         f"column {field.name!r} is not in {where}; {hint} in the query, or add it to the table "
         f"({type_name(retype(field.type))})"
@@ -159,8 +157,8 @@ def check_partitioning(rows: pa.Schema, columns: Sequence[str], where: str) -> N
     """Raise `SchemaMismatch` unless the files can be divided by the values of `columns`."""
     for name in columns:
         if name not in rows.names:
-            nearest = difflib.get_close_matches(name, rows.names, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"they are {', '.join(rows.names)}"
+            near = closest(name, rows.names)
+            hint = f"did you mean {near!r}?" if near else f"they are {', '.join(rows.names)}"
             raise SchemaMismatch(f"partitionBy: the rows for {where} have no column {name!r}; {hint}")
         kind = rows.field(name).type
         if not _can_partition(kind):

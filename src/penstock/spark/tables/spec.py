@@ -12,8 +12,6 @@ from penstock.errors import ConfigError
 from penstock.objects import StoreAddress, StoreConfig
 from penstock.units import parse_size
 
-__all__ = ["COMPRESSIONS", "KINDS", "TARGET_FILE_BYTES", "TableKind", "TableSpec"]
-
 TableKind: TypeAlias = Literal["delta", "iceberg", "parquet"]
 
 KINDS: Final[tuple[TableKind, ...]] = ("delta", "iceberg", "parquet")
@@ -72,7 +70,7 @@ class TableSpec:
 
     @classmethod
     def parse(cls, kind: TableKind, given: Mapping[str, str]) -> TableSpec:
-        """From Spark's options, whose names have any case. Raises `ConfigError` naming the option."""
+        """Parse Spark's options, whose names have any case. Raises `ConfigError` naming the option."""
         plain = {_known(kind, key): value for key, value in given.items() if not _is_passed_on(kind, key)}
         plain.pop("", None)
         return cls(
@@ -88,7 +86,7 @@ class TableSpec:
         )
 
     def to_options(self) -> dict[str, str]:
-        """The same as options of `df.write`; secrets are in clear there."""
+        """Return the options of `df.write`; secrets are in clear there."""
         place = {"table": self.table} if self.kind == "iceberg" else {"path": self.path}
         return {
             **place,
@@ -105,7 +103,7 @@ class TableSpec:
 
     @property
     def where(self) -> str:
-        """The table for people."""
+        """The table's address as text."""
         return f"{self.kind} table {self.table or self.path}"
 
     @property

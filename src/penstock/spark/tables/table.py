@@ -1,4 +1,4 @@
-"""A table as the writers, the pipeline and the audit see it."""
+"""The interface of a table for the writers, the pipeline and the audit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ids import SYSTEM_RNG, is_ulid, mint_ulid
 from penstock.objects import StoreConfig
-from penstock.spark.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-__all__ = ["DataFile", "FileLayout", "PartitionValues", "Table", "is_one_time", "one_time_app", "open_table"]
 
 _ONE_TIME: Final = "write-"
 
@@ -41,7 +38,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLayout:
-    """How tasks write files for a table: all they need to know, sent with them. It may hold secrets."""
+    """The layout of files that tasks write for a table. Sent to the tasks; it may contain secrets."""
 
     store: StoreConfig
     rows: pa.Schema
@@ -70,22 +67,22 @@ class Table(Protocol):
     """
 
     def prepare(self, schema: StructType) -> None:
-        """Create the table if it is absent, else see that the rows fit it, and finish what a crash left.
+        """Create the table if it is absent, else check that the rows fit it, and finish interrupted commits.
 
         Raises `SchemaMismatch` naming the column and what to do, or says why the place cannot be written.
         """
         ...
 
     def check(self, schema: StructType) -> bool:
-        """Whether the table is there. Raises as `prepare` when the rows do not fit it; changes nothing."""
+        """Return whether the table exists. Raises as `prepare` if the rows do not fit it; changes nothing."""
         ...
 
     def layout(self, schema: StructType) -> FileLayout:
-        """How tasks write the rows. The table is prepared."""
+        """Return the layout of the rows' files. The table is prepared."""
         ...
 
     def last_version(self, app: str) -> int | None:
-        """The last micro-batch of `app` in the table."""
+        """Return the last micro-batch of `app` in the table."""
         ...
 
     def commit(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
@@ -97,34 +94,19 @@ class Table(Protocol):
         ...
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """The rows each micro-batch of `app` added, as the table itself records it."""
+        """Return the rows that each micro-batch of `app` added, as the table itself records it."""
         ...
 
     def row_count(self) -> int:
-        """The rows in the table now."""
+        """Return the rows in the table now."""
         ...
 
 
 def one_time_app() -> str:
-    """The app of a write that is never repeated."""
+    """Return an app for a write that is never repeated."""
     return _ONE_TIME + mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)
 
 
 def is_one_time(app: str) -> bool:
-    """Whether nobody will ever ask for the last version of `app`, so that it need not be kept."""
+    """Return whether `app` is of a write that is never repeated, so that its version need not be kept."""
     return app.startswith(_ONE_TIME) and is_ulid(app[len(_ONE_TIME) :])
-
-
-def open_table(spec: TableSpec) -> Table:
-    """The table at `spec`; nothing is contacted yet. Raises `Unsupported` when its library is missing."""
-    if spec.kind == "delta":
-        from penstock.spark.tables.delta import DeltaLog
-
-        return DeltaLog(spec)
-    if spec.kind == "iceberg":
-        from penstock.spark.tables.iceberg import IcebergTable
-
-        return IcebergTable(spec)
-    from penstock.spark.tables.parquet import ParquetFolder
-
-    return ParquetFolder(spec)

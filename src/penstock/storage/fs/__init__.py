@@ -1,6 +1,6 @@
-"""The file system as a seam: what durable code asks of it, the machine's own one, locks between processes.
+"""The interface of the file system, its implementation for this machine, and locks between processes.
 
-Another platform is another implementation of `FileSystem`, beside `posix`, with its own locks and modes.
+Another platform needs another implementation of `FileSystem` next to `posix`, with its own locks and modes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file system as a seam: the few calls that durable code needs, with errors that say what to do.
+"""The interface of the file system: the few calls that durable code needs, with errors that say what to do.
 
 What is durable when:
 
@@ -11,8 +11,8 @@ A failed `datasync` or `sync_dir` is never repeated on the same handle: the kern
 and then forgets it, so a second call would succeed over missing bytes. The caller gets the error and has to
 write the file again.
 
-`stage` and `publish` are the one way in which a whole file is put in place: readers see the old bytes or
-the new ones, never a mixture, whatever happens in between.
+`stage` and `publish` are the only way to replace a whole file: readers see the old bytes or the new ones,
+never a mixture, even after a failure.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _LOGGER = logging.getLogger(__name__)
 _WRITE_BYTES = 256 * 1024
 _SECTOR = 4096
-"""A kernel reads whole pages, so that is how much one bad sector costs."""
+"""A kernel reads whole pages, so one bad sector makes a page unreadable."""
 _BAD_MAX = 1024
-"""So many unreadable ranges of one file are kept apart; more of them are taken for one."""
+"""The most unreadable ranges of a file that are kept apart; more of them are joined into one."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
@@ -55,7 +55,7 @@ _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """What `stat` tells of a name."""
+    """The result of `stat`."""
 
     size: int
     modified_ms: int
@@ -70,11 +70,11 @@ class WritableFile(Protocol):
         ...
 
     def datasync(self) -> None:
-        """Return when every byte written so far is durable. After a failure never call it again."""
+        """Make every byte written so far durable. After a failure never call it again."""
         ...
 
     def close(self) -> None:
-        """Release the handle; says nothing about durability. May be called twice."""
+        """Release the handle, which makes nothing durable. May be called twice."""
         ...
 
 
@@ -83,7 +83,7 @@ class LogFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Its bytes; a write never reaches past them."""
+        """The size of the file; a write never goes past it."""
         ...
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -94,39 +94,40 @@ class LogFile(Protocol):
         ...
 
     def write_durably_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """As `write_at`, and return when these bytes are durable; earlier writes may still not be.
+        """Write as `write_at`, and return when these bytes are durable; earlier writes may still not be.
 
         After a failure that range is undefined, and what it holds may become durable or not.
         """
         ...
 
     def datasync(self) -> None:
-        """Return when every byte written so far is durable. After a failure never call it again."""
+        """Make every byte written so far durable. After a failure never call it again."""
         ...
 
     def close(self) -> None:
-        """Release the handle; says nothing about durability. May be called twice."""
+        """Release the handle, which makes nothing durable. May be called twice."""
         ...
 
 
 class FileView:
-    """A file as large as it was when it was opened, read piece by piece; it outlives the name.
+    """A file with the size that it had when it was opened, read in pieces; it outlives the name.
 
-    `view[start:stop]` is a copy of these bytes, read now, so later writes in place are seen. It is always as
-    long as it was asked for within `len(view)`: bytes that the device cannot read, or that were cut off
-    meanwhile, are zeros, and are added to `bad`. So a reader checks what it gets, by its checksum. It
-    holds a descriptor, so keep few of them. Safe to share between threads.
+    `view[start:stop]` is a copy of these bytes, read now, so later writes in place are seen. Within
+    `len(view)` it always has the requested length: bytes that the device cannot read, or that were cut off
+    meanwhile, are zeros, and are added to `bad`. So a reader has to verify a checksum.
+
+    It holds a descriptor, so keep few of them. Safe to share between threads.
     """
 
     __slots__ = ("_read", "_size", "bad", "path")
 
     def __init__(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """`read` returns so many bytes from an offset on, fewer at the end; it raises `MediaError`."""
+        """Create a view over `read`, which returns the bytes from an offset on and raises `MediaError`."""
         self.path = path
         self._size = size
         self._read = read
         self.bad: list[tuple[int, int]] = []
-        """First byte and end of every range that could not be read so far, in order."""
+        """The first byte and the end of every range that could not be read so far, in order."""
 
     def __len__(self) -> int:
         return self._size
@@ -136,7 +137,7 @@ class FileView:
         return memoryview(self.read(start, stop))
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes `start` to `stop - 1`; those that cannot be read are zeros."""
+        """Read the bytes `start` to `stop - 1`; those that cannot be read are zeros."""
         wanted = stop - start
         if wanted <= 0:
             return b""
@@ -151,7 +152,7 @@ class FileView:
         return data
 
     def read_exactly(self, start: int, stop: int) -> bytes:
-        """The same, but raises `MediaError` unless every byte can be read."""
+        """Read as above, but raise `MediaError` unless every byte can be read."""
         data = self.read(start, stop)
         for low, high in self.bad:
             if low < stop and start < high:
@@ -159,13 +160,13 @@ class FileView:
         return data
 
     def until(self, size: int) -> FileView:
-        """The first `size` bytes of it."""
+        """Return a view of the first `size` bytes."""
         part = FileView(self.path, min(size, self._size), self._read)
         part.bad = self.bad
         return part
 
     def _around(self, start: int, stop: int) -> bytes:
-        """What can be read, with zeros for each page that cannot."""
+        """Read what can be read, with zeros for each unreadable page."""
         parts: list[bytes] = []
         while start < stop:
             data = self._beginning(start, stop)
@@ -176,7 +177,8 @@ class FileView:
         return b"".join(parts)
 
     def _beginning(self, start: int, stop: int) -> bytes:
-        """As much from `start` on as can be read, else zeros for one page; nothing at the end of the file."""
+        """Read as much from `start` on as possible, else zeros for one page; nothing at the end of the
+        file."""
         page_end = min(stop, start - start % _SECTOR + _SECTOR)
         while True:
             try:
@@ -213,41 +215,42 @@ class FileSystem(Protocol):
     """Paths are absolute strings. Every method raises the errors of `explain`."""
 
     def create(self, path: str) -> WritableFile:
-        """A new empty file. Raises `Conflict` if the name is taken."""
+        """Create an empty file. Raises `Conflict` if the name is taken."""
         ...
 
     def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
-        """A new file of `size` zero bytes which are written out and durable, so that writing them again in
-        place neither needs room nor changes the file's metadata. Raises `Conflict` if the name is taken;
-        after any other failure there is no such file.
+        """Create a file of `size` zero bytes which are written and durable, so that overwriting them in place
+        neither needs space nor changes the metadata of the file.
 
-        With `reserve_only` the room is taken and the bytes are zero, but they need not be written out: it
-        costs nothing now, and a little with the first sync of each part that is written.
+        Raises `Conflict` if the name is taken; after any other failure the file does not exist. With
+        `reserve_only` the space is allocated and the bytes are zero, but they need not be written: that costs
+        nothing now, and a little with the first sync of each part that is written.
         """
         ...
 
     def open_log(self, path: str) -> LogFile:
-        """An existing file, to be written in place within its size."""
+        """Open an existing file to write in place within its size."""
         ...
 
     def open_append(self, path: str, size: int) -> WritableFile:
-        """Continue an existing file at `size`; whatever is beyond is cut off first.
+        """Continue an existing file at `size`; later bytes are cut off first.
 
         Raises `Corrupt` if the file is shorter. The cut is durable after the handle's next `datasync`.
         """
         ...
 
     def map(self, path: str) -> memoryview:
-        """A read-only view of the whole file as large as it is now, which outlives the name.
+        """Map the whole file read-only with its current size; the view outlives the name.
 
-        Later writes through a `LogFile` are seen in it. It may hold a descriptor, so keep few of them. To
-        look at what was cut off meanwhile, or cannot be read from the device, ends the process: nothing uses
-        it unless a setting asks for it. `open_view` is what to use instead.
+        Later writes through a `LogFile` are seen in it. It may hold a descriptor, so keep few of them.
+
+        Reading a part that was cut off meanwhile, or that the device cannot read, ends the process: it is
+        used only if a setting demands it. Use `open_view` otherwise.
         """
         ...
 
     def open_view(self, path: str) -> FileView:
-        """The file, open for reading piece by piece."""
+        """Open the file for reading in pieces."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
@@ -255,25 +258,25 @@ class FileSystem(Protocol):
         ...
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
-        """The file, or `length` bytes from `start`, or its last `length` bytes when `start` is None.
+        """Read the file, or `length` bytes from `start`, or its last `length` bytes when `start` is None.
 
-        A range that reaches past the end returns the bytes there are. All bytes come from one state of
-        the file, even if the name is replaced meanwhile. Raises `MediaError` if the device cannot read it.
+        A range beyond the end returns the existing bytes. All bytes come from one state of the file, even if
+        the name is replaced meanwhile. Raises `MediaError` if the device cannot read it.
         """
         ...
 
     def read_into(
         self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]
     ) -> memoryview:
-        """As `read`, into memory from `allocate`, which is asked once for as many bytes as there are."""
+        """Read as `read`, into memory from `allocate`, which is called once with the number of bytes."""
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Size and age of a file or directory."""
+        """Return size and age of a file or directory."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give the file a new name in one step, replacing a file of that name."""
+        """Rename the file atomically, replacing a file of that name."""
         ...
 
     def unlink(self, path: str) -> None:
@@ -281,7 +284,7 @@ class FileSystem(Protocol):
         ...
 
     def protect(self, path: str) -> bool:
-        """Let nobody write the file any more; False where the file system does not keep that.
+        """Make the file read-only; returns False if the file system does not support that.
 
         It guards against mistakes, so nothing depends on it, and it need not survive a power cut.
         """
@@ -296,18 +299,18 @@ class FileSystem(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Return when every name in the directory is durable."""
+        """Make every name in the directory durable."""
         ...
 
     def free_bytes(self, path: str) -> int:
-        """How much room this user still has on the device that holds `path`."""
+        """Return the space that this user has left on the device of `path`."""
         ...
 
     def list_files(self, path: str) -> list[tuple[str, FileStat]]:
-        """Every file below the directory by its `/`-joined path relative to it, sorted; no directories.
+        """List every file below the directory by its `/`-joined relative path, sorted; no directories.
 
-        Empty when the directory does not exist. Files that vanish meanwhile are left out, links to
-        directories are not followed.
+        Empty if the directory does not exist. Files that vanish meanwhile are left out, links to directories
+        are not followed.
         """
         ...
 
@@ -323,14 +326,14 @@ class FileSystem(Protocol):
         """Hold the lock named by this file, which is created if need be and never removed.
 
         Excludes other threads and other processes, and ends with the process. With `wait=False` a held
-        lock raises `LockHeld` at once, with `wait_s` after so many seconds. The error names the holder where
-        it can be found. `note` is left in the file and ends with the holder's process id.
+        lock raises `LockHeld` immediately, with `wait_s` after that many seconds. The error names the
+        holder if it can be found. `note` is left in the file and ends with the holder's process id.
         """
         ...
 
 
 def explain(error: OSError, path: str, doing: str) -> PenstockError:
-    """The error to raise for a failed system call: what happened to which path, and what to do."""
+    """Return the error to raise for a failed system call: the operation, the path, and what to do."""
     explained = _explanation(error, path, doing)
     explained.path = path
     return explained
@@ -346,7 +349,7 @@ def _explanation(error: OSError, path: str, doing: str) -> PenstockError:
     if error.errno in _DENIED:
         return PermissionDenied(f"{text}; give this user access to it or choose another directory")
     if error.errno == errno.EEXIST:
-        return Conflict(f"{text}; somebody else made it first")
+        return Conflict(f"{text}; another process created it first")
     if error.errno == errno.EXDEV:
         return Unsupported(f"{text}; keep the whole directory on one device")
     if error.errno in _SHAPE:
@@ -376,7 +379,7 @@ def stage(fs: FileSystem, path: str, buffers: Iterable[Buffer]) -> None:
 
 
 def _grouped(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
-    """Small neighbours together, one call for many; large ones at once, while they are still in the cache."""
+    """Join small neighbours into one call; pass large buffers on immediately, while they are in the cache."""
     group: list[Buffer] = []
     size = 0
     for buffer in buffers:

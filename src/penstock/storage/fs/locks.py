@@ -1,10 +1,10 @@
-"""Who may use a file: the modes of what Penstock creates, and locks between processes.
+"""Access to files: the modes of new files and directories, and locks between processes.
 
 Directories are created with mode 0700, files and lock files with 0600, whatever the umask is. The environment
 variable `PENSTOCK_DATA_MODE` sets another mode for directories, such as 0750 or 0770. Files then get the same
-read and write bits. A lock file can be opened only by those who may write: whoever can open it can hold the
-lock, and a reader that held it would stop every writer. Modes of existing files and directories stay as they
-are, except that an old lock file loses the read bits of users who may not write it.
+read and write bits. A lock file can be opened only by users who may write, because a user who can open it can
+hold the lock, and a reader that held it would stop every writer. Modes of existing files and directories stay
+as they are, except that an old lock file loses the read bits of users who may not write it.
 
 A lock is an `flock`. It ends with its process, but a stopped process keeps it, so every wait of a store has
 an end. The error then names the holder: from the kernel's table of locks, or else from the process id that
@@ -37,7 +37,7 @@ _CONTINUE: Final = "which is stopped: continue it with"
 
 
 class LockHeld(Unavailable):
-    """Somebody else holds the lock. Nothing was done under it."""
+    """Another process or thread holds the lock. Nothing was done under it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class DataModes:
     lock: int = 0o600
 
     def new_file(self, path: str, flags: int, *, lock: bool = False) -> int:
-        """Open `path`, which is made if `flags` say so; returns its descriptor. Raises `OSError`."""
+        """Open `path`, creating it if `flags` say so; returns its descriptor. Raises `OSError`."""
         mode = self.lock if lock else self.file
         if mode == 0o600 or os.path.exists(path):
             return os.open(path, flags, mode)
         fd = os.open(path, flags, mode)
-        with contextlib.suppress(PermissionError):  # somebody else made it a moment ago
-            os.fchmod(fd, mode)  # the umask has taken bits away that were asked for
+        with contextlib.suppress(PermissionError):  # another user has just created it
+            os.fchmod(fd, mode)  # the umask has removed requested bits
         return fd
 
     def new_directory(self, path: str) -> None:
-        """Make one directory. Raises `OSError`."""
+        """Create one directory. Raises `OSError`."""
         os.mkdir(path, self.directory)
         if self.directory != 0o700:
             inherited = os.stat(path).st_mode & stat_bits.S_ISGID
@@ -67,7 +67,7 @@ class DataModes:
 
 
 def data_modes() -> DataModes:
-    """The modes to create with, by the environment. Raises `ConfigError`."""
+    """Return the modes for new files, by the environment. Raises `ConfigError`."""
     return _parsed(os.environ.get(DATA_MODE, ""))
 
 
@@ -112,7 +112,7 @@ class FileLock:
             os.pwrite(self.fd, note, 0)
 
     def _is_taken(self, kind: int, wait_s: float) -> bool:
-        """Look again and again: a blocking `flock` has no deadline. The pauses stay below a disk's sync."""
+        """Poll the lock, because a blocking `flock` has no timeout. The pauses are shorter than a sync."""
         assert self.fd is not None
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_LOOK_S
@@ -177,16 +177,16 @@ close_lock = _LOCKS.close
 
 
 def _close_to_readers(fd: int) -> None:
-    """Take the read bit from users who may not write: they could hold the lock and never need it."""
+    """Remove the read bit of users who may not write: they could hold the lock, and never need it."""
     mode = stat_bits.S_IMODE(os.fstat(fd).st_mode)
     kept = mode & ~((mode & 0o444) & ~(mode & 0o222) << 1)
     if kept != mode:
-        with contextlib.suppress(OSError):  # it belongs to somebody else, or the device keeps no modes
+        with contextlib.suppress(OSError):  # it belongs to another user, or the device keeps no modes
             os.fchmod(fd, kept)
 
 
 def holder(path: str) -> str:
-    """The holder of a lock file for an error message: process id, command and whether it is stopped."""
+    """Describe the holder of a lock file for an error: process id, command and whether it is stopped."""
     pid, source = _pid_in_kernel_table(path), ""
     if pid is None:
         pid, source = _pid_in_file(path), ", as it noted in that file"
@@ -196,19 +196,19 @@ def holder(path: str) -> str:
 
 
 def described(pid: int, source: str = "") -> str:
-    """A process for an error message: its command, and what to do if it is stopped."""
+    """Describe a process for an error: its command, and what to do if it is stopped."""
     command, stopped = _command(pid), _is_stopped(pid)
     named = f"process {pid}{f' ({command})' if command else ''}{source}"
     return f"{named}, {_CONTINUE} `kill -CONT {pid}`, or end it" if stopped else named
 
 
 def advised(named: str, advice: str = "wait for that process or stop it") -> str:
-    """What `holder` says, with the advice unless it brings its own."""
+    """Return the text of `holder`, with advice unless it has its own."""
     return named if _CONTINUE in named else f"{named}; {advice}"
 
 
 def _pid_in_kernel_table(path: str) -> int | None:
-    """The process that /proc/locks names for this file. None if there is no such table or line."""
+    """Return the process that /proc/locks names for this file; None without such a table or line."""
     try:
         info = os.stat(path)
         with open("/proc/locks", encoding="ascii", errors="replace") as table:
@@ -224,7 +224,7 @@ def _pid_in_kernel_table(path: str) -> int | None:
 
 
 def _pid_in_file(path: str) -> int | None:
-    """The process id at the end of the holder's note, if such a process lives."""
+    """Return the process id at the end of the holder's note, if that process is alive."""
     try:
         with open(path, "rb") as file:
             words = file.read(4096).decode("ascii", "replace").replace("=", " ").split()

@@ -1,4 +1,4 @@
-"""The machine's own file system, by POSIX calls, and what kind of device a directory is on."""
+"""The file system of the machine by POSIX calls, and the kind of device of a directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.storage.fs.file_system import Buffer, FileStat, FileView, LogFile,
 from penstock.storage.fs.locks import close_lock, data_modes, open_lock
 
 VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
-"""File systems that are memory: nothing on them survives a restart of the machine."""
+"""File systems in memory: their content does not survive a restart of the machine."""
 
 _T = TypeVar("_T")
 _IOV_MAX = 1024
@@ -64,7 +64,7 @@ class _OsFile:
 
 
 class _OsLogFile:
-    """A file written in place. The calls are kept short: each one is on the way of an acknowledgement."""
+    """A file written in place. The calls are short, because an acknowledgement waits for each."""
 
     __slots__ = ("_fd", "_path", "size")
 
@@ -113,7 +113,7 @@ class _OsLogFile:
 
 
 class _Descriptor:
-    """An open file that is closed when nobody needs it any more, as a map of it would be."""
+    """An open file that is closed with its last reference, as a map of it would be."""
 
     __slots__ = ("fd", "path")
 
@@ -126,11 +126,11 @@ class _Descriptor:
             os.close(self.fd)
 
     def read(self, start: int, length: int) -> bytes:
-        """So many bytes from `start` on, fewer at the end of the file."""
+        """Read bytes from `start` on, fewer at the end of the file."""
         try:
             data = os.pread(self.fd, length, start)
         except OSError:
-            data = b""  # once more, with the error explained
+            data = b""  # read again, for an error with an explanation
         if len(data) == length:
             return data
         with _explained(self.path, "read"):
@@ -143,7 +143,7 @@ class _Descriptor:
 
 
 class OsFileSystem:
-    """The machine's own file system."""
+    """The file system of this machine."""
 
     def create(self, path: str) -> WritableFile:
         with _explained(path, "create"):
@@ -303,7 +303,7 @@ def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
 
 
 def _write_all_at(fd: int, offset: int, buffers: Sequence[Buffer], size: int, flags: int) -> None:
-    """One system call where it can be: what is too many for it is joined, what falls short is continued."""
+    """Write with one system call if possible: too many buffers are joined, and a short write is continued."""
     if len(buffers) > _IOV_MAX:
         buffers = [b"".join(buffers)]
     wanted = sum(map(len, buffers))
@@ -317,7 +317,7 @@ def _write_all_at(fd: int, offset: int, buffers: Sequence[Buffer], size: int, fl
 
 
 def _is_reserved(fd: int, size: int) -> bool:
-    """Take the room for so many bytes; False where the file system cannot."""
+    """Allocate space; returns False if the file system cannot."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -331,7 +331,7 @@ def _is_reserved(fd: int, size: int) -> bool:
 def _fill_with_zeros(fd: int, size: int) -> None:
     for start in range(0, size, len(_ZEROS)):
         _write_all(fd, [_ZEROS[: size - start]])
-        # Piece by piece, so that somebody else's sync on the same device does not wait for all of it.
+        # In pieces, so that the sync of another process on the same device does not wait for all of it.
         os.fdatasync(fd)
 
 
@@ -354,7 +354,7 @@ def _size(fd: int) -> int:
 
 
 def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
-    """Where a read begins and how many bytes there are for it now."""
+    """Return the start of a read, and the number of bytes that exist for it now."""
     size = _size(fd)
     if start is None:
         start = max(0, size - (size if length is None else length))
@@ -370,7 +370,8 @@ def _preadv(fd: int, path: str, memory: memoryview, start: int) -> int:
 
 
 def _tried(path: str, start: int, wanted: int, read: Callable[[], _T]) -> _T:
-    """What `read` returns. Raises `MediaError` if the device fails twice: one failure may pass."""
+    """Read with a retry. Raises `MediaError` if the device fails twice, because one failure may be
+    transient."""
     for tries_left in reversed(range(_READ_TRIES)):
         try:
             return read()
@@ -383,7 +384,7 @@ def _tried(path: str, start: int, wanted: int, read: Callable[[], _T]) -> _T:
 
 
 def _fill(fd: int, path: str, start: int, memory: memoryview) -> int:
-    """Read until the memory is full or the file ends; returns how far that was."""
+    """Read until the memory is full or the file ends; returns the number of bytes."""
     filled = 0
     while filled < len(memory):
         count = _preadv(fd, path, memory[filled:], start + filled)
@@ -428,11 +429,11 @@ def _make_dirs(path: str) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         made = False
     try:
-        # Also when somebody else made it a moment ago: they may not have synced it yet.
+        # Even if another process has just created it, which may not have synced it yet.
         _sync_dir(parent)
     except OSError:
         if made:
-            # Left in place, the next call would take it for durable.
+            # If it stayed, the next call would take it for durable.
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         raise
@@ -466,7 +467,7 @@ def _walk(path: str, prefix: str) -> Iterator[tuple[str, FileStat]]:
 
 
 def filesystem_of(path: str, mounts: str) -> str:
-    """The type of file system `path` is on, by the text of /proc/mounts; "" if it does not tell."""
+    """Return the type of the file system of `path` from the text of /proc/mounts; "" if unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
@@ -480,7 +481,7 @@ def filesystem_of(path: str, mounts: str) -> str:
 
 
 def device_kind(path: str) -> str:
-    """The type of file system `path` is on; "" where the machine does not tell."""
+    """Return the type of the file system of `path`; "" if the machine does not report it."""
     try:
         return filesystem_of(os.path.realpath(path), Path("/proc/mounts").read_text(encoding="utf-8"))
     except OSError:

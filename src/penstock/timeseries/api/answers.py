@@ -50,7 +50,7 @@ _ERRORS: Final = (
     (LimitExceeded, 400, "bad_data"),
     (Rejected, 400, "bad_data"),
     (Unavailable, 503, "unavailable"),
-    # Another process serves the database, or this one has to be started anew: senders come again on 503.
+    # Another process serves the database, or this one has to be restarted; senders retry on 503.
     (Fenced, 503, "unavailable"),
     (OutcomeUnknown, 503, "unavailable"),
     (PenstockError, 500, "internal"),
@@ -65,7 +65,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to send: a status and a JSON body."""
+    """A response: a status and a JSON body."""
 
     status: int
     body: bytes
@@ -73,7 +73,7 @@ class Answer:
 
 
 def query_answer(result: QueryResult, warnings: Sequence[str] = ()) -> Answer:
-    """The result of a query, and what is to be told with it."""
+    """The result of a query, and its warnings."""
     if result.result_type is ResultType.STRING:
         data = f"[{_time_texts([result.at_ms])[0]},{_json(result.text)}]"
     elif result.result_type is ResultType.SCALAR:
@@ -99,7 +99,7 @@ def names_answer(names: Iterable[str], limit: int | None = None, warnings: Seque
 def metadata_answer(
     metrics: Mapping[str, Sequence[Metadata]], limit: int | None = None, limit_per_metric: int | None = None
 ) -> Answer:
-    """What is known of each metric, by name."""
+    """Return the metadata of each metric, by name."""
     data = {
         name: [_metadata(one) for one in dict.fromkeys(metrics[name])][:limit_per_metric]
         for name in sorted(metrics)[:limit]
@@ -108,7 +108,7 @@ def metadata_answer(
 
 
 def error_answer(error: PenstockError) -> Answer:
-    """What went wrong, by whose turn it is: 400 and 422 the caller's, 503 later, 500 ours."""
+    """Return the response to an error: 400 and 422 for the caller's, 503 to retry, 500 for ours."""
     status, kind = next((status, kind) for cls, status, kind in _ERRORS if isinstance(error, cls))
     body = {"status": "error", "errorType": kind, "error": public_text(error)}
     return Answer(status, msgspec.json.encode(body))
@@ -173,7 +173,7 @@ _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def reads_any_name(accept: str) -> bool:
-    """Whether a scraper says, in what it accepts, that it reads names in quotes."""
+    """Return whether the Accept header allows quoted names."""
     return any(
         "text/plain" in one and "escaping=allow-utf-8" in one
         for one in accept.replace(" ", "").lower().split(",")

@@ -1,4 +1,4 @@
-"""What each endpoint was asked for. Every function raises `InvalidInput` naming the wrong parameter."""
+"""Parses the parameters of each endpoint. Every function raises `InvalidInput` that names the parameter."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def single(parameters: Parameters, name: str) -> str | None:
-    """The first value, or None if there is none or it is empty."""
+    """Return the first value, or None if it is missing or empty."""
     values = parameters.get(name) or ()
     return values[0] or None if values else None
 
 
 def required(parameters: Parameters, name: str) -> str:
-    """The first value. Raises `InvalidInput` if there is none."""
+    """Return the first value. Raises `InvalidInput` if there is none."""
     value = single(parameters, name)
     if value is None:
         raise InvalidInput(f'invalid parameter "{name}": it is missing or empty')
@@ -57,7 +57,10 @@ def optional_step(parameters: Parameters, name: str) -> int | None:
 
 
 def optional_limit(parameters: Parameters, name: str) -> int | None:
-    """A count, or None if it is not given or 0. Raises `InvalidInput` if it is negative or no number."""
+    """Return a count, or None if it is missing or 0.
+
+    Raises `InvalidInput` unless it is a number of at least 0.
+    """
     value = single(parameters, name)
     if value is None:
         return None
@@ -153,7 +156,7 @@ class SeriesRequest:
 
     @property
     def read_max(self) -> int | None:
-        """How many to read: one more than are wanted tells that there are more."""
+        """The number to read: one more than requested, to detect a truncated answer."""
         return None if self.limit is None else self.limit + 1
 
 
@@ -167,7 +170,7 @@ class MetadataRequest:
 
 
 def instant_request(parameters: Parameters, now_ms: int) -> InstantRequest:
-    """A query at `time`, or now."""
+    """Parse a query at `time`, by default now."""
     at_ms = optional_time(parameters, "time")
     return InstantRequest(
         query=required(parameters, "query"),
@@ -177,7 +180,7 @@ def instant_request(parameters: Parameters, now_ms: int) -> InstantRequest:
 
 
 def range_request(parameters: Parameters) -> RangeRequest:
-    """A query from `start` to `end` every `step`."""
+    """Parse a query from `start` to `end` every `step`."""
     for name in ("query", "start", "end", "step"):
         required(parameters, name)
     start_ms, end_ms = optional_time(parameters, "start"), optional_time(parameters, "end")
@@ -227,7 +230,7 @@ def labels_request(parameters: Parameters) -> SeriesRequest:
 
 
 def metadata_request(parameters: Parameters) -> MetadataRequest:
-    """What is known of metrics, or of one."""
+    """Parse a request for metadata of all metrics, or of one."""
     return MetadataRequest(
         metric=single(parameters, "metric"),
         limit=optional_limit(parameters, "limit"),

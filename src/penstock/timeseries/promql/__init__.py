@@ -1,4 +1,4 @@
-"""PromQL: queries over series, every step of a range at once.
+"""PromQL: queries over series, all steps of a range together.
 
 `Engine` prepares a query, a `SeriesSource` provides its samples, and the answer is a `QueryResult`.
 Semantics are those Prometheus documents: samples up to five minutes old count, windows are open at
@@ -11,16 +11,13 @@ from __future__ import annotations
 from penstock.timeseries.promql.engine import (
     Engine,
     EngineConfig,
-    FetchedSource,
     Prepared,
     QueryResult,
     ResultSeries,
     ResultType,
-    SelectedSeries,
-    SeriesSource,
-    StaticSource,
     parse_selector,
 )
+from penstock.timeseries.promql.evaluation import FetchedSource, SelectedSeries, SeriesSource, StaticSource
 from penstock.timeseries.promql.limits import (
     BadRange,
     Budget,
@@ -30,7 +27,7 @@ from penstock.timeseries.promql.limits import (
     TooManySamples,
     UnsupportedQuery,
 )
-from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX, is_read_at_once
+from penstock.timeseries.promql.parser import QUERY_CHARACTERS_MAX, is_read_at_once
 from penstock.timeseries.promql.tree import Selection
 
 __all__ = [

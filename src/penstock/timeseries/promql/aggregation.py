@@ -20,11 +20,11 @@ _SMALLEST_NORMAL: Final = float(np.finfo(np.float64).tiny)
 
 
 def histogram_quantile(quantile: Floats, buckets: Vectors, budget: Budget) -> Vectors:
-    """The quantile of each histogram at each step, evenly spread within the bucket it falls into.
+    """Return the quantile of each histogram at each step, interpolated linearly within its bucket.
 
     Series without a number in `le` take no part. Without a bucket up to +Inf, with fewer than two
-    buckets or with nothing counted, the quantile is NaN. A quantile in the last bucket is the bound
-    before it. Raises `ExecutionError` if two metrics have a histogram of the same labels.
+    buckets or with nothing counted, the quantile is NaN. A quantile in the last bucket is its lower
+    bound. Raises `ExecutionError` if two metrics have a histogram of the same labels.
     """
     bounds = [_bound(labels.value(BUCKET_LABEL)) for labels in buckets.labels]
     usable = [row for row, bound in enumerate(bounds) if bound is not None]
@@ -131,19 +131,19 @@ class _Groups:
 
     @property
     def counts(self) -> Floats:
-        """How many values each group has at each step."""
+        """Return the number of values of each group at each step."""
         return self.totals(np.ones(self.vectors.values.shape))
 
     @property
     def filled(self) -> Floats:
-        """The values, 0 where there is none."""
+        """Return the values, 0 where there is none."""
         return np.where(self.vectors.present, self.vectors.values, 0.0)
 
     def totals(self, values: Floats) -> Floats:
         return group_sums(np.where(self.vectors.present, values, 0.0), self.numbers, self.count)
 
     def reduced(self, ufunc: np.ufunc) -> Floats:
-        """`ufunc` over the values of each group; NaN stands for those that are not there."""
+        """Apply `ufunc` to the values of each group, with NaN for missing ones."""
         values = np.where(self.vectors.present, self.vectors.values, np.nan)
         order = np.argsort(self.numbers, kind="stable")
         starts = np.searchsorted(self.numbers[order], np.arange(self.count))
@@ -152,7 +152,7 @@ class _Groups:
         return reduced
 
     def members(self) -> list[Integers]:
-        """The rows of each group."""
+        """Return the rows of each group."""
         return rows_by_group(self.numbers, self.count)
 
 
@@ -192,7 +192,7 @@ def aggregate(op: str, vectors: Vectors, grouping: Grouping, budget: Budget) -> 
 
 
 def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget) -> Vectors:
-    """The quantile of each group, which may differ from step to step."""
+    """Return the quantile of each group, which may differ from step to step."""
     keys, numbers = _grouped(vectors, grouping, budget)
     steps = vectors.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
@@ -207,7 +207,7 @@ def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget
 def select_extremes(
     vectors: Vectors, grouping: Grouping, how_many: Floats, budget: Budget, *, largest: bool
 ) -> Vectors:
-    """The `how_many` largest or smallest of each group at each step, as they are.
+    """Return the `how_many` largest or smallest of each group at each step, as they are.
 
     NaN comes last either way; of equal values the one whose labels sort first is taken. For one step
     the rows come in the order of their values. Raises `ExecutionError` if the number fits no 64-bit integer.
@@ -235,7 +235,7 @@ def select_extremes(
 
 
 def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budget) -> Vectors:
-    """How many series of each group have each value, which becomes the label.
+    """Count the series of each group with each value, which becomes a label.
 
     Raises `ExecutionError` if the label has no name or could not be stored, and as `Budget.charge` does:
     every value is a series.
@@ -258,11 +258,11 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
 
 
 def _grouped(vectors: Vectors, grouping: Grouping, budget: Budget) -> tuple[list[Labels], Integers]:
-    """The groups of a vector, and the group of each row."""
+    """Return the groups of a vector, and the group of each row."""
     return group_by([grouping.key(labels) for labels in budget.watch(vectors.labels)])
 
 
 def _distinct(values: Floats) -> tuple[Floats, Integers]:
-    """The values that differ as texts, and which of them each is: -0 is not 0, and every NaN is the same."""
+    """Return the values that differ as text, and the index of each: -0 is not 0, and all NaN are equal."""
     bits, which = np.unique(np.where(np.isnan(values), np.nan, values).view(np.uint64), return_inverse=True)
     return bits.view(np.float64), which

@@ -40,13 +40,13 @@ _ARITHMETIC: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
 
 
 def arithmetic(op: str, left: Floats, right: Floats) -> Floats:
-    """As IEEE 754 has it: a division by zero is an infinity or NaN."""
+    """Compute as IEEE 754 does: division by zero gives an infinity or NaN."""
     with np.errstate(all="ignore"):
         return _ARITHMETIC[op](left, right)
 
 
 def compare(op: str, left: Floats, right: Floats) -> Mask:
-    """Where the comparison holds; with NaN only `!=` does."""
+    """Return where the comparison holds; with NaN, only `!=` does."""
     with np.errstate(invalid="ignore"):
         return COMPARISONS[op](left, right)
 
@@ -56,7 +56,7 @@ _MANY_GROUPED = "multiple matches for labels: grouping labels must ensure unique
 
 
 class Cardinality(enum.Enum):
-    """How many series of each side may meet."""
+    """The number of series of each side that may match."""
 
     ONE_TO_ONE = "one to one"
     MANY_TO_ONE = "group_left"
@@ -65,7 +65,7 @@ class Cardinality(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """What is written between an operator and its right side."""
+    """The matching modifier of a binary operator."""
 
     cardinality: Cardinality = Cardinality.ONE_TO_ONE
     on: bool = False
@@ -73,11 +73,11 @@ class Matching:
     include: tuple[str, ...] = ()
 
     def signature(self, labels: Labels) -> Labels:
-        """What both sides have to agree on."""
+        """The labels of a match."""
         return labels.keep(self.labels) if self.on else labels.drop((METRIC_NAME, *self.labels))
 
     def result(self, many: Labels, one: Labels, *, keep_name: bool) -> Labels:
-        """The labels of a pair's result: those of the many side, and the included ones of the other."""
+        """Return the labels of a pair's result: of the many side, and the included ones of the other."""
         labels = many if keep_name else many.without_name()
         if self.cardinality is Cardinality.ONE_TO_ONE:
             labels = labels.keep(self.labels) if self.on else labels.drop(self.labels)
@@ -94,7 +94,10 @@ def between_scalars(op: str, left: Scalars, right: Scalars) -> Scalars:
 
 
 def with_scalars(op: str, left: Vectors | Scalars, right: Vectors | Scalars, *, as_bool: bool) -> Vectors:
-    """A vector and a number per step. A comparison filters the vector, unless it is asked for 1 and 0."""
+    """Combine a vector and a number per step.
+
+    A comparison filters the vector, or with `bool` returns 1 and 0.
+    """
     vectors = left if isinstance(left, Vectors) else right
     assert isinstance(vectors, Vectors)
     if op not in COMPARISONS:
@@ -106,7 +109,7 @@ def with_scalars(op: str, left: Vectors | Scalars, right: Vectors | Scalars, *, 
 def between_vectors(
     op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget, *, as_bool: bool
 ) -> Vectors:
-    """Every pair that meets. Raises `ExecutionError` where more meet than may."""
+    """Combine every matching pair. Raises `ExecutionError` if more match than may."""
     swapped = matching.cardinality is Cardinality.ONE_TO_MANY
     many, one = (right, left) if swapped else (left, right)
     many_keys, one_keys = _signatures(many, one, matching, budget)
@@ -152,7 +155,7 @@ def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, bu
 def _signatures(
     left: Vectors, right: Vectors, matching: Matching, budget: Budget
 ) -> tuple[Integers, Integers]:
-    """A number per row of both sides, the same where the labels to match on are."""
+    """Return a number per row of both sides, equal for equal labels to match on."""
     keys = [matching.signature(labels) for labels in budget.watch((*left.labels, *right.labels))]
     numbers = group_by(keys)[1]
     return numbers[: len(left.labels)], numbers[len(left.labels) :]
@@ -168,7 +171,7 @@ def _any_of(vectors: Vectors, keys: Integers, wanted: Integers) -> Mask:
 
 
 def _pairs(many_keys: Integers, one_keys: Integers) -> tuple[Integers, Integers]:
-    """Every pair of rows with one key, in the order of the many side."""
+    """Return every pair of rows with equal keys, in the order of the many side."""
     order = np.argsort(one_keys, kind="stable")
     ordered = one_keys[order]
     low = np.searchsorted(ordered, many_keys, side="left")
@@ -188,7 +191,7 @@ def _combined(op: str, left: Floats, right: Floats, *, as_bool: bool) -> tuple[F
 
 
 def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str, budget: Budget) -> None:
-    """At a step where the other side is empty nothing can match, so nothing is refused there."""
+    """Ignore steps where the other side is empty: nothing matches there, so nothing is refused."""
     clash = _clash(keys, one.present & many.present.any(axis=0), budget)
     if clash is None:
         return

@@ -1,11 +1,11 @@
-"""Every function by its name: what it does with its arguments at every step."""
+"""The functions by name, each applied to its arguments at every step."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from penstock.timeseries.model import (
 )
 from penstock.timeseries.promql import range_functions
 from penstock.timeseries.promql.aggregation import histogram_quantile
+from penstock.timeseries.promql.evaluation import Evaluation
 from penstock.timeseries.promql.limits import Budget, ExecutionError
 from penstock.timeseries.promql.tree import literal_text, matchers_of, unwrapped
 from penstock.timeseries.promql.vectors import (
@@ -35,9 +36,6 @@ from penstock.timeseries.promql.vectors import (
     checked_labels,
     merged,
 )
-
-if TYPE_CHECKING:
-    from penstock.timeseries.promql.engine import Evaluation
 
 _DAY_S: Final = 86400
 
@@ -74,7 +72,7 @@ ELEMENTWISE: Final[dict[str, Callable[[Floats], Floats]]] = {
 
 
 def round_to(vectors: Vectors, nearest: Floats) -> Vectors:
-    """To the nearest multiple, halves upwards."""
+    """Round to the nearest multiple, halves upwards."""
     with np.errstate(all="ignore"):
         inverse = 1.0 / nearest
         return vectors.with_values(np.floor(vectors.values * inverse + 0.5) / inverse)
@@ -88,17 +86,17 @@ def clamp(vectors: Vectors, low: Floats, high: Floats) -> Vectors:
 
 
 def clamp_min(vectors: Vectors, low: Floats) -> Vectors:
-    """At least the bound."""
+    """Limit to at least the bound."""
     return vectors.with_values(np.maximum(vectors.values, low))
 
 
 def clamp_max(vectors: Vectors, high: Floats) -> Vectors:
-    """At most the bound."""
+    """Limit to at most the bound."""
     return vectors.with_values(np.minimum(vectors.values, high))
 
 
 def _of_calendar(part: Callable[[Times], Times]) -> Callable[[Floats], Floats]:
-    """A part of the UTC date of seconds since the Unix epoch; NaN where there is no such date."""
+    """Return a function for a part of the UTC date; NaN for times without one."""
 
     def function(values: Floats) -> Floats:
         known = np.isfinite(values) & (np.abs(values) < 2**43)
@@ -148,7 +146,7 @@ _RUN: Final = re.compile(r"[0-9]+|[^0-9]+")
 def label_replace(
     vectors: Vectors, into: str, template: str, source: str, expression: str, budget: Budget
 ) -> Vectors:
-    """Where the whole of label `source` matches, label `into` becomes the filled template.
+    """Set label `into` to the filled template where all of label `source` matches.
 
     Raises `ExecutionError` if the expression or the label's name is none, if two series become one, and
     before a label is made that is longer than a stored one may be. Raises as `Budget.charge` does.
@@ -203,7 +201,7 @@ def absence(present: Mask, labels: Labels) -> Vectors:
 
 
 def absent_labels(matchers: Sequence[Matcher]) -> Labels:
-    """What is certain of a series that is missed: labels asked for once, by equality."""
+    """Return the known labels of an absent series: those with one matcher, for equality."""
     names = Counter(matcher.name for matcher in matchers)
     return Labels.of(
         (matcher.name, matcher.value)
@@ -283,7 +281,7 @@ _OF_A_RANGE: Final[dict[str, Callable[[Windows], Vectors]]] = {
 
 
 def call(evaluation: Evaluation, name: str, args: _Args) -> Value:
-    """The function's value. The name has been checked to be one of `FUNCTIONS`."""
+    """Evaluate a function. `name` must be one of `FUNCTIONS`."""
     if name in _OF_A_RANGE:
         return _OF_A_RANGE[name](evaluation.windows(args[0]))
     if name in ELEMENTWISE:
@@ -316,7 +314,7 @@ def _as_vector(scalars: Scalars) -> Vectors:
 
 
 def _scalar(evaluation: Evaluation, args: _Args) -> Scalars:
-    """The value of the only series at a step, NaN where there is none or more than one."""
+    """Return the value of the only series at a step, NaN if there is none or more than one."""
     vectors = evaluation.vectors(args[0])
     alone = vectors.present.sum(axis=0) == 1
     values = np.where(vectors.present & alone, vectors.values, 0.0).sum(axis=0)
@@ -324,7 +322,7 @@ def _scalar(evaluation: Evaluation, args: _Args) -> Scalars:
 
 
 def _timestamp(evaluation: Evaluation, args: _Args) -> Vectors:
-    """Of a selector the time of the sample itself; of anything else the time of the step."""
+    """Return the time of the sample for a selector, and of the step for any other expression."""
     selector = unwrapped(args[0])
     if isinstance(selector, ast.VectorSelector):
         vectors, stamps = evaluation.latest(selector)

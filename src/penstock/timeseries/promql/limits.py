@@ -1,10 +1,10 @@
-"""What can be wrong with a query.
+"""Errors of queries, and the budget of a query.
 
 InvalidInput
-├── ParseError          the text is no query; the message starts with line and column
+├── ParseError          the text is not a query; the message is the parser's
 └── BadRange            the steps asked for cannot be evaluated
 Unsupported
-└── UnsupportedQuery    a query, but of a part of the language that is not here
+└── UnsupportedQuery    a query that uses an unsupported part of the language
 Rejected
 └── ExecutionError      the data do not allow an answer (several series where one is needed)
 LimitExceeded
@@ -24,12 +24,10 @@ from penstock.units import format_count, format_duration
 
 
 class ParseError(InvalidInput):
-    """The text is no query. `line` and `column` count from 1 and point at what does not fit."""
+    """The text is not a query. The message is the parser's and names the offending part where it can."""
 
-    def __init__(self, message: str, line: int, column: int) -> None:
-        super().__init__(f"{line}:{column}: parse error: {message}")
-        self.line = line
-        self.column = column
+    def __init__(self, message: str) -> None:
+        super().__init__(f"parse error: {message}")
 
 
 class BadRange(InvalidInput):
@@ -37,7 +35,7 @@ class BadRange(InvalidInput):
 
 
 class UnsupportedQuery(Unsupported):
-    """A part of the language that is not here; the message names it."""
+    """The query uses an unsupported part of the language; the message names it."""
 
 
 class ExecutionError(Rejected):
@@ -53,13 +51,16 @@ class QueryTimeout(LimitExceeded):
 
 
 _SAMPLE_BYTES: Final = 110
-"""What a sample takes while it is worked on: labels are charged as the samples that fit into their bytes."""
+"""Memory of a sample during evaluation.
+
+Labels are charged as the number of samples that fit into their bytes.
+"""
 _ROWS_AT_ONCE: Final = 256
-"""Label sets that are made between two looks at the time."""
+"""Label sets made between two checks of the time."""
 
 
 class Budget:
-    """Counts down as a query is read and evaluated. Time is looked at whenever something is charged.
+    """The rest of a query's samples and time. Every charge checks the time.
 
     One part of a query uses it at a time, on whatever thread; `stop` may come from another.
     """
@@ -77,15 +78,15 @@ class Budget:
 
     @property
     def seconds_left(self) -> float:
-        """How much of the time is left, at least 0."""
+        """The remaining time, at least 0."""
         return max(0.0, self._timeout_s - (self._clock.monotonic() - self._started))
 
     def stop(self) -> None:
-        """Nobody waits for the answer any more: the next look at the time ends the work."""
+        """Cancel the query: the next check of the time ends the work."""
         self._stopped = True
 
     def charge(self, samples: int) -> None:
-        """Raises `TooManySamples` or `QueryTimeout`, before the samples are made."""
+        """Charge samples before they are made. Raises `TooManySamples` or `QueryTimeout`."""
         self._samples_left -= samples
         if self._samples_left < 0:
             raise TooManySamples(
@@ -108,14 +109,14 @@ class Budget:
             yield one
 
     def watch(self, labels: Iterable[Labels]) -> Iterator[Labels]:
-        """Label sets that are only parts of those there are, with a look at the time now and then."""
+        """Yield parts of existing label sets, checking the time now and then."""
         for row, one in enumerate(labels):
             if row % _ROWS_AT_ONCE == 0:
                 self.check()
             yield one
 
     def check(self) -> None:
-        """Raises `QueryTimeout` if the time is over. Whoever works long looks now and then."""
+        """Raise `QueryTimeout` if the time is over. Long work must call it now and then."""
         if self._stopped or self._clock.monotonic() - self._started > self._timeout_s:
             raise self.timed_out()
 
@@ -124,5 +125,5 @@ class Budget:
 
 
 def labels_cost(labels: Labels, least: int = 1) -> int:
-    """The samples that a label set counts as: at least `least`, and one for every 110 bytes of its values."""
+    """Return the samples that a label set counts as: one for every 110 bytes of values, at least `least`."""
     return max(least, labels.memory_bytes // _SAMPLE_BYTES)

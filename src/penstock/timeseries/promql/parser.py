@@ -1,30 +1,162 @@
-"""The parser, and what is kept away from it.
+"""From the text of a query to its tree.
 
-It compiles regular expressions with the tables of all of Unicode, and holds the interpreter meanwhile: some
-hundred characters would stop a server for seconds. So it is never given those of a query. RE2 has the verdict
-on them, and in the text that is parsed a word stands for each, which holds it, and which matches the empty
-text if the expression does: a selector needs a condition that does not.
+The parser compiles regular expressions with the tables of all of Unicode and holds the interpreter lock
+meanwhile: some hundred characters would stop a server for seconds. It also panics on some numbers. Therefore
+the text is prepared before it is parsed:
+
+- Each regular expression is replaced by a placeholder, which encodes it. Read as an expression, the
+  placeholder matches the empty text if the original does, because the parser refuses a selector whose
+  conditions all match it. RE2 decides later whether the original is valid.
+- Texts in backticks become texts in double quotes, because the parser reads escapes in backticks.
+- Length, nesting and durations are checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import promql_parser as ast
 
 from penstock.errors import InvalidInput
 from penstock.timeseries.matchers import Pattern
+from penstock.timeseries.promql.limits import ParseError, UnsupportedQuery
 
+QUERY_CHARACTERS_MAX: Final = 65_536
+TOKENS_MAX: Final = 2_000
+"""The parser needs quadratic time for a chain of operators; this many take a third of a second."""
+NESTING_MAX: Final = 100
+"""Trees are walked by recursion, here and in the parser, so their depth is bounded before parsing."""
+_QUICK_CHARACTERS: Final = 100
+_DURATION_MAX: Final = timedelta(milliseconds=2**53)
+_SECONDS_MAX: Final = 1e13
 _MARK: Final = "re"
 _EMPTY: Final = "|"
+_CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
+_TOKEN: Final = re.compile(
+    r"""[ \t\r\n]+ | \#[^\n]*
+    | (?P<token> "(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'? | `[^`]*`?
+    | [A-Za-z_:][\w:.]* | [0-9.][\w.]* (?:(?<=[eE])[+-][0-9]+)? | =~|!~|==|!=|<=|>= | . )""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
 
 
-def parsed(text: str) -> ast.Expr:
-    """The parser's tree. Raises `ValueError`, `OverflowError`, `RecursionError`; a panic is a `ValueError`.
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A piece of a query and its position."""
 
-    Otherwise a panic would pass every handler of errors, and end whatever asked.
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def is_read_at_once(*texts: str) -> bool:
+    """Return whether queries or selectors can be parsed on the event loop, within some milliseconds.
+
+    Long ones cannot, and neither can those with regular expressions: one may take a tenth of a second.
+    """
+    return sum(map(len, texts)) < _QUICK_CHARACTERS and not any("~" in text for text in texts)
+
+
+def parse(query: str) -> ast.Expr:
+    """Return the tree of a query.
+
+    Raises `ParseError` with the parser's message, and `UnsupportedQuery` for a query that the parser would
+    misread.
+    """
+    tokens = _tokens_of(query)
+    _check_size(query, tokens)
+    _check_durations(tokens)
+    try:
+        return _parsed(_prepared(query, tokens))
+    except (ValueError, OverflowError) as error:
+        raise ParseError(str(error)) from None
+    except RecursionError:
+        raise ParseError("the expression is nested too deeply") from None
+
+
+def expression_in(placeholder: str) -> str:
+    """Return the regular expression that a placeholder in a tree stands for."""
+    return bytes.fromhex(placeholder.removeprefix(_MARK).removesuffix(_EMPTY)).decode()
+
+
+def out_of_range(query: str) -> ParseError:
+    """Return the error for a query with a duration, or a time after `@`, that does not fit a timestamp."""
+    tokens = _tokens_of(query)
+    for before, token in zip(["", *(token.text for token in tokens)], tokens, strict=False):
+        text = token.text.lstrip(":")
+        if text[:1].isdigit() and _overflows(text, after_at=before == "@"):
+            what = "time after @" if before == "@" else "duration"
+            return ParseError(f"the {what} {text} is out of range")
+    return ParseError("a duration or a time is out of range")
+
+
+def _tokens_of(query: str) -> list[_Token]:
+    """Return the tokens of any text, without spaces and comments."""
+    found = [match for match in _TOKEN.finditer(query) if match["token"] is not None]
+    return [_Token(match["token"], match.start()) for match in found]
+
+
+def _check_size(query: str, tokens: list[_Token]) -> None:
+    if len(query) > QUERY_CHARACTERS_MAX or len(tokens) > TOKENS_MAX:
+        raise ParseError(
+            f"the query is longer than {QUERY_CHARACTERS_MAX:,} characters or {TOKENS_MAX:,} tokens"
+        )
+    depth = run = 0
+    before = ""
+    for token in tokens:
+        depth += (token.text in _CLOSING) - (token.text in _CLOSING.values())
+        # Consecutive signs and operators nest as well.
+        run = run + 1 if token.text in "+-" else 0
+        if depth > NESTING_MAX or run > NESTING_MAX:
+            raise ParseError(f"the expression is nested deeper than {NESTING_MAX}")
+        if before == "@" and token.text == "-":
+            raise UnsupportedQuery("a time before 1970 after @ is not supported")
+        before = token.text
+
+
+def _check_durations(tokens: list[_Token]) -> None:
+    """Refuse numbers in place of a duration that would make the parser panic."""
+    before, in_brackets = "", False
+    for token in tokens:
+        in_brackets = token.text == "[" or (in_brackets and token.text != "]")
+        text = token.text.lstrip(":")
+        if (in_brackets or before == "offset") and _is_too_long(text):
+            raise ParseError(f"the duration {text} is out of range")
+        before = before if token.text in "+-" else token.text.lower()
+
+
+def _is_too_long(text: str) -> bool:
+    try:
+        return not abs(float(text)) < _SECONDS_MAX  # true for NaN as well
+    except ValueError:
+        return False
+
+
+def _prepared(query: str, tokens: list[_Token]) -> str:
+    """Return the text for the parser: `query` with regular expressions and backticks replaced."""
+    parts: list[str] = []
+    end, before = 0, ""
+    for token in tokens:
+        literal = token.text
+        if before in ("=~", "!~") and literal[:1] in ('"', "'", "`"):
+            literal = _placeholder(literal)
+        elif literal[:1] == "`":
+            literal = _in_double_quotes(literal)
+        parts += (query[end : token.start], literal)
+        end, before = token.end, token.text
+    return "".join(parts)
+
+
+def _parsed(text: str) -> ast.Expr:
+    """Return the parser's tree. Raises `ValueError`, `OverflowError`, `RecursionError`.
+
+    A panic of the parser becomes a `ValueError`: it would pass every `except Exception` and stop its caller.
     """
     try:
         tree: ast.Expr = ast.parse(text)
@@ -35,21 +167,21 @@ def parsed(text: str) -> ast.Expr:
     return tree
 
 
-def text_of(literal: str) -> str | None:
-    """What a literal in quotes says; None if it is none."""
+def _text_of(literal: str) -> str | None:
+    """Return the text in a quoted literal, or None if it is not one."""
     if literal[:1] == "`":
         return literal[1:-1] if literal[1:].endswith("`") else None
     try:
-        node = parsed(f"x{{a={literal}}}")
+        node = _parsed(f"x{{a={literal}}}")
     except ValueError:
         return None
     assert isinstance(node, ast.VectorSelector)
     return node.matchers.matchers[0].value
 
 
-def in_plain_quotes(literal: str) -> str:
-    """A literal in backticks, where the parser sees escapes though there are none, as it reads it rightly."""
-    text = text_of(literal)
+def _in_double_quotes(literal: str) -> str:
+    """Return a literal in backticks as the same text in double quotes."""
+    text = _text_of(literal)
     if text is None:
         return literal
     for character, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
@@ -57,179 +189,26 @@ def in_plain_quotes(literal: str) -> str:
     return f'"{text}"'
 
 
-def word_for(literal: str) -> str:
-    """What the parser is given for the literal of a regular expression; the same if it is no literal."""
-    text = text_of(literal)
+def _placeholder(literal: str) -> str:
+    """Return the placeholder for the literal of a regular expression, or `literal` if it is not one."""
+    text = _text_of(literal)
     if text is None:
         return literal
     try:
         (is_empty,) = Pattern(text).matches([""])
     except InvalidInput:
-        is_empty = False  # whoever makes a matcher of it is told
+        is_empty = False  # making a matcher of it raises the error
     return f'"{_MARK}{text.encode().hex()}{_EMPTY if is_empty else ""}"'
 
 
-def expression_in(word: str) -> str:
-    """The regular expression that the word in a tree stands for."""
-    return bytes.fromhex(word.removeprefix(_MARK).removesuffix(_EMPTY)).decode()
-
-
-_POWERS: Final = {
-    "or": 1, "and": 2, "unless": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,
-    "+": 4, "-": 4, "*": 5, "/": 5, "%": 5, "atan2": 5, "^": 6,
-}  # fmt: skip
-_POWER_OF_SIGNS: Final = 6
-"""A sign binds less than `^` and more than anything else."""
-CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
-_GROUPS: Final = ("by", "without")
-_MATCHINGS: Final = ("on", "ignoring", "group_left", "group_right")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """An expression within a query: its tokens from `first` up to `end`, and what it is made of."""
-
-    first: int
-    end: int
-    mark: int
-    """The token that makes it what it is: its operator or bracket, otherwise its first."""
-    parts: tuple[Part, ...] = ()
-
-
-def outline(tokens: Sequence[str]) -> list[Part]:
-    """Every expression of a query, each behind those that it is made of.
-
-    Empty if the text is no query, as far as this looks at it.
-    """
-    reader = _Reader(tokens)
+def _overflows(text: str, *, after_at: bool) -> bool:
     try:
-        reader.expression(0)
-    except (IndexError, RecursionError, _Misread):
-        return []
-    return reader.found if reader.at == len(tokens) else []
-
-
-class _Misread(Exception):
-    """Something else stands where an expression should."""
-
-
-class _Reader:
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.at = 0
-        self.found: list[Part] = []
-        self._tokens = tokens
-
-    def expression(self, power_min: int) -> Part:
-        part = self._signed()
-        while (power := _POWERS.get(self._word(), 0)) >= max(power_min, 1):
-            mark = self._next()
-            self._skip_matching()
-            right = self.expression(power if self._tokens[mark] == "^" else power + 1)
-            part = self._made(part.first, mark, part, right)
-        return part
-
-    def _signed(self) -> Part:
-        if self._word() not in ("+", "-"):
-            return self._behind(self._plain())
-        mark = self._next()
-        return self._made(mark, mark, self.expression(_POWER_OF_SIGNS))
-
-    def _plain(self) -> Part:
-        first = self.at
-        start = self._tokens[first]
-        if start == "(":
-            self._next()
-            inner = self.expression(0)
-            self._expect(")")
-            return self._made(first, first, inner)
-        if start == "{":
-            self._skip_bracket()
-            return self._made(first, first)
-        if not (start[0].isalnum() or start[0] in "_:.\"'`"):
-            raise _Misread
-        self._next()
-        return self._named(first) if start[0].isalpha() or start[0] in "_:" else self._made(first, first)
-
-    def _named(self, first: int) -> Part:
-        """A selector, a call or an aggregation: whatever starts with a name."""
-        if self._word() in _GROUPS and self._follows("("):
-            self._skip_labels()
-        if self._word() != "(":
-            if self._word() == "{":
-                self._skip_bracket()
-            return self._made(first, first)
-        arguments = self._arguments()
-        if self._word() in _GROUPS:
-            self._skip_labels()
-        return self._made(first, first, *arguments)
-
-    def _arguments(self) -> list[Part]:
-        self._expect("(")
-        arguments: list[Part] = []
-        while self._word() != ")":
-            arguments.append(self.expression(0))
-            if self._word() == ",":
-                self._next()
-        self._expect(")")
-        return arguments
-
-    def _behind(self, part: Part) -> Part:
-        """With the ranges, offsets and times that follow it."""
-        while (word := self._word()) in ("[", "offset", "@"):
-            mark = self.at
-            if word == "[":
-                self._skip_bracket()
-            else:
-                self._next()
-                while self._word() in ("+", "-"):
-                    self._next()
-                self._next()
-                if self._word() == "(":
-                    self._skip_bracket()
-            part = self._made(part.first, mark, part)
-        return part
-
-    def _skip_matching(self) -> None:
-        """What may stand between an operator and its right side."""
-        while self._word() == "bool" or self._word() in _MATCHINGS:
-            if self._word() == "bool":
-                self._next()
-            else:
-                self._skip_labels()
-
-    def _skip_labels(self) -> None:
-        self._next()
-        if self._word() == "(":
-            self._skip_bracket()
-
-    def _skip_bracket(self) -> None:
-        waiting = [CLOSING[self._tokens[self._next()]]]
-        while waiting:
-            token = self._tokens[self._next()]
-            if token in CLOSING:
-                waiting.append(CLOSING[token])
-            elif token == waiting[-1]:
-                waiting.pop()
-
-    def _made(self, first: int, mark: int, *parts: Part) -> Part:
-        part = Part(first=first, end=self.at, mark=mark, parts=parts)
-        self.found.append(part)
-        return part
-
-    def _word(self) -> str:
-        return self._tokens[self.at].lower() if self.at < len(self._tokens) else ""
-
-    def _follows(self, token: str) -> bool:
-        return self.at + 1 < len(self._tokens) and self._tokens[self.at + 1] == token
-
-    def _next(self) -> int:
-        """The place of this token; the one behind it is next. Raises `IndexError` at the end."""
-        if self.at >= len(self._tokens):
-            raise IndexError
-        self.at += 1
-        return self.at - 1
-
-    def _expect(self, token: str) -> None:
-        if self._word() != token:
-            raise _Misread
-        self._next()
+        node = _parsed(f"x @ {text}" if after_at else f"x[{text}]")
+    except (ValueError, OverflowError):
+        return False
+    try:
+        if isinstance(node, ast.VectorSelector):
+            return node.at is None or node.at.at is None
+        return isinstance(node, ast.MatrixSelector) and node.range > _DURATION_MAX
+    except (ValueError, OverflowError):
+        return True

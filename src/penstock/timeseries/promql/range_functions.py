@@ -1,7 +1,7 @@
-"""Sums that keep what rounding loses: each addition's error is carried along and added at the end.
+"""Functions over range vectors, and compensated sums: the error of each addition is added at the end.
 
-Rows are added in pairs, then pairs of pairs, all groups at once, so that the work is a few passes over
-arrays however many rows there are.
+Rows are added in pairs, then pairs of pairs, for all groups together, so that the work is a few passes over
+arrays for any number of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.timeseries.promql.vectors import Block, Vectors, Windows
 
 
 def group_sums(values: Floats, groups: Integers, group_count: int) -> Floats:
-    """The sum of the rows of each group; rows that have no value are expected to hold 0.
+    """Return the sum of the rows of each group; rows without a value must hold 0.
 
     Every group must have a row.
     """
@@ -35,7 +35,7 @@ def group_sums(values: Floats, groups: Integers, group_count: int) -> Floats:
 
 
 def group_means(values: Floats, groups: Integers, group_count: int, counts: Floats) -> Floats:
-    """The mean of each group, `counts` being how many values each has at each step."""
+    """Return the mean of each group, `counts` being how many values each has at each step."""
     with np.errstate(all="ignore"):
         sums = group_sums(values, groups, group_count)
         means = sums / counts
@@ -47,7 +47,7 @@ def group_means(values: Floats, groups: Integers, group_count: int, counts: Floa
 
 
 def column_sums(values: Floats) -> Floats:
-    """The sum of each column."""
+    """Return the sum of each column."""
     sums, lost = values, np.zeros(values.shape[1])
     with np.errstate(all="ignore"):
         while len(sums) > 1:
@@ -61,7 +61,7 @@ def column_sums(values: Floats) -> Floats:
 
 
 def column_means(values: Floats, counts: Floats) -> Floats:
-    """The mean of each column, which has `counts` values."""
+    """Return the mean of each column, which has `counts` values."""
     with np.errstate(all="ignore"):
         sums = column_sums(values)
         if bool(np.isfinite(sums).all()):
@@ -70,14 +70,14 @@ def column_means(values: Floats, counts: Floats) -> Floats:
 
 
 def _two_sum(left: Floats, right: Floats) -> tuple[Floats, Floats]:
-    """The rounded sum and exactly what the rounding lost."""
+    """Return the rounded sum and the exact rounding error."""
     total = left + right
     part = total - left
     return total, (left - (total - part)) + (right - part)
 
 
 def sum_over_time(windows: Windows) -> Vectors:
-    """The sum, with what rounding loses added back."""
+    """Return the compensated sum."""
     return windows.fold(lambda block: column_sums(block.values))
 
 
@@ -97,7 +97,7 @@ def max_over_time(windows: Windows) -> Vectors:
 
 
 def count_over_time(windows: Windows) -> Vectors:
-    """How many samples there are."""
+    """The number of samples."""
     return windows.vectors(windows.counts.astype(np.float64), windows.counts >= 1)
 
 
@@ -148,7 +148,7 @@ def deriv(windows: Windows) -> Vectors:
 
 
 def predict_linear(windows: Windows, ahead_s: Floats) -> Vectors:
-    """Where that line is `ahead_s` seconds after the window's end."""
+    """The value of that line `ahead_s` seconds after the window's end."""
 
     def predicted(block: Block) -> Floats:
         slope, at_end = _line(block)
@@ -178,7 +178,7 @@ def quantiles(values: Floats, inside: Mask, quantile: Floats) -> Floats:
 
 
 def _ranked(ordered: Floats, rank: np.typing.NDArray[np.intp], nans: np.typing.NDArray[np.intp]) -> Floats:
-    """The value of that rank when NaNs stand first, of columns where they stand last."""
+    """Return the value of a rank that counts NaN first, from columns with NaN last."""
     place = np.clip(rank - nans, 0, len(ordered) - 1)
     return np.where(rank < nans, np.nan, np.take_along_axis(ordered, place[None], axis=0)[0])
 
@@ -234,7 +234,7 @@ def idelta(windows: Windows) -> Vectors:
 
 
 def resets(windows: Windows) -> Vectors:
-    """How often a counter fell."""
+    """The number of counter resets."""
     values = windows.rows.values
     with np.errstate(invalid="ignore"):
         fell = values[1:] < values[:-1]
@@ -242,7 +242,7 @@ def resets(windows: Windows) -> Vectors:
 
 
 def changes(windows: Windows) -> Vectors:
-    """How often the value changed; from NaN to NaN is no change."""
+    """The number of changes of the value; from NaN to NaN is none."""
     values = windows.rows.values
     same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
     return _counted(windows, (~same).astype(np.float64))
@@ -284,7 +284,7 @@ def _extrapolated(windows: Windows, *, counter: bool, per_second: bool) -> Vecto
 
 
 def _reach(gap: Floats, average: Floats) -> Floats:
-    """How far the change is extended over a gap between a sample and the window's edge."""
+    """Return the extrapolation over the gap between a sample and the window's edge."""
     return np.where(gap >= average * 1.1, average / 2, gap)
 
 

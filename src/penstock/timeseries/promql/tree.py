@@ -36,7 +36,7 @@ class Grid:
 
 
 class OutOfRange(InvalidInput):
-    """A duration, or a time behind `@`, does not fit a timestamp."""
+    """A duration, or a time after `@`, does not fit a timestamp."""
 
 
 DEPTH_MAX: Final = 200
@@ -57,21 +57,21 @@ _Shifted: TypeAlias = ast.VectorSelector | ast.SubqueryExpr
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a selector needs from storage: all samples with `start_ms <= timestamp <= end_ms`."""
+    """The data that a selector needs from storage: all samples with `start_ms <= timestamp <= end_ms`."""
 
     matchers: tuple[Matcher, ...]
     start_ms: int
     end_ms: int
 
     def covers(self, other: Selection) -> bool:
-        """Whether everything of the other is in this one too."""
+        """Return whether this selection includes all of the other."""
         within = self.start_ms <= other.start_ms and other.end_ms <= self.end_ms
         return within and self.matchers == other.matchers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What decides where selectors look: the steps of the whole query, and the engine's defaults."""
+    """The times that selectors read: the steps of the whole query, and the engine's defaults."""
 
     query: Grid
     lookback_ms: int
@@ -79,7 +79,7 @@ class Placement:
     steps_max: int
 
     def times(self, node: _Shifted, grid: Grid) -> Times:
-        """The time that each step of the grid looks at, after `@` and `offset`."""
+        """Return the time that each step of the grid reads, after `@` and `offset`."""
         times = grid.times
         at = node.at
         if at is not None:
@@ -87,12 +87,12 @@ class Placement:
         return times - milliseconds(node.offset)
 
     def selection(self, node: ast.VectorSelector, grid: Grid, range_ms: int) -> Selection:
-        """Everything in `(time - range, time]` of any step."""
+        """Return the selection of `(time - range, time]` for all steps."""
         times = self.times(node, grid)
         return Selection(matchers_of(node), int(times.min()) - range_ms + 1, int(times.max()))
 
     def inner_grid(self, node: ast.SubqueryExpr, grid: Grid) -> Grid:
-        """The steps of a subquery: multiples of its step, whatever the query's own steps are.
+        """Return the steps of a subquery: multiples of its step, independent of the query's steps.
 
         Raises `TooManySamples` if there are too many of them.
         """
@@ -114,12 +114,12 @@ class Placement:
         except (OverflowError, ValueError):
             moment = None
         if moment is None:
-            raise OutOfRange("the time behind @ is out of range")
+            raise OutOfRange("the time after @ is out of range")
         return (moment - _EPOCH) // _MILLISECOND
 
 
 def milliseconds(duration: timedelta | None) -> int:
-    """Whole milliseconds. Raises `OutOfRange` if they are more than fit a timestamp."""
+    """Return whole milliseconds. Raises `OutOfRange` if they do not fit a timestamp."""
     count = 0 if duration is None else duration // _MILLISECOND
     if abs(count) > _TIME_MAX_MS:
         raise OutOfRange("a duration is out of range")
@@ -127,27 +127,27 @@ def milliseconds(duration: timedelta | None) -> int:
 
 
 def unwrapped(node: ast.Expr) -> ast.Expr:
-    """The expression within any parentheses."""
+    """Return the expression without parentheses."""
     while isinstance(node, ast.ParenExpr):
         node = node.expr
     return node
 
 
 def literal_text(node: ast.Expr) -> str:
-    """The text of a literal, in parentheses or not; the parser has checked that it is one."""
+    """Return the text of a literal, in parentheses or not. The node must be one."""
     inner = unwrapped(node)
     assert isinstance(inner, ast.StringLiteral)
     return inner.val
 
 
 def matchers_of(node: ast.VectorSelector) -> tuple[Matcher, ...]:
-    """Every condition on the labels, the metric's name included. Raises `InvalidInput` if one is none."""
+    """Return every matcher, including the metric's name. Raises `InvalidInput` for an invalid one."""
     named = [Matcher(MatchOp.EQUAL, METRIC_NAME, node.name)] if node.name else []
     return (*named, *(_matcher(matcher) for matcher in node.matchers.matchers))
 
 
 def children(node: ast.Expr) -> list[ast.Expr]:
-    """The expressions directly below, from left to right."""
+    """Return the direct sub-expressions, from left to right."""
     if isinstance(node, ast.BinaryExpr):
         return [node.lhs, node.rhs]
     if isinstance(node, ast.Call):
@@ -160,18 +160,18 @@ def children(node: ast.Expr) -> list[ast.Expr]:
 
 
 def check_supported(tree: ast.Expr, functions: frozenset[str], aggregations: frozenset[str]) -> None:
-    """Raises `UnsupportedQuery` naming what is not here, before anything is read."""
+    """Check that a query is supported. Raises `UnsupportedQuery` that names the part that is not."""
     waiting = [(tree, 1)]
     while waiting:
         node, depth = waiting.pop()
         if depth > DEPTH_MAX:
-            raise ParseError(f"the expression is nested deeper than {DEPTH_MAX}", 1, 1)
+            raise ParseError(f"the expression is nested deeper than {DEPTH_MAX}")
         _check_node(node, functions, aggregations)
         waiting += [(child, depth + 1) for child in children(node)]
 
 
 def selections(node: ast.Expr, grid: Grid, placement: Placement) -> Iterator[Selection]:
-    """What each selector of the tree needs, subqueries with their own steps."""
+    """Yield the selection of each selector in the tree; subqueries use their own steps."""
     if isinstance(node, ast.MatrixSelector):
         yield placement.selection(node.vector_selector, grid, milliseconds(node.range))
     elif isinstance(node, ast.VectorSelector):

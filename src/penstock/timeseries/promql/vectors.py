@@ -1,6 +1,6 @@
-"""What an expression is worth at every step: a vector of series, one number, or a text.
+"""The value of an expression at every step: a vector of series, one number, or a text.
 
-Presence is a mask of its own, because NaN is a value like any other.
+Presence is a separate mask, because NaN is an ordinary value.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Vectors:
         return cls((), np.empty((0, steps)), np.empty((0, steps), np.bool_))
 
     def rows(self, chosen: Integers | Sequence[int]) -> Vectors:
-        """Those rows, in that order."""
+        """Return these rows, in this order."""
         index = np.asarray(chosen, np.intp)
         return Vectors([self.labels[row] for row in index.tolist()], self.values[index], self.present[index])
 
     def where(self, present: Mask) -> Vectors:
-        """Only what is present in the mask too; rows that are left with nothing go."""
+        """Return only values present in the mask, without rows that become empty."""
         return Vectors(self.labels, self.values, self.present & present).compact()
 
     def with_values(self, values: Floats) -> Vectors:
@@ -76,14 +76,14 @@ Value: TypeAlias = Vectors | Scalars | Text
 
 
 def group_by(keys: Sequence[Labels]) -> tuple[list[Labels], Integers]:
-    """The distinct keys in the order in which they first appear, and the group of each."""
+    """Return the distinct keys in order of appearance, and the group of each key."""
     numbers: dict[Labels, int] = {}
     groups = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.intp, len(keys))
     return list(numbers), groups
 
 
 def rows_by_group(groups: Integers, count: int) -> list[Integers]:
-    """The rows of each of `count` groups, each in order."""
+    """Return the rows of each of `count` groups, in order."""
     if not count:
         return []
     order = np.argsort(groups, kind="stable")
@@ -111,13 +111,13 @@ def merged(labels: Sequence[Labels], values: Floats, present: Mask, conflict: st
 
 _BLOCK_CELLS_MAX: Final = 1 << 20
 _PIECE_ITEMS_MAX: Final = 1 << 25
-"""What numpy reduces in some hundredths of a second, between two looks at the time."""
+"""Items that numpy reduces in some hundredths of a second, between two checks of the time."""
 _KEY_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Series one behind the other: row `i` is `bounds[i]` to `bounds[i + 1]` of both buffers, in order."""
+    """Concatenated series: row `i` is `bounds[i]` to `bounds[i + 1]` of both buffers, in order."""
 
     labels: Sequence[Labels]
     bounds: Integers
@@ -145,7 +145,7 @@ class Rows:
         return Rows(self.labels, before[self.bounds], self.timestamps[kept], self.values[kept])
 
     def positions(self, times: Times) -> Integers:
-        """For each row and time, where in the buffers its first sample after that time stands."""
+        """Return, for each row and time, the position of its first sample after that time."""
         if not len(self.labels) or not len(self.timestamps):
             return np.zeros((len(self.labels), len(times)), np.intp)
         low = int(self.timestamps.min())
@@ -158,7 +158,7 @@ class Rows:
         return np.concatenate(parts)
 
     def _positions(self, rows: range, times: Times, low: int, reach: int) -> Integers:
-        """All rows in one search: a row's number makes the high part of the key, the time the low part."""
+        """Search all rows in one pass: the row is the high part of the key, the time the low part."""
         first, last = int(self.bounds[rows.start]), int(self.bounds[rows.stop])
         counts = np.diff(self.bounds[rows.start : rows.stop + 1])
         offsets = np.arange(len(rows), dtype=np.int64) * reach
@@ -168,7 +168,7 @@ class Rows:
 
 
 def latest(rows: Rows, times: Times, lookback_ms: int) -> tuple[Vectors, Times]:
-    """The last sample of each row in `(time - lookback, time]`, and its timestamp.
+    """Return the last sample of each row in `(time - lookback, time]`, and its timestamp.
 
     A row whose last sample is a stale marker has no value there.
     """
@@ -230,7 +230,7 @@ class Windows:
         return self.rows.timestamps[inside], self.rows.values[inside]
 
     def vectors(self, values: Floats, present: Mask, *, keep_name: bool = False) -> Vectors:
-        """The answer of a function: a value per window, without the metric's name unless it is kept."""
+        """Make the result of a function: a value per window, without the metric's name unless kept."""
         found = Vectors(self.rows.labels, values, present).compact()
         if keep_name:
             return found
@@ -253,7 +253,7 @@ class Windows:
         some = high > low
         edges = np.stack((low[some], high[some]), axis=1)
         reduced = np.empty(len(edges))
-        padded = np.append(items, 0.0)  # an end may stand behind the last item
+        padded = np.append(items, 0.0)  # an end may be after the last item
         for piece in _pieces(edges[:, 1] - edges[:, 0]):
             self.check()
             with np.errstate(all="ignore"):
@@ -284,7 +284,7 @@ class Windows:
 
 
 def _pieces(work: Integers) -> Iterator[slice]:
-    """Neighbours whose work, added up, is bounded; one whose own is more stands alone."""
+    """Yield groups of neighbours with bounded total work; one that exceeds the bound is a group alone."""
     done = np.cumsum(work)
     first = 0
     while first < len(work):
@@ -295,7 +295,7 @@ def _pieces(work: Integers) -> Iterator[slice]:
 
 
 def checked_labels(labels: Labels, maker: str) -> Labels:
-    """The labels, if they could be stored. Raises `ExecutionError` that names the limit otherwise."""
+    """Check that labels could be stored. Raises `ExecutionError` that names the limit."""
     total = 0
     for name, value in labels:
         size = _size(name) + _size(value)

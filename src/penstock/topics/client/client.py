@@ -235,7 +235,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         max_batch_bytes: int = 0,
         match: Predicate | str | None = None,
     ) -> AsyncGenerator[Page, None]:
-        """Pages for ever, as records arrive. Each continues at `next_from_seq` of the one before.
+        """Yield pages without end, as records arrive. Each continues at `next_from_seq` of the one before.
 
         A page comes when the position moves or when there is a gap: look at `page.tombstone`, it tells which
         records are gone and why. A server that is away longer than `retry_deadline` ends it with

@@ -258,7 +258,7 @@ def _may_repeat(call: Call, failure: Failure) -> bool:
 
 
 def _last_word(failure: Failure, unsettled: Failure | None) -> PenstockError:
-    """What to raise: a later refusal to connect does not settle what became of an earlier attempt."""
+    """Return the error to raise: a later refusal to connect does not settle an earlier attempt."""
     if unsettled is None or failure is unsettled:
         return failure.error
     if isinstance(failure.error, Unanswered):
@@ -298,6 +298,6 @@ def _transport(url: str, connections_max: int) -> Lanes:
 
 def _trusted(url: str) -> ssl.SSLContext:
     # Reading the machine's certificates takes longer than a call; without TLS none is needed, and a
-    # context that trusts nobody is the safe one to leave in its place.
+    # context that trusts no certificate is the safe one to leave in its place.
     https = url.startswith("https:")
     return ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

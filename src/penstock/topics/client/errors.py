@@ -59,7 +59,7 @@ class Unreachable(TopicError, Unavailable):
 
 
 class UnexpectedAnswer(TopicError, Unsupported):
-    """What answers at this address does not speak the contract."""
+    """The server at this address does not speak the contract."""
 
 
 class Unanswered(TopicError, OutcomeUnknown):
@@ -72,7 +72,7 @@ _NOTHING_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTime
 
 
 class Effect(enum.Enum):
-    """What effect a failed attempt may have had."""
+    """The effect that a failed attempt may have had."""
 
     NONE = "the server did not act on it; the same call may succeed later"
     UNKNOWN = "it may have been applied"
@@ -120,7 +120,7 @@ _DELAYS: Final[Mapping[str, type[errors.TopicError]]] = {
 
 
 def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: bool) -> Failure:
-    """What an answer other than success means. `changes` tells whether the call was to change something."""
+    """Interpret an unsuccessful response. `changes` says whether the call was to change something."""
     try:
         problem = _BODY.decode(response.content).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -147,7 +147,7 @@ def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: b
 
 
 def failure_of_transport(error: httpx.HTTPError, url: str, *, changes: bool) -> Failure:
-    """What a call without an answer means."""
+    """Interpret a call without a response."""
     reason = str(error) or type(error).__name__
     if isinstance(error, httpx.UnsupportedProtocol | httpx.DecodingError | httpx.TooManyRedirects):
         return Failure(error=UnexpectedAnswer(f"{url}: {reason}"), effect=Effect.REFUSED)

@@ -134,7 +134,7 @@ class _Jobs(msgspec.Struct, omit_defaults=True):
 
 
 class QueueCalls(abc.ABC):
-    """What a client can do with a queue.
+    """Calls of a client for queues.
 
     `jobs` are what a claim handed out, or pairs of a sequence and a lease id; those are fenced: a worker that
     was too slow changes nothing. Bare sequences are taken for whatever lease the node holds.
@@ -159,7 +159,7 @@ class QueueCalls(abc.ABC):
         return ack_result(answer.content)
 
     async def nack(self, topic: str, node: str, jobs: Sequence[JobRef], *, delay_ms: int = 0) -> NackResult:
-        """Give these jobs back, to be claimed again at once or after `delay_ms`."""
+        """Return these jobs, to be claimed again immediately or after `delay_ms`."""
         body = _jobs_body(node, jobs, delay_ms=delay_ms)
         answer = await self._send("POST", topic, Repeat.UNAPPLIED, "/nack", body=body)
         return nack_result(answer.content)

@@ -83,7 +83,7 @@ _REMOVED: Final = msgspec.json.Decoder(_Removed)
 
 
 class RouterCalls(abc.ABC):
-    """What a client can do with routers."""
+    """Calls of a client for routers."""
 
     _connection: Connection
 

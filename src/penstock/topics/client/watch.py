@@ -35,7 +35,7 @@ class WatchEvent:
     `records`: they are there, as JSON objects in `fragments`. `gap`: records are gone, see `tombstone`.
     `caught_up`: this was all there is for now. `deleted`: the topic is gone. `not_followed`: a topic with the
     prefix appeared, and the session has as many as it may; `message` says so. `put_off`: the server is
-    pressed hard, and sends records of this topic later.
+    overloaded, and sends records of this topic later.
     """
 
     kind: Literal["records", "gap", "caught_up", "deleted", "not_followed", "put_off"]
@@ -133,7 +133,7 @@ def problem_of(frame: Frame) -> WatchProblem:
 
 
 def event_of(frame: Frame) -> WatchEvent | None:
-    """What a frame tells; None for a name that this client does not know. Raises `msgspec.MsgspecError`."""
+    """Decode a frame; None for a name that this client does not know. Raises `msgspec.MsgspecError`."""
     if frame.name == "record":
         batch, deep = decode_list(_DECODE_RECORD, frame.data)
         return WatchEvent(
@@ -224,16 +224,16 @@ class WatchCalls:
         include_data: bool = True,
         match: Predicate | str | None = None,
     ) -> AsyncGenerator[WatchEvent, None]:
-        """What happens in these topics, as it happens: records, gaps, deletions.
+        """Follow these topics live: yield records, gaps and deletions as they happen.
 
-        `topics` are names, each from its beginning, or names with the sequence to start behind, or "tail" for
+        `topics` are names, each from its beginning, or names with the sequence to start after, or "tail" for
         what comes from now on. A name that ends in `*` stands for every topic that begins so, also those that
         appear later, which are told from their beginning.
 
-        A connection that breaks is opened again, and goes on behind the last event that came out of here:
+        A connection that breaks is opened again, and continues after the last event that was yielded:
         nothing is lost or repeated, also when the server was restarted, as long as the log has it. A server
         that is away longer than `retry_deadline` ends it with `Unavailable`; start again from the last
-        `to_seq` of each topic. It ends by itself when every topic was deleted. Raises `TopicNotFound`, and
+        `to_seq` of each topic. It ends when every topic was deleted. Raises `TopicNotFound`, and
         `Damaged` where a record cannot be read.
         """
         starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
@@ -322,7 +322,7 @@ class _Watching:
             raise UnexpectedAnswer(f"the answer to a watch is not what it should be: {error}") from error
         self._wid, self._last_id = created.wid, ""
         for name, start in created.topics.items():
-            # Where "tail" was, a number: it must not move when the session is made anew.
+            # Where "tail" was, a number: it must not move when the session is created again.
             self._body.topics[name] = _Start(from_seq=start.from_seq)
         self._has_begun = True
         for name in [name for name in self._body.topics if name.endswith("*")]:
@@ -354,7 +354,7 @@ class _Watching:
                         return
 
     def _told(self, frame: Frame) -> list[WatchEvent]:
-        """What a frame means. Raises `_Broken` if it is a reason to come back, or to give up."""
+        """Interpret a frame. Raises `_Broken` if it is a reason to come back, or to give up."""
         try:
             if frame.name == "error":
                 return self._troubled(problem_of(frame))

@@ -1,4 +1,4 @@
-"""The write-ahead log: frames, commits, checkpoints and recovery."""
+"""The write-ahead log: frames, their payloads, and the commits of its shards."""
 
 from __future__ import annotations
 

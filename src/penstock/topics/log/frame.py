@@ -119,10 +119,10 @@ def encode(
 ) -> EncodedBatch:
     """The frames of records that were checked and measured; all of them carry the same time.
 
-    They are of one write, or of several that end behind the records with these numbers, counted from 1.
+    They are of one write, or of several that end after the records with these numbers, counted from 1.
     """
     flags = DURABLE if durable else 0
-    if batch.count == 1 and batch.dressed is None:
+    if batch.count == 1 and batch.headers is None:
         buffer, rows = _encode_plain(batch, topic_id, first_seq, ts_ms, flags)
     else:
         head = _Head(topic_id, first_seq, ts_ms, flags, ends or (batch.count,))
@@ -139,7 +139,7 @@ def encode(
 
 
 class _Head(NamedTuple):
-    """What frames that are encoded together have in common."""
+    """The header fields that frames encoded together share."""
 
     topic_id: int
     first_seq: int
@@ -151,9 +151,9 @@ class _Head(NamedTuple):
 def _encode_plain(
     batch: PreparedBatch, topic_id: int, seq: int, ts_ms: int, common: int
 ) -> tuple[Buffer, bytes]:
-    """As `_encode_few`, for the one record of a write that has nothing but data: the shortest way."""
+    """Encode the single record of a write that has only data: the shortest path of `_encode_few`."""
     data = batch.data[0]
-    node_bytes, own = _undressed(batch)
+    node_bytes, own = _without_headers(batch)
     body = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
     frame = _framed(b"".join((body, batch.lead, data, b"}")))
     size = len(frame)
@@ -164,14 +164,14 @@ def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     topic_id, seq, ts_ms, common, ends = head
     frames: list[bytes] = []
     rows: list[bytes] = []
-    offset, dressed = 0, batch.dressed
+    offset, headers = 0, batch.headers
     lead, trail, tag_bytes = batch.lead, b"}", 0
-    node_bytes, own = _undressed(batch)
+    node_bytes, own = _without_headers(batch)
     accounted = batch.accounted
     for place, data in enumerate(batch.data):
-        if dressed is not None:
-            lead, trail, own = dressed.leads[place], dressed.trails[place], dressed.flags[place]
-            node_bytes, tag_bytes = dressed.node_bytes[place], dressed.tag_bytes[place]
+        if headers is not None:
+            lead, trail, own = headers.leads[place], headers.trails[place], headers.flags[place]
+            node_bytes, tag_bytes = headers.node_bytes[place], headers.tag_bytes[place]
         flags = own | common if place + 1 in ends else own | common | MORE
         data_bytes = len(lead) + len(data) + len(trail) - node_bytes - tag_bytes
         body = _BODY.pack(_APPEND, flags, topic_id, seq + place, ts_ms, node_bytes, tag_bytes, data_bytes)
@@ -183,27 +183,27 @@ def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     return frames[0] if len(frames) == 1 else b"".join(frames), b"".join(rows)
 
 
-def _undressed(batch: PreparedBatch) -> tuple[int, int]:
+def _without_headers(batch: PreparedBatch) -> tuple[int, int]:
     """Length of the node, and flags, of every record that has nothing of its own."""
     return (0, 0) if batch.node is None else (len(batch.node), HAS_NODE)
 
 
 def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
-    """As `_encode_few`, for all records at once but for the checksums.
+    """Encode many records with arrays, except for the checksums; same result as `_encode_few`.
 
     The buffer is joined with room for the checksums, which are then written into it: between the texts of two
     records stands one piece with the end of the first, its checksum, and the head of the second.
     """
-    dressed = batch.dressed
-    if dressed is None:
+    headers = batch.headers
+    if headers is None:
         return _encode_alike(batch, head)
     topic_id, first_seq, ts_ms, common, ends = head
     text_bytes = np.fromiter(map(len, batch.data), np.int64, batch.count)
     glue = np.empty(batch.count, _GLUE)
-    own = np.array(dressed.flags, np.uint8)
-    glue["node_bytes"], glue["tag_bytes"] = dressed.node_bytes, dressed.tag_bytes
-    leads = np.fromiter(map(len, dressed.leads), np.int64, batch.count)
-    around = leads + np.fromiter(map(len, dressed.trails), np.int64, batch.count)
+    own = np.array(headers.flags, np.uint8)
+    glue["node_bytes"], glue["tag_bytes"] = headers.node_bytes, headers.tag_bytes
+    leads = np.fromiter(map(len, headers.leads), np.int64, batch.count)
+    around = leads + np.fromiter(map(len, headers.trails), np.int64, batch.count)
     names = glue["node_bytes"].astype(np.int64) + glue["tag_bytes"]
     lengths = text_bytes + around + FRAME_BYTES_MIN
     glue["checksum"] = 0
@@ -217,25 +217,25 @@ def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     glue["data_bytes"] = text_bytes + around - names
     pieces = glue.view(f"V{glue.dtype.itemsize}").tolist()
     parts: list[object] = [b""] * (4 * batch.count + 1)
-    parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = pieces, dressed.leads, batch.data, dressed.trails
+    parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = pieces, headers.leads, batch.data, headers.trails
     parts[0], parts[-1] = pieces[0][CHECKSUM.size :], bytes(CHECKSUM.size)
     stops = np.cumsum(lengths)
     starts = stops - lengths
     rows = np.empty(batch.count, IDX_DTYPE)
     rows["offset"], rows["length"], rows["ts"] = starts, lengths, ts_ms
-    rows["packed"] = (lengths - np.array(dressed.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
+    rows["packed"] = (lengths - np.array(headers.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
     return _with_checksums(b"".join(parts), starts, stops), rows.tobytes()  # type: ignore[arg-type]
 
 
 def _encode_alike(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
-    """As `_encode_many`, for records with nothing of their own but data.
+    """Encode many records that have only data; same result as `_encode_many`.
 
     Their heads differ in two lengths and the sequence number, their rows in two places: so one is made and
     repeated, and only that is written into it. Every array call costs as much as several records.
     """
     topic_id, first_seq, ts_ms, common, ends = head
     count, lead = batch.count, batch.lead
-    node_bytes, own = _undressed(batch)
+    node_bytes, own = _without_headers(batch)
     around = len(lead) + 1 + FRAME_BYTES_MIN
     flags = own | common | MORE
     piece = _ALIKE.pack(b"}", 0, 0, _APPEND, flags, topic_id, 0, ts_ms, node_bytes, 0, 0) + lead

@@ -113,7 +113,7 @@ def has_savings(text: bytes) -> bool:
 
 
 def escape_savings(text: bytes) -> tuple[Counts, Counts]:
-    """Where in valid JSON an escape stands that a compact serialiser would write shorter, and by how much."""
+    """Find escapes in valid JSON that a compact serialiser would write shorter, and by how much."""
     if not has_savings(text):
         nothing = np.zeros(0, np.int64)
         return nothing, nothing
@@ -192,7 +192,7 @@ _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(slots=True)
 class RecordHeaders:
-    """What stands around `data`, for batches whose records differ in it."""
+    """The bytes around `data`, for batches whose records differ in them."""
 
     leads: list[bytes] = field(default_factory=list)
     """Node, tag and the opening of the payload."""
@@ -212,19 +212,19 @@ class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What all of them count for caps and pages."""
     node: bytes | None
     """The origin of the whole batch."""
-    dressed: RecordHeaders | None
+    headers: RecordHeaders | None
     """None when no record has a tag, meta, an origin of its own, or escapes."""
     tags: list[tuple[int, bytes]]
     """Which record of the batch has which tag."""
 
     @property
     def accounted(self) -> list[int]:
-        """What each record counts for caps and pages."""
-        return list(map(len, self.data)) if self.dressed is None else self.dressed.accounted
+        """Return the accounted bytes of each record, for caps and pages."""
+        return list(map(len, self.data)) if self.headers is None else self.headers.accounted
 
     @property
     def lead(self) -> bytes:
-        """What stands before `data` when nothing is dressed."""
+        """The bytes before `data` when no record has headers of its own."""
         return _OPEN if self.node is None else self.node + _OPEN
 
 
@@ -249,20 +249,20 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
     if not parsed:
         records = _as_new(records)
     data, byte_count, saved = _texts([record.data for record in records], parsed)
-    dressed: RecordHeaders | None = None
+    headers: RecordHeaders | None = None
     tags: list[tuple[int, bytes]] = []
-    if saved is not None or _is_dressed(records):
+    if saved is not None or _has_headers(records):
         sizes = list(map(len, data))
         if saved is not None:
             sizes = [size - less for size, less in zip(sizes, saved, strict=True)]
-        dressed, tags = _dress(_as_new(records), batch_node, sizes, saved, parsed)
-        byte_count = sum(dressed.accounted)
+        headers, tags = _headers_of(_as_new(records), batch_node, sizes, saved, parsed)
+        byte_count = sum(headers.accounted)
     batch = PreparedBatch(
         count=count,
         data=data,
         accounted_bytes=byte_count,
         node=batch_node,
-        dressed=dressed,
+        headers=headers,
         tags=tags,
     )
     if byte_count > RECORD_BYTES_MAX:
@@ -280,7 +280,7 @@ def _lone(record: BareRecord, node: bytes | None, parsed: bool) -> PreparedBatch
     size = len(data)
     if size > RECORD_BYTES_MAX or has_savings(data):
         return None
-    return PreparedBatch(count=1, data=(data,), accounted_bytes=size, node=node, dressed=None, tags=[])
+    return PreparedBatch(count=1, data=(data,), accounted_bytes=size, node=node, headers=None, tags=[])
 
 
 def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], int, list[int] | None]:
@@ -300,7 +300,7 @@ def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], int, lis
     return data, byte_count, None if savings is None else savings.tolist()
 
 
-def _is_dressed(records: Sequence[BareRecord]) -> bool:
+def _has_headers(records: Sequence[BareRecord]) -> bool:
     first = records[0]
     if not isinstance(first, NewRecord):
         return False
@@ -324,14 +324,14 @@ def _has_meta(meta: object) -> TypeGuard[msgspec.Raw]:
     return isinstance(meta, msgspec.Raw) and len(meta) > 0
 
 
-def _dress(
+def _headers_of(
     records: Sequence[NewRecord],
     batch_node: bytes | None,
     sizes: list[int],
     saved: list[int] | None,
     parsed: bool,
 ) -> tuple[RecordHeaders, list[tuple[int, bytes]]]:
-    dressed = RecordHeaders(accounted=sizes)
+    headers = RecordHeaders(accounted=sizes)
     tags: list[tuple[int, bytes]] = []
     nodes: dict[str, bytes] = {}
     for place, record in enumerate(records):
@@ -350,13 +350,13 @@ def _dress(
             flags |= HAS_META
         if meta_saved or (saved is not None and saved[place]):
             flags |= ESCAPED
-        dressed.flags.append(flags if node is None else flags | HAS_NODE)
+        headers.flags.append(flags if node is None else flags | HAS_NODE)
         node = node or b""
-        dressed.leads.append(node + tag + _OPEN)
-        dressed.trails.append(trail)
-        dressed.node_bytes.append(len(node))
-        dressed.tag_bytes.append(len(tag))
-    return dressed, tags
+        headers.leads.append(node + tag + _OPEN)
+        headers.trails.append(trail)
+        headers.node_bytes.append(len(node))
+        headers.tag_bytes.append(len(tag))
+    return headers, tags
 
 
 def _name(text: str, what: str, bytes_max: int) -> bytes:

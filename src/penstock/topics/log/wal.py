@@ -35,33 +35,12 @@ class Committed(Protocol):
     def failed(self, error: PenstockError) -> None: ...
 
 
-class Committer(Protocol):
-    """`GroupCommitter`, or a stand-in that commits without a thread."""
-
-    def start(self) -> None: ...
-
-    def submit(self, entry: Entry, *, hold: bool = False) -> None: ...
-
-    def flush(self) -> None: ...
-
-    @property
-    def is_quick(self) -> bool: ...
-
-    def widen(self, window_s: float) -> None: ...
-
-    def resume(self) -> int: ...
-
-    def stats(self) -> CommitStats: ...
-
-    def close(self) -> None: ...
-
-
-MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], Committer]
+MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], GroupCommitter]
 """A committer for a log, given where to deliver and the number of the shard."""
 
 
 def shard_folders(root: str, count: int) -> list[str]:
-    """Where the shards keep their files: a single one in `root` itself."""
+    """Return the folders of the shards: `root` itself for a single one."""
     return [root] if count == 1 else [os.path.join(root, f"shard-{number:02d}") for number in range(count)]
 
 
@@ -124,7 +103,7 @@ class WalShard:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a submission that needs a sync is best committed at once: it would most likely share its
+        """Whether a submission that needs a sync is best committed now: it would most likely share its
         commit with nobody, as nothing waits and neither this turn of the loop nor the last one that brought
         any has another, and the disk is quick.
         """
@@ -275,11 +254,11 @@ class WalShard:
                 waiting.failed(entry.error)
             except Exception:
                 # An error in one callback must not keep the others from being notified.
-                _LOGGER.exception("a failed entry could not be told")
+                _LOGGER.exception("the failure of an entry could not be reported")
 
     @property
     def fill(self) -> float:
-        """How full the queue of what waits for its commit is, from 0 to 1."""
+        """The fill level of the commit queue, from 0 to 1."""
         return max(self._waiting / self._queue_max, self._waiting_bytes / _WAITING_BYTES_MAX)
 
     def widen(self, window_s: float) -> None:
@@ -291,7 +270,7 @@ class WalShard:
         return self.log.view(file)
 
     def path(self, file: int) -> str | None:
-        """Where the file is on disk; None if it is not, or if its bytes there cannot be trusted any more."""
+        """Return the path of a file; None if it is not on disk, or its bytes can no longer be trusted."""
         return self.log.path(file)
 
     @property
@@ -324,7 +303,7 @@ class Wal:
         self.shards = shards
 
     def shard_of(self, topic_id: int) -> WalShard:
-        """Where a topic's frames go, for as long as the number of shards stays the same."""
+        """Return the shard of a topic, which is the same as long as the number of shards is."""
         return self.shards[shard_number(topic_id, len(self.shards))]
 
     def stop(self) -> None:
@@ -349,7 +328,7 @@ def group_committer(
 ) -> MakeCommitter:
     """Committers with a thread each."""
 
-    def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> Committer:
+    def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> GroupCommitter:
         return GroupCommitter(
             log,
             deliver,

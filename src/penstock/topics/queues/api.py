@@ -1,6 +1,6 @@
 """Queues: topics whose records are jobs that are leased, and deleted when done.
 
-`Queues` answers single calls. `WorkStream` sends jobs to a connected worker as they come, and takes back the
+`Queues` serves single calls. `WorkStream` sends jobs to a connected worker as they come, and takes back the
 leases of a worker that disconnects.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from penstock.topics.limits import (
     NODE_BYTES_MAX,
     SEQS_MAX,
 )
-from penstock.topics.log.append import Writer
 from penstock.topics.log.control import Deletion
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.model import (
@@ -36,24 +34,24 @@ from penstock.topics.model import (
     parse_lease_ids,
 )
 from penstock.topics.queues.claims import (
-    ClaimRequest,
     LeaseAllocator,
-    QueueState,
     reject_claims,
     serve_claim_batch,
 )
 from penstock.topics.queues.dead_letters import DeadLetters
-from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_frame, lease_frame
-from penstock.topics.queues.leases import Job, JobState, Term, WorkerSession
 from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.lease_log import LeaseEvent, dead_letter_frame, lease_frame
+from penstock.topics.topic.leases import Job, JobState, Term, WorkerSession
+from penstock.topics.topic.queue import ClaimRequest, Queue
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
+from penstock.topics.write.append import WriteOutcome, Writer
 
 _NO_FENCE: Final = 0
 
 
 class Queues:
-    """The queues of a catalog. `check` raises when the engine answers nothing."""
+    """The queues of a catalog. `check` raises while the engine serves no calls."""
 
     def __init__(
         self,
@@ -69,23 +67,21 @@ class Queues:
         self._check = check
         self._letters = DeadLetters(catalog, workers, self._write_letter, self._delete_letter)
         self._allocator = LeaseAllocator(catalog, clock, workers, self._letters)
-        self._states: WeakKeyDictionary[Topic, QueueState] = WeakKeyDictionary()
-        self._windows: set[asyncio.Task[None]] = set()
+        self._windows: dict[asyncio.Task[None], Queue] = {}
 
     def close(self) -> None:
         """Fail the claims that wait for their batch: the engine is closing."""
-        for window in self._windows:
+        for window, queue in self._windows.items():
             window.cancel()
-        for state in self._states.values():
-            batch, state.batch = state.batch, []
+            batch, queue.batch = queue.batch, []
             reject_claims(batch)
 
     def check(self) -> None:
-        """Raises when the engine answers nothing."""
+        """Raises while the engine serves no calls."""
         self._check()
 
     async def settle(self) -> None:
-        """Return when no dead letter is being written; once the engine answers nothing, none is any more."""
+        """Return when no dead letter is being written; once the engine serves no calls, none is begun."""
         await self._letters.settle()
 
     async def find(self, name: str) -> Topic:
@@ -94,21 +90,13 @@ class Queues:
         self._check()
         if topic is None:
             raise TopicNotFound(name)
-        if topic.leases is None:
+        if topic.queue is None:
             raise NotAQueue(name)
         return topic
 
-    def state_of(self, topic: Topic) -> QueueState:
-        """The state of a queue beside its records."""
-        state = self._states.get(topic)
-        if state is None:
-            assert topic.leases is not None
-            state = self._states[topic] = QueueState(topic.leases)
-        return state
-
     def look(self, topic: Topic) -> int:
         """Expire leases and delays that are over; return the steady time."""
-        return self._allocator.look(topic, self.state_of(topic).table)
+        return self._allocator.look(topic, queue_of(topic).leases)
 
     # ---- claiming ------------------------------------------------------------------------------------
 
@@ -129,36 +117,34 @@ class Queues:
             lease_ms=clamp_lease_ms(topic.config.lease_ms if lease_ms is None else lease_ms),
             session=session,
         )
-        state = self.state_of(topic)
+        queue = queue_of(topic)
         if topic.config.claim_jitter_ms:
-            return await self._join(topic, state, request)
-        return (await self._allocator.claim(topic, state, [request]))[0]
+            return await self._join(topic, queue, request)
+        return (await self._allocator.claim(topic, queue, [request]))[0]
 
-    async def _join(self, topic: Topic, state: QueueState, request: ClaimRequest) -> ClaimResult:
+    async def _join(self, topic: Topic, queue: Queue, request: ClaimRequest) -> ClaimResult:
         await asyncio.sleep(0)  # in a task from here on: a claim whose client leaves takes no jobs
         self._check()
         request.outcome = asyncio.get_running_loop().create_future()
-        state.batch.append(request)
-        if len(state.batch) == 1:
+        queue.batch.append(request)
+        if len(queue.batch) == 1:
             wait_s = topic.config.claim_jitter_ms / 1000
             window = asyncio.create_task(
-                serve_claim_batch(state, self._clock, wait_s, lambda batch: self._serve(topic, state, batch))
+                serve_claim_batch(queue, self._clock, wait_s, lambda batch: self._serve(topic, queue, batch))
             )
-            self._windows.add(window)
-            window.add_done_callback(self._windows.discard)
+            self._windows[window] = queue
+            window.add_done_callback(self._windows.pop)
         try:
             return await request.outcome
         except asyncio.CancelledError:
-            self._allocator.release(topic, state, [request])
+            self._allocator.release(topic, queue, [request])
             raise
 
-    async def _serve(
-        self, topic: Topic, state: QueueState, batch: Sequence[ClaimRequest]
-    ) -> list[ClaimResult]:
+    async def _serve(self, topic: Topic, queue: Queue, batch: Sequence[ClaimRequest]) -> list[ClaimResult]:
         self._check()
         if topic.deleted:
             raise TopicNotFound(topic.name)
-        return await self._allocator.claim(topic, state, batch)
+        return await self._allocator.claim(topic, queue, batch)
 
     # ---- what holders do -----------------------------------------------------------------------------
 
@@ -167,20 +153,20 @@ class Queues:
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
         topic.shard.check_room()
-        state = self.state_of(topic)
-        held, skipped = self._held(topic, state, node, seqs, fences)
+        queue = queue_of(topic)
+        held, skipped = self._held(topic, queue, node, seqs, fences)
         for seq, job in held:
-            state.table.leave(seq, job)
+            queue.leases.leave(seq, job)
         fsync_ms = 0.0
         if held:
             frames = self._frames(LeaseEvent.ACKED, topic, [job.at(seq) for seq, job in held])
-            fsync_ms = await self._delete(topic, state, [seq for seq, _ in held], frames)
+            fsync_ms = await self._delete(topic, queue, [seq for seq, _ in held], frames)
         return AckResult(
             topic=name,
             acked=len(held),
             skipped=skipped,
-            ready=state.table.ready(topic.index),
-            in_flight=state.table.in_flight,
+            ready=queue.leases.ready(topic.log.index),
+            in_flight=queue.leases.in_flight,
             fsync_ms=fsync_ms if topic.config.durable else 0.0,
         )
 
@@ -190,20 +176,20 @@ class Queues:
         """See `Engine.nack`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
-        state = self.state_of(topic)
+        queue = queue_of(topic)
         self._check_log(topic)
-        held, skipped = self._held(topic, state, node, seqs, fences)
+        held, skipped = self._held(topic, queue, node, seqs, fences)
         delay = Term.of(self._clock.steady_ms(), min(delay_ms, NACK_DELAY_MS_MAX)) if delay_ms else None
         for seq, job in held:
-            state.table.release(seq, job, delay)
-        state.returned.wake()
+            queue.leases.release(seq, job, delay)
+        queue.returned.notify()
         await self._log(LeaseEvent.RELEASED, topic, [job.at(seq) for seq, job in held])
         return NackResult(
             topic=name,
             nacked=len(held),
             skipped=skipped,
-            ready=state.table.ready(topic.index),
-            in_flight=state.table.in_flight,
+            ready=queue.leases.ready(topic.log.index),
+            in_flight=queue.leases.in_flight,
         )
 
     async def extend(
@@ -212,38 +198,38 @@ class Queues:
         """See `Engine.extend`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
-        state = self.state_of(topic)
+        queue = queue_of(topic)
         self._check_log(topic)
         term = Term.of(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
         deadlines: dict[int, int] = {}
-        held, skipped = self._held(topic, state, node, seqs, fences)
+        held, skipped = self._held(topic, queue, node, seqs, fences)
         for seq, job in held:
-            state.table.extend(seq, job, term)
-            deadlines[seq] = term.until_ms + topic.wall_ahead_ms()
+            queue.leases.extend(seq, job, term)
+            deadlines[seq] = term.until_ms + topic.log.wall_ahead_ms()
         await self._log(LeaseEvent.EXTENDED, topic, [job.at(seq) for seq, job in held])
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
     async def drop(self, topic: Topic, session: WorkerSession) -> None:
-        """End the session of a closed connection: its jobs are ready at once."""
-        state = self.state_of(topic)
+        """End the session of a closed connection: its jobs are ready immediately."""
+        queue = queue_of(topic)
         self.look(topic)
-        dropped = state.table.drop(session)
+        dropped = queue.leases.drop(session)
         if dropped:
-            state.returned.wake()
+            queue.returned.notify()
             self._check_log(topic)
             await self._log(LeaseEvent.RELEASED, topic, dropped)
 
     def _held(
-        self, topic: Topic, state: QueueState, node: str, seqs: Sequence[int], fences: Sequence[int]
+        self, topic: Topic, queue: Queue, node: str, seqs: Sequence[int], fences: Sequence[int]
     ) -> tuple[list[tuple[int, Job]], list[int]]:
         """Those of the jobs that the node holds, each once, and the rest."""
         self.look(topic)
-        if state.table.hear(node, seqs, fences):
-            state.returned.wake()
+        if queue.leases.hear(node, seqs, fences):
+            queue.returned.notify()
         held: dict[int, Job] = {}
         skipped: list[int] = []
         for seq, fence in zip(seqs, fences, strict=True):
-            job = None if seq in held else state.table.leased(seq, node, fence)
+            job = None if seq in held else queue.leases.leased(seq, node, fence)
             if job is None:
                 skipped.append(seq)
             else:
@@ -259,58 +245,63 @@ class Queues:
     async def _log(self, event: LeaseEvent, topic: Topic, jobs: Sequence[JobState]) -> None:
         frames = self._frames(event, topic, jobs)
         if frames:
-            topic.captured = None
-            await commit(topic, frames)
+            await topic.commit(frames)
 
     def _frames(self, event: LeaseEvent, topic: Topic, jobs: Sequence[JobState]) -> list[bytes]:
         """Nothing, unless the leases of the queue outlive the process."""
         if not topic.config.leases_durable:
             return []
         now_ms = self._clock.now_ms()
-        ahead_ms = topic.wall_ahead_ms()
+        ahead_ms = topic.log.wall_ahead_ms()
         return [lease_frame(event, topic.id, job.shifted(ahead_ms), ts_ms=now_ms) for job in jobs]
 
     async def _delete(
         self,
         topic: Topic,
-        state: QueueState,
+        queue: Queue,
         seqs: Sequence[int],
         frames: Sequence[bytes],
         *,
         letters: int = 0,
     ) -> float:
         """Delete jobs that the table has as leaving or moving. A commit that fails raises, and they stay."""
-        table = state.table
-        deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.index.head_seq + 1)
+        table = queue.leases
+        deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.log.index.head_seq + 1)
 
         def apply() -> None:
-            table.refresh(topic.index, self._clock.steady_ms())
-            table.gone(seqs, topic.delete(deletion).deleted)
+            table.refresh(topic.log.index, self._clock.steady_ms())
+            table.gone(seqs, topic.log.delete(deletion).deleted)
             table.dead_lettered += letters
             self._catalog.tally(topic)
-            state.returned.wake()
+            queue.returned.notify()
 
         def undo() -> None:
             table.stay(seqs)
 
-        if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
+        if topic.is_ephemeral and topic.log.index.earliest_seq > topic.log.kept_through:
             apply()
             return 0.0
         deleted = encode_control(FrameType.DELETE, topic.id, deletion.encode(), ts_ms=self._clock.now_ms())
         # Deletions are what makes room on a full disk.
-        return await commit(topic, [*frames, deleted], apply=apply, undo=undo, urgent=True)
+        return await topic.commit([*frames, deleted], apply=apply, undo=undo, urgent=True)
 
     async def _write_letter(self, name: str, record: NewRecord) -> WriteResult:
         self._check()
-        return await self._writer.write(
-            name, [record], node=None, key=None, create=True, config=None, parsed=True
-        )
+        outcome = WriteOutcome()
+        self._writer.append(name, [record], outcome.settle, create=True, parsed=True)
+        return await outcome.wait()
 
     async def _delete_letter(self, topic: Topic, seq: int) -> None:
         topic.shard.check_room()
         now_ms, deliveries = self._clock.now_ms(), topic.config.max_deliveries
         frame = dead_letter_frame(topic.id, seq, deliveries, ts_ms=now_ms)
-        await self._delete(topic, self.state_of(topic), [seq], [frame], letters=1)
+        await self._delete(topic, queue_of(topic), [seq], [frame], letters=1)
+
+
+def queue_of(topic: Topic) -> Queue:
+    """The queue of a topic that `Queues.find` returned."""
+    assert topic.queue is not None
+    return topic.queue
 
 
 def check_node(node: str) -> None:
@@ -345,7 +336,7 @@ def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequen
 
 
 _LOOK_EVERY_S: Final = 0.25
-"""How often to look for leases and delays that ended, which notify nobody."""
+"""How often to look for leases and delays that ended, for which there is no notification."""
 
 
 class WorkStream:
@@ -394,9 +385,9 @@ class WorkStream:
         Raises `TopicNotFound` when the queue is gone, and what a claim raises.
         """
         deadline_s = self._clock.monotonic() + wait_s
-        state = self._queues.state_of(self._topic)
+        queue = queue_of(self._topic)
         while True:
-            with self._topic.waiters.register() as published, state.returned.register() as returned:
+            with self._topic.subscribers.register() as published, queue.returned.register() as returned:
                 jobs = await self._claim()
                 if jobs is not None:
                     return jobs
@@ -425,6 +416,6 @@ class WorkStream:
             timer.cancel()
 
     async def close(self) -> None:
-        """Everything that was delivered here and is still held is ready for others at once."""
+        """Return all jobs that this stream still holds to the queue, ready for other workers."""
         if not self._topic.deleted:
             await self._queues.drop(self._topic, self._session)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.clock import Clock, SteadyClock
@@ -16,18 +15,13 @@ from penstock.errors import PenstockError
 from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
 from penstock.topics.model import ClaimResult
 from penstock.topics.queues.dead_letters import DeadLetters
-from penstock.topics.queues.lease_log import (
-    LEASES_RESERVED_MAX,
-    LeaseEvent,
-    commit,
-    lease_frame,
-    reservation_frame,
-)
-from penstock.topics.queues.leases import JobState, LeaseTable, Term, WorkerSession
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
-from penstock.topics.topic.topic import Topic, Waiters
+from penstock.topics.topic.lease_log import LEASES_RESERVED_MAX, LeaseEvent, lease_frame, reservation_frame
+from penstock.topics.topic.leases import JobState, LeaseTable, Term
+from penstock.topics.topic.queue import ClaimRequest, Queue
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 
@@ -59,44 +53,6 @@ _RESERVE_CLAIMS: Final = 16
 """How many lease numbers are reserved at once: one sync for at least so many claims of the same size."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ClaimRequest:
-    """One claim for jobs, and the leases it was given."""
-
-    node: str
-    want: int
-    lease_ms: int
-    session: WorkerSession | None = None
-    """Of the connection that the jobs are for."""
-    outcome: asyncio.Future[ClaimResult] | None = None
-    leases: list[JobState] = field(default_factory=list)
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client is gone and will not see its jobs."""
-        is_told = self.outcome is not None and self.outcome.done()
-        return is_told or (self.session is not None and not self.session.is_open)
-
-    @property
-    def missing(self) -> int:
-        """How many jobs it would take now."""
-        is_there = not self.has_left and (self.session is None or self.session.takes_jobs)
-        return self.want - len(self.leases) if is_there else 0
-
-
-class QueueState:
-    """The state of one queue beside its records: its leases, and the claims that wait."""
-
-    __slots__ = ("batch", "reserving", "returned", "table")
-
-    def __init__(self, table: LeaseTable) -> None:
-        self.table = table
-        self.returned = Waiters()
-        """Wakes those that wait for returned jobs or for a free place."""
-        self.batch: list[ClaimRequest] = []
-        self.reserving: asyncio.Future[float] | None = None
-
-
 class LeaseAllocator:
     """One pass: select, deal, lease, log, read."""
 
@@ -106,63 +62,57 @@ class LeaseAllocator:
         self._workers = workers
         self._letters = letters
 
-    async def claim(
-        self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]
-    ) -> list[ClaimResult]:
+    async def claim(self, topic: Topic, queue: Queue, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         """Lease jobs to the claims, as many as there are. After an error no job is leased."""
         try:
-            await self._allocate(topic, state, requests)
+            await self._allocate(topic, queue, requests)
             if topic.config.leases_durable:
-                await self._log(topic, state.table, requests)
-            return await self._results(topic, state.table, requests)
+                await self._log(topic, queue.leases, requests)
+            return await self._results(topic, queue.leases, requests)
         except BaseException:
-            self.release(topic, state, requests)
+            self.release(topic, queue, requests)
             raise
 
-    def release(self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]) -> None:
+    def release(self, topic: Topic, queue: Queue, requests: Sequence[ClaimRequest]) -> None:
         """Return the jobs of these claims, so that they are ready for others."""
         leases = [lease for request in requests for lease in request.leases]
-        back = [job for lease in leases if (job := state.table.give_back(lease)) is not None]
+        back = [job for lease in leases if (job := queue.leases.give_back(lease)) is not None]
         if back:
-            topic.captured = None
-            state.returned.wake()
+            queue.returned.notify()
             if topic.config.leases_durable and not topic.deleted:
                 self._log_released(topic, back)
 
     def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
-        """Log released jobs without waiting: a lease that a restart still knows ends by itself."""
+        """Log released jobs without waiting: a lease that a restart still knows expires."""
         with contextlib.suppress(PenstockError):
             topic.shard.check_room()
-            topic.captured = None
             now_ms = self._clock.now_ms()
-            ahead_ms = topic.wall_ahead_ms()
+            ahead_ms = topic.log.wall_ahead_ms()
             frames = [
                 lease_frame(LeaseEvent.RELEASED, topic.id, job.shifted(ahead_ms), ts_ms=now_ms)
                 for job in jobs
             ]
-            commit(topic, frames).add_done_callback(asyncio.Future.exception)
+            topic.commit(frames).add_done_callback(asyncio.Future.exception)
 
-    async def _allocate(self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]) -> None:
-        table, config = state.table, topic.config
+    async def _allocate(self, topic: Topic, queue: Queue, requests: Sequence[ClaimRequest]) -> None:
+        table, config = queue.leases, topic.config
         letters = 1 if table.has_undeliverable else _LETTERS
         moved = 0
         while missing := sum(request.missing for request in requests):
             while table.next_lease_id + missing > table.reserved_lease_id:
-                await self._reserve(topic, state, missing)
+                await self._reserve(topic, queue, missing)
             if topic.deleted:
                 raise TopicNotFound(topic.name)
             now_ms = self.look(topic, table)
             deliveries_max = 0 if config.dead_letter is None else config.max_deliveries
             seqs, exhausted = table.select(
-                topic.index, missing, deliveries_max=deliveries_max, letters=letters
+                topic.log.index, missing, deliveries_max=deliveries_max, letters=letters
             )
             hands = round_robin(seqs, [request.missing for request in requests])
             for request, hand in zip(requests, hands, strict=True):
                 term = Term.of(now_ms, request.lease_ms)
                 node, session = request.node, request.session
                 request.leases += [table.lease(seq, node, term, session) for seq in hand]
-            if seqs:
-                topic.captured = None  # the next snapshot has the deliveries
             for seq in exhausted:
                 table.move(seq)
             if not exhausted:
@@ -170,44 +120,43 @@ class LeaseAllocator:
             taken = await self._letters.move(topic, exhausted)
             moved += taken
             letters = min(_more_letters(letters, taken, len(exhausted)), _LETTERS_MAX - moved)
-        if state.reserving is None and table.reserved_lease_id - table.next_lease_id < _RESERVE_MIN // 2:
-            self._begin_to_reserve(topic, state, 1)
+        if queue.reserving is None and table.reserved_lease_id - table.next_lease_id < _RESERVE_MIN // 2:
+            self._begin_to_reserve(topic, queue, 1)
 
     def look(self, topic: Topic, table: LeaseTable) -> int:
         """Bring the table up to date with the time and with deletions; return the steady time."""
         self._catalog.retain(topic)
         now_ms = self._clock.steady_ms()
-        table.refresh(topic.index, now_ms)
+        table.refresh(topic.log.index, now_ms)
         return now_ms
 
     # ---- lease numbers -------------------------------------------------------------------------------
 
-    async def _reserve(self, topic: Topic, state: QueueState, count: int) -> None:
+    async def _reserve(self, topic: Topic, queue: Queue, count: int) -> None:
         """Reserve numbers that no lease after a crash will have again. Raises what the commit raises."""
-        if state.reserving is None:
+        if queue.reserving is None:
             topic.shard.check_room()
-            self._begin_to_reserve(topic, state, count)
-        reserving = state.reserving
+            self._begin_to_reserve(topic, queue, count)
+        reserving = queue.reserving
         assert reserving is not None
         await asyncio.wait([reserving])
         reserving.result()
 
-    def _begin_to_reserve(self, topic: Topic, state: QueueState, count: int) -> None:
-        table = state.table
+    def _begin_to_reserve(self, topic: Topic, queue: Queue, count: int) -> None:
+        table = queue.leases
         more = min(max(_RESERVE_MIN, _RESERVE_CLAIMS * count), LEASES_RESERVED_MAX)
         below = max(table.next_lease_id, table.reserved_lease_id) + more
 
         def apply() -> None:
-            topic.captured = None
-            table.reserved_lease_id = max(table.reserved_lease_id, below)
+            table.reserve(below)
 
         def ended(reserving: asyncio.Future[float]) -> None:
             reserving.exception()
-            state.reserving = None
+            queue.reserving = None
 
         frame = reservation_frame(topic.id, below, ts_ms=self._clock.now_ms())
-        state.reserving = commit(topic, [frame], apply=apply, sync=True)
-        state.reserving.add_done_callback(ended)
+        queue.reserving = topic.commit([frame], apply=apply, sync=True)
+        queue.reserving.add_done_callback(ended)
 
     # ---- what claims get -----------------------------------------------------------------------------
 
@@ -222,14 +171,13 @@ class LeaseAllocator:
         leases = [lease for request in requests for lease in request.leases]
         if leases:
             topic.shard.check_room()
-            topic.captured = None
             now_ms = self._clock.now_ms()
-            ahead_ms = topic.wall_ahead_ms()
+            ahead_ms = topic.log.wall_ahead_ms()
             frames = [
                 lease_frame(LeaseEvent.CLAIMED, topic.id, lease.shifted(ahead_ms), ts_ms=now_ms)
                 for lease in leases
             ]
-            await commit(topic, frames)
+            await topic.commit(frames)
 
     async def _results(
         self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest]
@@ -252,7 +200,7 @@ class LeaseAllocator:
     ) -> ClaimResult:
         leases = [lease for lease in request.leases if lease.seq in found]
         leases.sort(key=_seq_of)
-        ahead_ms = topic.wall_ahead_ms()
+        ahead_ms = topic.log.wall_ahead_ms()
         return ClaimResult(
             topic=topic.name,
             fragments=[
@@ -261,7 +209,7 @@ class LeaseAllocator:
                 for lease in leases
             ],
             seqs=[lease.seq for lease in leases],
-            ready=table.ready(topic.index),
+            ready=table.ready(topic.log.index),
         )
 
     def _set_aside(
@@ -297,7 +245,7 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
 
 
 async def serve_claim_batch(
-    state: QueueState,
+    queue: Queue,
     clock: Clock,
     window_s: float,
     serve: Callable[[Sequence[ClaimRequest]], Awaitable[list[ClaimResult]]],
@@ -307,7 +255,7 @@ async def serve_claim_batch(
     Later claims open the next window.
     """
     await clock.sleep(window_s)
-    came, state.batch = state.batch, []
+    came, queue.batch = queue.batch, []
     batch = [request for request in came if not _outcome(request).done()]
     try:
         results = await serve(batch) if batch else []

@@ -17,7 +17,6 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.topics.limits import META_KEYS_MAX
 from penstock.topics.model import NewRecord, WriteResult, record_of
-from penstock.topics.queues.lease_log import sync
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
@@ -68,8 +67,8 @@ class DeadLetters:
             await asyncio.wait(self._writing)
 
     async def _move_all(self, topic: Topic, seqs: Sequence[int]) -> int:
-        table = topic.leases
-        assert table is not None
+        assert topic.queue is not None
+        table = topic.queue.leases
         try:
             found, _ = await read_jobs(topic, seqs, _STYLE, self._workers)
             moves = [self._begin(topic, seq, found[seq]) for seq in seqs if seq in found]
@@ -103,7 +102,7 @@ class DeadLetters:
         await self._write(name, NewRecord(record.data, record.tag, record.node, meta))
         letters = self._catalog.find(name)
         if topic.config.durable and letters is not None and not letters.config.durable:
-            await sync(letters)
+            await letters.sync()
         await self._delete(topic, seq)
 
 

@@ -47,7 +47,7 @@ def _read_here(
     cold: list[tuple[Columns, Places]] = []
     for run, places in _by_run(topic, seqs):
         for file, part in _by_file(run, places):
-            view: StoredBytes | None = _NOTHING if file == NO_FILE else topic.view(run, file)
+            view: StoredBytes | None = _NOTHING if file == NO_FILE else topic.log.view(run, file)
             if view is None:
                 cold += [(run, near) for near in _near(run, np.array(part, np.int64))]
             else:
@@ -59,7 +59,7 @@ def _by_run(topic: Topic, seqs: Iterable[int]) -> list[tuple[Columns, list[int]]
     """Which rows of which run; what is not live is left out."""
     parts: list[tuple[Columns, list[int]]] = []
     for seq in seqs:
-        located = topic.index.locate(seq)
+        located = topic.log.index.locate(seq)
         if located is None:
             continue
         run, place = located
@@ -126,7 +126,7 @@ async def _read_cold(
     found: dict[int, bytes],
     bad: list[int],
 ) -> None:
-    segment = topic.segment_of(run)
+    segment = topic.log.segment_of(run)
     start = int(run.offset[places[0]])
     stop = int(run.offset[places[-1]]) + int(run.length[places[-1]])
     try:

@@ -65,7 +65,7 @@ Views: TypeAlias = Callable[[Columns, int], StoredBytes | None]
 
 
 class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader asks for, within the limits of the contract."""
+    """A read request, within the limits of the contract."""
 
     from_seq: int = 0
     limit: int = DIFF_LIMIT_DEFAULT
@@ -224,7 +224,7 @@ class PageCursor:
         return None
 
     def _take_read(self, wanted: ByteRange, view: FileView) -> None:
-        """As `_take`, where rows are left out for what is in their frames: some of them are read first."""
+        """Take rows that are filtered by the content of their frames: some frames are read first."""
         near, self._needed = self._fetched_first(wanted), None
         if near is not None:
             data = memoryview(view.read(near.start, near.stop))
@@ -309,7 +309,7 @@ class PageCursor:
         return replace(gap, gap_to=until_seq, missed_estimate=missed) if missed > 0 else None
 
     def _take_few(self, run: Columns, start: int, stop: int, view: StoredBytes) -> None:
-        """As `_take`, without arrays: what a reader at the head gets after every write."""
+        """Take a few rows without arrays, as a reader at the head does after every write."""
         base, near = _near(run, start, stop, view)
         for place in range(start, stop):
             offset, length, ts, flags, overhead = run.row(place)
@@ -360,7 +360,7 @@ class PageCursor:
         return alive
 
     def _fetched_first(self, wanted: ByteRange) -> ByteRange | None:
-        """What to fetch for these rows; nothing if the first of them has no bytes though it should."""
+        """Return the range to fetch for these rows; none if the first of them lacks its bytes."""
         lost = (wanted.run.flags[wanted.places] & np.uint8(DAMAGED)) != 0
         readable = int(lost.argmax()) if lost.any() else len(lost)
         if not readable:
@@ -474,7 +474,7 @@ def collect(
 
 
 class Reader:
-    """Reads from the topics of a catalog. `check` raises when the engine answers nothing."""
+    """Reads from the topics of a catalog. `check` raises while the engine serves no calls."""
 
     def __init__(self, catalog: Catalog, clock: Clock, workers: Workers, check: Callable[[], None]) -> None:
         self._catalog = catalog
@@ -486,7 +486,7 @@ class Reader:
         """See `Engine.diff`."""
         if not wait_ms:
             return await self._page(topic, request)
-        with topic.waiters.register() as published:
+        with topic.subscribers.register() as published:
             page = await self._page(topic, request)
             if page.fragments or page.tombstone is not None or not page.caught_up:
                 return page
@@ -510,7 +510,7 @@ class Reader:
         """A page without waiting; None if some of its bytes would have to be fetched. Raises `Damaged`."""
         walk = self._walk(topic, request)
         while not walk.done:
-            if walk.step(topic.view) is not None:
+            if walk.step(topic.log.view) is not None:
                 return None
         return walk.page(topic.name)
 
@@ -519,18 +519,18 @@ class Reader:
         topic.touch(now_ms)
         self._catalog.retain(topic)
         return PageCursor(
-            topic.index,
-            topic.floors,
+            topic.log.index,
+            topic.log.floors,
             request,
-            now_ms=topic.ages.now_ms(topic.steady_ms(now_ms)),
+            now_ms=topic.log.ages.now_ms(topic.log.steady_ms(now_ms)),
             ttl_ms=topic.config.ttl_ms,
-            trims=topic.trims,
+            trims=topic.log.trims,
         )
 
     async def _page(self, topic: Topic, request: DiffRequest) -> Page:
         walk = self._walk(topic, request)
         while not walk.done:
-            needed = walk.step(topic.view)
+            needed = walk.step(topic.log.view)
             if needed is not None:
                 await self._supply(walk, topic, needed)
         return walk.page(topic.name)
@@ -541,7 +541,7 @@ class Reader:
         If the bytes are gone the walk gets none: they may not be needed any more. Raises `Damaged`, with why
         they are gone, if they are.
         """
-        segment = topic.segment_of(needed.run)
+        segment = topic.log.segment_of(needed.run)
         try:
             data = await self._workers.fetch(lambda: segment.read_bytes(needed.start, needed.stop))
         except Damaged as error:

@@ -70,14 +70,14 @@ class Frames:
         self.header_bytes = _SEGMENT_HEADER_BYTES if run.segment else HEADER_BYTES
 
     def accounted(self, places: Places) -> Lengths:
-        """What these rows are accounted with."""
+        """Return the accounted bytes of these rows."""
         if not len(places):
             return np.zeros(0, np.uint32)
         first = int(places[0])
         return self.run.accounted(first, int(places[-1]) + 1)[places - first]
 
     def spans(self, places: Places) -> tuple[Places, Places, npt.NDArray[np.bool_]]:
-        """Where in `view` the frames start, how long they are, and which of them are wholly inside."""
+        """Return where the frames start in `view`, their lengths, and which are complete."""
         starts = self.run.offset[places].astype(np.int64) - self.base
         lengths = self.run.length[places].astype(np.int64)
         whole = (starts >= 0) & (lengths >= self.header_bytes + _CHECKSUM_BYTES)
@@ -99,7 +99,7 @@ def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> byt
             ts,
             frame[HEADER_BYTES + _OPEN_BYTES : -_CHECKSUM_BYTES],
         )
-    return _dressed(frame, seq, ts, HEADER_BYTES, len(frame) - _CHECKSUM_BYTES, flags, style, {})
+    return _with_headers(frame, seq, ts, HEADER_BYTES, len(frame) - _CHECKSUM_BYTES, flags, style, {})
 
 
 def node_of(frame: bytes) -> bytes:
@@ -175,7 +175,7 @@ def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Un
 
 
 def unreadable(seq: int) -> Unreadable:
-    """What a reader gets for a record that cannot be read."""
+    """The error of a record that cannot be read."""
     return Unreadable(
         seq,
         Damaged(
@@ -226,7 +226,7 @@ def _fragments(
     if not style.include_data or (flags & np.uint8(seen)).any():
         rows = zip(seqs, times, begins.tolist(), ends, flags.tolist(), strict=True)
         names: dict[bytes, bytes] = {}
-        out += [_dressed(chunk, *row, style, names) for row in rows]
+        out += [_with_headers(chunk, *row, style, names) for row in rows]
         return
     if (flags & np.uint8(HAS_TAG)).any():
         begins = begins + np.ndarray(len(chunk) - 1, "<u2", chunk, 0, 1)[begins - 6]
@@ -237,7 +237,7 @@ def _fragments(
     ]
 
 
-def _dressed(
+def _with_headers(
     chunk: bytes, seq: int, ts: int, begin: int, end: int, flags: int, style: Style, names: dict[bytes, bytes]
 ) -> bytes:
     node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(chunk, begin - 8)

@@ -1,4 +1,4 @@
-"""Following a topic: told of every change, and read without waiting where that can be.
+"""Follow a topic: notifications of every change, and reads without waiting where possible.
 
 A feed belongs to one instance of a topic. When the topic is deleted the feed says so, and a topic of the same
 name that is created later has another epoch.
@@ -58,22 +58,22 @@ class DurableWatermark:
     def end_seq(self) -> int:
         """Up to here records may be handed out: where there is nothing to wait for, up to the head."""
         topic = self._topic
-        return self._synced_seq if topic.config.durability is Durability.DISK else topic.index.head_seq
+        return self._synced_seq if topic.config.durability is Durability.DISK else topic.log.index.head_seq
 
     def ask(self) -> None:
         """See to it that everything that is published now gets synced."""
         topic = self._topic
-        if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.index.head_seq:
+        if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.log.index.head_seq:
             return
         # A copy is durable when what it is a copy of is, and that may be in any log.
-        shards = self._shards if topic.has_chunks else (topic.shard,)
+        shards = self._shards if topic.log.has_chunks else (topic.shard,)
         try:
             for shard in shards:
                 shard.check_room()
         except (Throttled, ShuttingDown):
             self._tell(False)
             return
-        self._asked_seq = topic.index.head_seq
+        self._asked_seq = topic.log.index.head_seq
         self._pending, self._failed = len(shards), False
         for shard in shards:
             shard.submit([], frames=0, sync=True, waiting=self)
@@ -99,7 +99,7 @@ class DurableWatermark:
 
 
 class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What a watcher wants of every page; watchers that want the same share what is made for them."""
+    """The filter and format of a subscription; equal ones share the pages that are rendered for them."""
 
     limit: int = DIFF_LIMIT_DEFAULT
     max_batch_bytes: int = BATCH_BYTES_DEFAULT
@@ -142,24 +142,17 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=T
 class Feed:
     """One topic, followed. Belongs to the event loop's thread, as the topic does."""
 
-    __slots__ = ("_reader", "_refresh", "_shards", "_topic")
+    __slots__ = ("_reader", "_refresh", "_shards", "_topic", "epoch", "name")
 
     def __init__(
         self, topic: Topic, reader: Reader, refresh: Callable[[], None], shards: Sequence[WalShard]
     ) -> None:
         self._topic = topic
+        self.name = topic.name
+        self.epoch = topic.epoch
         self._reader = reader
         self._refresh = refresh
         self._shards = shards
-
-    @property
-    def name(self) -> str:
-        return self._topic.name
-
-    @property
-    def epoch(self) -> int:
-        """Tells this topic from others that had or will have its name."""
-        return self._topic.epoch
 
     @property
     def is_gone(self) -> bool:
@@ -167,10 +160,10 @@ class Feed:
 
     @property
     def head_seq(self) -> int:
-        return self._topic.index.head_seq
+        return self._topic.log.index.head_seq
 
     def priority(self, now_ms: int) -> int:
-        """How urgent the topic is, however long it has waited."""
+        """The effective priority of the topic, before it ages by waiting."""
         config = self._topic.config
         return effective_priority(
             config.priority,
@@ -185,10 +178,10 @@ class Feed:
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call this whenever records are published and when the topic goes; it must not raise."""
-        self._topic.waiters.listen(tell)
+        self._topic.subscribers.listen(tell)
 
     def unlisten(self, tell: Callable[[], None]) -> None:
-        self._topic.waiters.unlisten(tell)
+        self._topic.subscribers.unlisten(tell)
 
     def refresh(self) -> None:
         """Bring in what others feed into the topic and is not there yet."""
@@ -197,12 +190,12 @@ class Feed:
     def page_at_hand(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page | None:
         """The records after `from_seq`; None if some have to be fetched, which `page` does.
 
-        With `until_seq` none behind it. Raises `Damaged` when the next record cannot be read.
+        With `until_seq` none after it. Raises `Damaged` when the next record cannot be read.
         """
         return self._reader.page_at_hand(self._topic, self._request(from_seq, want, until_seq))
 
     async def page(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page:
-        """As `page_at_hand`, from wherever the records are. Raises also `TopicNotFound` and `Unavailable`."""
+        """Read a page from any tier. Raises as `page_at_hand`, and `TopicNotFound` and `Unavailable`."""
         try:
             request = self._request(from_seq, want, until_seq)
             page = await self._reader.read(self._topic, request, wait_ms=0)

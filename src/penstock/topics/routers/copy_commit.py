@@ -12,13 +12,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.errors import PenstockError
 from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.limits import ROUTER_HOPS_MAX, ROUTER_PASS_RECORDS_MAX
 from penstock.topics.log.control import write_head_watermark
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
-from penstock.topics.log.recovery import ADOPTED_FROM
 from penstock.topics.model import Predicate
 from penstock.topics.read.render import is_meant
 from penstock.topics.routers.copy_frame import (
@@ -37,7 +35,9 @@ from penstock.topics.routers.model import EXACTLY_ONCE
 from penstock.topics.routers.table import Router
 from penstock.topics.segments.columns import Columns, StoredBytes
 from penstock.topics.segments.reader import Segment
+from penstock.topics.topic.changes import PendingCommit
 from penstock.topics.topic.topic import Topic
+from penstock.topics.topic.topic_log import ATTACHED_FROM
 
 PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX
 PASS_BYTES_MAX: Final = 1024**2
@@ -50,7 +50,7 @@ _REFERABLE: Final = (Durability.DISK, Durability.FSYNC)
 
 
 class Room(NamedTuple):
-    """What the destination has room for; None sets no bound."""
+    """The room in a destination; None sets no bound."""
 
     records: int | None = None
     bytes: int | None = None
@@ -58,11 +58,11 @@ class Room(NamedTuple):
     @classmethod
     def of(cls, dest: Topic, total_left: int | None) -> Room:
         """The room in a topic that rejects what is too much, and in all topics together."""
-        config, index = dest.config, dest.index
+        config, index = dest.config, dest.log.index
         if config.discard != "reject":
             return cls(None, total_left)
-        records = config.cap_records - index.live - dest.in_flight if config.cap_records else None
-        size = config.cap_bytes - index.live_bytes - dest.in_flight_bytes if config.cap_bytes else None
+        records = config.cap_records - index.live - dest.log.in_flight if config.cap_records else None
+        size = config.cap_bytes - index.live_bytes - dest.log.in_flight_bytes if config.cap_bytes else None
         bounds = [bound for bound in (size, total_left) if bound is not None]
         return cls(records, min(bounds, default=None))
 
@@ -83,7 +83,7 @@ class ColdBytes(NamedTuple):
 
 @dataclass(slots=True)
 class CopySelection:
-    """What one pass does. `cursor` is the router's cursor after it."""
+    """The records that one pass copies. `cursor` is the router's cursor after it."""
 
     cursor: int
     lost: int = 0
@@ -100,7 +100,7 @@ class CopySelection:
 
 
 def style_of(router: Router) -> CopyStyle:
-    """How the copies of a router look."""
+    """Return the style of the copies of a router."""
     return CopyStyle(
         bits=router.config.bits,
         router=router.name,
@@ -117,10 +117,10 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Copy
     and for `exactly_once` those whose origin stands in the destination already.
     """
     if router.config.bits & EXACTLY_ONCE:
-        router.origins.look(router.dest, style_of(router))
+        router.dedup_window.look(router.dest, style_of(router))
     source, picked = router.source, CopySelection(router.cursor)
     bound = _skip_lost(source, picked)
-    index, left = source.index, PASS_ROWS_MAX
+    index, left = source.log.index, PASS_ROWS_MAX
     while picked.cursor + 1 < bound and left and not picked.blocked and not _is_full(picked):
         at = max(picked.cursor + 1, min(index.earliest_seq, bound))
         found = index.run_from(at)
@@ -133,7 +133,7 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Copy
         by_value = not _is_referable(source, router.dest, run, file)
         if picked.records and by_value != picked.by_value:
             break
-        view, base = source.view(run, file), 0
+        view, base = source.log.view(run, file), 0
         if view is None:
             if fetched is None or fetched.run is not run or not fetched.start <= start < fetched.stop:
                 if not picked.records and not picked.lost:
@@ -150,14 +150,14 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Copy
 
 def _skip_lost(source: Topic, picked: CopySelection) -> int:
     """Count what the source lost at the cursor; returns where the next such range begins, or the end."""
-    floors, at = source.floors, picked.cursor + 1
+    floors, at = source.log.floors, picked.cursor + 1
     picked.lost = max(max(floors.cap, floors.trim) - at, 0)
     at += picked.lost
-    while (trim := source.trims.after(at - 1)) is not None and trim[0] <= at:
+    while (trim := source.log.trims.after(at - 1)) is not None and trim[0] <= at:
         picked.lost += trim[1] - at
         at = trim[1]
     picked.cursor = at - 1
-    return source.index.head_seq + 1 if trim is None else trim[0]
+    return source.log.index.head_seq + 1 if trim is None else trim[0]
 
 
 def _is_full(picked: CopySelection) -> bool:
@@ -171,7 +171,7 @@ def _is_referable(source: Topic, dest: Topic, run: Columns, file: int) -> bool:
         return False
     if run.segment:
         return isinstance(run.source, Segment) and not run.source.entry.cold
-    return 0 <= file < ADOPTED_FROM
+    return 0 <= file < ATTACHED_FROM
 
 
 def _take(
@@ -184,9 +184,9 @@ def _take(
     base: int,
 ) -> bool:
     """Take over the live records of these rows, as far as there is room; whether all were dealt with."""
-    match, style, hops = router.config.filter, style_of(router), router.source.hops
+    match, style, hops = router.config.filter, style_of(router), router.source.log.hops
     is_once = bool(style.bits & EXACTLY_ONCE)
-    earliest_seq = router.source.index.earliest_seq
+    earliest_seq = router.source.log.index.earliest_seq
     start = max(rows.start, earliest_seq - run.first_seq)
     live = start + np.flatnonzero(run.is_live(start, rows.stop)) if start < rows.stop else np.zeros(0, int)
     places: list[int] = live.tolist()
@@ -199,7 +199,7 @@ def _take(
             picked.lost, picked.cursor = picked.lost + 1, seq
             continue
         hop = hops.of(seq)
-        is_there = is_once and router.origins.takes(seq, router.dest)
+        is_there = is_once and router.dedup_window.takes(seq, router.dest)
         if is_there or hop >= ROUTER_HOPS_MAX or not _passes(match, stored.tag):
             picked.cursor = seq
             continue
@@ -222,120 +222,112 @@ def _passes(match: Predicate | None, tag: bytes | None) -> bool:
     return match is None or (tag is not None and is_meant(match, tag))
 
 
-class CopyCommit:
-    """A pass that is being committed to the destination; `outcome` says whether it was."""
+class CopyPass:
+    """One pass, and the publication of its copies once it is committed."""
 
-    __slots__ = ("_base", "_batch", "_forward", "_now_ms", "_on_published", "_reserved", "_router", "outcome")
+    __slots__ = ("_batch", "_copy", "_now_ms", "_on_published", "_router", "base", "reserved")
 
     def __init__(
         self,
         router: Router,
-        forward: CopyFrame,
+        copy: CopyFrame,
         batch: EncodedBatch | None,
         *,
         now_ms: int,
         on_published: Callable[[Topic], None],
     ) -> None:
         self._router = router
-        self._forward = forward
+        self._copy = copy
         self._batch = batch
         self._now_ms = now_ms
         self._on_published = on_published
-        self._base = self._reserved = 0
-        self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.base = 0
+        """How many bytes come before the copies in the same entry."""
+        self.reserved = 0
 
-    def behind(self, base: int, reserved: int) -> None:
-        """So many bytes come before the copies in the same entry, and so many numbers are reserved."""
-        self._base, self._reserved = base, reserved
-
-    def committed(self, entry: Entry, position: LogPosition) -> None:
-        dest = self._router.dest
-        dest.reserved_seq = max(dest.reserved_seq, self._reserved)
-        if self._forward.by_value:
+    def publish(self, entry: Entry, position: LogPosition) -> None:
+        """Publish the copies after the commit of their entry."""
+        log = self._router.dest.log
+        log.reserved_seq = max(log.reserved_seq, self.reserved)
+        if self._copy.by_value:
             self._publish(lambda batch: self._publish_logged(batch, position))
         else:
-            self._publish(lambda batch: dest.keep_in_memory(batch, now_ms=self._now_ms))
-        self._router.logged_cursor = self._router.cursor
-        self._decide(True)
+            self.keep()
 
     def _publish_logged(self, batch: EncodedBatch, position: LogPosition) -> None:
-        at = position.offset + self._base
+        at = position.offset + self.base
         self._router.dest.publish(batch, file=position.file, base=at, now_ms=self._now_ms)
 
     def keep(self) -> None:
-        """Publish the copies of an ephemeral destination without a commit."""
+        """Publish copies whose bytes are in memory only."""
         self._publish(lambda batch: self._router.dest.keep_in_memory(batch, now_ms=self._now_ms))
-        self._router.logged_cursor = self._router.cursor
-        self._decide(True)
 
     def _publish(self, show: Callable[[EncodedBatch], None]) -> None:
-        router, forward = self._router, self._forward
-        # First the cursor: whoever is woken by the copies finds the router where it is.
-        router.cursor, router.forwarded_total = forward.cursor, forward.forwarded_total
-        if forward.bits & EXACTLY_ONCE:
-            router.origins.look(router.dest, style_of(router))
-        at = forward.first_seq
-        for run in forward.runs:
+        router, copy = self._router, self._copy
+        # First the cursor: a subscriber that is woken by the copies finds the router where it is.
+        router.cursor, router.forwarded_total = copy.cursor, copy.forwarded_total
+        if copy.bits & EXACTLY_ONCE:
+            router.dedup_window.look(router.dest, style_of(router))
+        at = copy.first_seq
+        for run in copy.runs:
             if run.source_seq:
-                router.dest.hops.add(at, run.records, run.hops)
+                router.dest.log.hops.add(at, run.records, run.hops)
             else:
                 router.dest.mark_lost(run.records)
             at += run.records
         if self._batch is not None:
             show(self._batch)
-        router.origins.passed(router.dest, router.cursor)
+        router.dedup_window.passed(router.dest, router.cursor)
         self._on_published(router.dest)
-
-    def failed(self, error: PenstockError) -> None:
-        self._decide(False)
-
-    def _decide(self, is_done: bool) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(is_done)
+        router.logged_cursor = router.cursor
 
 
 def submit(
     router: Router, picked: CopySelection, *, now_ms: int, on_published: Callable[[Topic], None]
-) -> asyncio.Future[bool]:
-    """Send copies and cursor on their way, together or not at all; the shard has been asked for room."""
+) -> asyncio.Future[None] | None:
+    """Commit copies and cursor, together or not at all; call `WalShard.check_room` before.
+
+    None if they are published already, because the destination is ephemeral.
+    """
     dest = router.dest
     dest.shard.flush_pending()
-    ts_ms = max(now_ms, dest.last_ts_ms)
+    ts_ms = max(now_ms, dest.log.last_ts_ms)
     batch = None
     if picked.records:
         batch = encode(
             copies(picked.records),
             topic_id=dest.id,
-            first_seq=dest.next_seq + picked.lost,
+            first_seq=dest.log.next_seq + picked.lost,
             ts_ms=ts_ms,
             durable=dest.config.durable,
         )
-    forward = _forward(router, picked)
-    forwarding = CopyCommit(router, forward, batch, now_ms=now_ms, on_published=on_published)
+    copy = _copy_frame(router, picked)
+    copy_pass = CopyPass(router, copy, batch, now_ms=now_ms, on_published=on_published)
     if dest.is_ephemeral:
-        _take_off(dest, picked.lost, batch)
-        forwarding.keep()
-        return forwarding.outcome
-    frames, reserved = _in_front(dest, batch)
-    frames.append(forward.frame(dest.id, ts_ms))
-    forwarding.behind(sum(map(len, frames)), reserved)
+        _reserve_seqs(dest, picked.lost, batch)
+        copy_pass.keep()
+        return None
+    frames, copy_pass.reserved = _in_front(dest, batch)
+    frames.append(copy.frame(dest.id, ts_ms))
+    copy_pass.base = sum(map(len, frames))
     copied = [batch.buffer] if batch is not None and picked.by_value else []
+    pending = PendingCommit(copy_pass.publish)
     dest.shard.submit(
         [*frames, *copied],
         frames=len(frames) + (len(picked.records) if copied else 0),
-        sync=dest.config.durable or reserved > 0 or (picked.lost > 0 and batch is None),
-        waiting=forwarding,
+        sync=dest.config.durable or copy_pass.reserved > 0 or (picked.lost > 0 and batch is None),
+        waiting=pending,
     )
-    _take_off(dest, picked.lost, batch)
+    _reserve_seqs(dest, picked.lost, batch)
     if batch is not None and not copied:
         router.source.is_referred = True
         # It stays in memory until the next checkpoint, which has to come as if it were in the log.
         dest.shard.submitted_bytes += batch.byte_count
     on_published(dest)
-    return forwarding.outcome
+    return pending.outcome
 
 
-def _forward(router: Router, picked: CopySelection) -> CopyFrame:
+def _copy_frame(router: Router, picked: CopySelection) -> CopyFrame:
     lost = (CopyRun(LOST_SOURCE, picked.lost),) if picked.lost else ()
     return CopyFrame(
         router=router.name,
@@ -345,22 +337,22 @@ def _forward(router: Router, picked: CopySelection) -> CopyFrame:
         bits=router.config.bits | (BY_VALUE if picked.by_value else 0),
         cursor=picked.cursor,
         forwarded_total=router.forwarded_total + picked.lost + len(picked.records),
-        first_seq=router.dest.next_seq,
+        first_seq=router.dest.log.next_seq,
         runs=(*lost, *runs_of(picked.seqs, picked.hops)),
     )
 
 
 def _in_front(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int]:
-    """What has to stand before the copies: floors that moved, and numbers that they reserve."""
-    frames, reserved = dest.moved_floors(), 0
+    """Return the frames before the copies, with floors that moved, and the numbers they reserve."""
+    frames, reserved = dest.log.moved_floors(), 0
     if batch is not None and dest.config.durability is Durability.DISK:
-        reserved = dest.reservation(batch)
+        reserved = dest.log.reservation(batch)
     if reserved:
         frames.append(encode_control(FrameType.HEAD_WATERMARK, dest.id, write_head_watermark(reserved)))
     return frames, reserved
 
 
-def _take_off(dest: Topic, lost: int, batch: EncodedBatch | None) -> None:
-    dest.next_seq += lost
+def _reserve_seqs(dest: Topic, lost: int, batch: EncodedBatch | None) -> None:
+    dest.log.next_seq += lost
     if batch is not None:
-        dest.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
+        dest.log.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)

@@ -150,7 +150,7 @@ class StoredRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyStyle:
-    """What of a record its copies have, and, for `exactly_once`, what they say about where they come from."""
+    """The parts of a record that its copies keep and, for `exactly_once`, their origin."""
 
     bits: int
     router: str
@@ -208,20 +208,20 @@ def styled(record: StoredRecord, style: CopyStyle) -> StoredRecord:
 
 def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
     """Records that are styled, ready to get their place."""
-    dressed = RecordHeaders(accounted=[record.accounted for record in records])
+    headers = RecordHeaders(accounted=[record.accounted for record in records])
     for record in records:
         node, tag = record.node or b"", record.tag or b""
-        dressed.leads.append(node + tag)
-        dressed.trails.append(b"")
-        dressed.node_bytes.append(len(node))
-        dressed.tag_bytes.append(len(tag))
-        dressed.flags.append(_flags(record))
+        headers.leads.append(node + tag)
+        headers.trails.append(b"")
+        headers.node_bytes.append(len(node))
+        headers.tag_bytes.append(len(tag))
+        headers.flags.append(_flags(record))
     return PreparedBatch(
         count=len(records),
         data=[record.payload for record in records],
-        accounted_bytes=sum(dressed.accounted),
+        accounted_bytes=sum(headers.accounted),
         node=None,
-        dressed=dressed,
+        headers=headers,
         tags=[(place, record.tag) for place, record in enumerate(records) if record.tag is not None],
     )
 
@@ -245,7 +245,7 @@ def _told_from(record: StoredRecord, style: CopyStyle) -> StoredRecord:
 
 
 def key_of(seq: int, style: CopyStyle) -> str:
-    """What a copy of this record has for its key, and nothing else."""
+    """Return the idempotency key of the copies of this record."""
     return f"router:{style.router}:{style.source_id}:{style.source_epoch}:{seq}"
 
 

@@ -96,42 +96,42 @@ class CopyReplay:
         self._frames_of = frames_of
         self._lost = lost
 
-    def apply(self, topic: Topic, forward: CopyFrame, ts_ms: int) -> None:
+    def apply(self, topic: Topic, copy: CopyFrame, ts_ms: int) -> None:
         """Give the destination what it had after the pass; what it has already is left alone."""
-        at = forward.first_seq
-        for run in forward.runs:
-            known = max(min(topic.index.head_seq + 1 - at, run.records), 0)
+        at = copy.first_seq
+        for run in copy.runs:
+            known = max(min(topic.log.index.head_seq + 1 - at, run.records), 0)
             if known < run.records:
                 if not run.source_seq:
                     topic.mark_lost(run.records - known)
-                elif not forward.by_value:
-                    self._copy(topic, forward, run.source_seq + known, run.records - known, ts_ms)
+                elif not copy.by_value:
+                    self._copy(topic, copy, run.source_seq + known, run.records - known, ts_ms)
             if run.source_seq:
-                topic.hops.add(at, run.records, run.hops)
+                topic.log.hops.add(at, run.records, run.hops)
             at += run.records
 
-    def _copy(self, topic: Topic, forward: CopyFrame, source_seq: int, count: int, ts_ms: int) -> None:
+    def _copy(self, topic: Topic, copy: CopyFrame, source_seq: int, count: int, ts_ms: int) -> None:
         style = CopyStyle(
-            bits=forward.bits,
-            router=forward.router,
-            source=forward.source,
-            source_id=forward.source_id,
-            source_epoch=forward.source_id,
+            bits=copy.bits,
+            router=copy.router,
+            source=copy.source,
+            source_id=copy.source_id,
+            source_epoch=copy.source_id,
         )
-        found = self._frames_of(forward.source_id).records(source_seq, count)
+        found = self._frames_of(copy.source_id).records(source_seq, count)
         for _, group in groupby(found, key=lambda record: record is not None):
             part = list(group)
             records = [styled(record, style) for record in part if record is not None]
             source_seq += len(part)
             if not records:
                 first_seq = source_seq - len(part)
-                self._lost(topic, LostOriginals(forward.source_id, first_seq, len(part), ts_ms))
+                self._lost(topic, LostOriginals(copy.source_id, first_seq, len(part), ts_ms))
                 continue
-            topic.restore_copies(
+            topic.log.restore_copies(
                 encode(
                     copies(records),
                     topic_id=topic.id,
-                    first_seq=topic.index.head_seq + 1,
+                    first_seq=topic.log.index.head_seq + 1,
                     ts_ms=ts_ms,
                     durable=topic.config.durable,
                 )
@@ -184,11 +184,11 @@ class RouterRecovery:
                 told = _advanced(told, known.cursor, known.forwarded_total)
             self._entries[router_id] = told
 
-    def note(self, forward: CopyFrame) -> None:
+    def note(self, copy: CopyFrame) -> None:
         """A pass, in the order of its destination's log."""
-        self._passes[forward.router_id] = forward
-        if not forward.by_value:
-            self.sources.add(forward.source_id)
+        self._passes[copy.router_id] = copy
+        if not copy.by_value:
+            self.sources.add(copy.source_id)
 
     def found(self, topics: Mapping[int, Topic]) -> list[RouterEntry]:
         """The routers between these topics, which are as they were before the start.
@@ -204,9 +204,9 @@ class RouterRecovery:
             last = self._passes.get(router_id)
             if last is not None:
                 entry = _advanced(entry, last.cursor, last.forwarded_total)
-            if entry.cursor > source.index.head_seq:
+            if entry.cursor > source.log.index.head_seq:
                 self.lowered = True
-                entry = msgspec.structs.replace(entry, cursor=source.index.head_seq)
+                entry = msgspec.structs.replace(entry, cursor=source.log.index.head_seq)
             found[entry.name] = entry
         return list(found.values())
 

@@ -62,7 +62,7 @@ class RouterState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterPut:
-    """What became of a router that was to be there."""
+    """The result of creating or changing a router."""
 
     router: str
     created: bool
@@ -71,7 +71,7 @@ class RouterPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRemoved:
-    """What became of a router that was to go."""
+    """The result of deleting a router."""
 
     router: str
     deleted: bool

@@ -10,7 +10,6 @@ from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.log.control import with_length
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import PendingChange
 from penstock.topics.log.wal import WalShard
 from penstock.topics.names import check_router_name, check_topic_name
 from penstock.topics.routers.model import (
@@ -24,6 +23,7 @@ from penstock.topics.routers.model import (
 from penstock.topics.routers.routing import Routing
 from penstock.topics.routers.table import Router
 from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.changes import PendingCommit
 from penstock.topics.topic.topic import Topic
 
 
@@ -50,7 +50,7 @@ class RouterRegistry:
             raise InvalidRequest("source and dest are the same topic; a router joins two")
         check_topic_name(config.source)
         check_topic_name(config.dest)
-        # It goes on without its caller: whoever comes next finds it decided.
+        # It continues without its caller: the next call finds it decided.
         return await asyncio.shield(asyncio.ensure_future(self._put(name, config)))
 
     async def _put(self, name: str, config: RouterConfig) -> RouterPut:
@@ -65,7 +65,7 @@ class RouterRegistry:
             return RouterPut(router=name, created=known is None, config=config)
 
     async def _check(self, name: str, config: RouterConfig) -> None:
-        """Everything that is refused, in the order of the contract, before anything is created."""
+        """Check a router in the order of the contract, before anything is created."""
         source, dest = await self._catalog.settled(config.source), await self._catalog.settled(config.dest)
         if dest is None and not config.create_dest:
             raise TopicNotFound(config.dest)
@@ -96,9 +96,9 @@ class RouterRegistry:
             dest_id=dest.id,
             bits=config.bits,
             match=None if config.filter is None else (config.filter.value, config.filter.is_prefix),
-            cursor=source.index.head_seq if known is None else known.cursor,
+            cursor=source.log.index.head_seq if known is None else known.cursor,
             forwarded_total=0 if known is None else known.forwarded_total,
-            dest_base=dest.index.head_seq if known is None else known.dest_base,
+            dest_base=dest.log.index.head_seq if known is None else known.dest_base,
         )
 
         def apply() -> None:
@@ -133,7 +133,7 @@ class RouterRegistry:
     ) -> asyncio.Future[None]:
         assert self._shard is not None
         self._shard.check_room()
-        change: PendingChange[None] = PendingChange(apply)
+        change = PendingCommit(lambda entry, position: apply())
         frame = encode_control(kind, 0, body, seq=router_id, ts_ms=self._clock.now_ms())
         self._shard.submit([frame], frames=1, sync=True, waiting=change, urgent=True)
         return change.outcome

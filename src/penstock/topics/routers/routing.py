@@ -8,10 +8,10 @@ cursor survive together or not at all: a record is copied once, whatever crashes
 refers to within reach until the copies are in a segment of their own:
 
 1. Only records of classes that use no sequence number twice are referred to, and only where the source is at
-   least as durable as the destination. Other copies are written to the log themselves, behind the frame and
+   least as durable as the destination. Other copies are written to the log themselves, after the frame and
    committed with it: those of ephemeral and `memory` sources, of weaker sources, of records that are copies
    in memory themselves or are in the cold tier.
-2. No cut is taken while a pass is on its way (`still`). Thus every frame behind a snapshot refers to what was
+2. No cut is taken while a pass is on its way (`still`). Thus every frame after a snapshot refers to what was
    live at the snapshot, and is in a segment it names, or to what came after it and is in the log. Deletion,
    eviction and expiry since then leave the bytes where they are.
 3. The segments of a deleted source stay until the next snapshot.
@@ -19,7 +19,7 @@ refers to within reach until the copies are in a segment of their own:
    head, and a snapshot says so before anything is written.
 
 A read of a destination first waits until its feeders are through with what was there when it began. What
-nobody waits for is copied by a tick.
+no reader waits for is copied by a tick.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.topics.workers import Workers
 REST_MIN_S: Final = 0.05
 REST_MAX_S: Final = 2.0
 _RISEN_MAX: Final = 256
-"""How many try again at once; the others follow soon after."""
+"""How many retry together; the others follow soon after."""
 
 _Look: TypeAlias = tuple[int, int, TopicConfig]
 
@@ -99,7 +99,7 @@ class RouterBackoff:
 
 def _look(router: Router) -> _Look:
     dest = router.dest
-    return dest.index.live, dest.index.live_bytes, dest.config
+    return dest.log.index.live, dest.log.index.live_bytes, dest.config
 
 
 COPIES_BYTES_MIN: Final = 8 * 1024**2
@@ -122,7 +122,7 @@ class ReplicaMemoryLimit:
 
     def look(self, dest: Topic) -> None:
         """Recount a destination after copies came in. Those of an ephemeral one do not count."""
-        size = 0 if dest.deleted or dest.is_ephemeral else dest.chunk_bytes
+        size = 0 if dest.deleted or dest.is_ephemeral else dest.log.chunk_bytes
         self._total += size - self._sizes.pop(dest, 0)
         if size:
             self._sizes[dest] = size
@@ -150,7 +150,7 @@ class ReplicaMemoryLimit:
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
 _BREATH_S: Final = 0.005
-"""Under pressure, the time for other work between two passes that nobody waits for."""
+"""Under pressure, the time for other work between two passes that no reader waits for."""
 _CURSOR_EVERY: Final = 8192
 """How many records may be skipped before the cursor is logged, if none of them is copied."""
 _HOPS_KEPT: Final = 64
@@ -183,7 +183,7 @@ class Routing:
         self._idle: dict[int, dict[Router, None]] = {}
         """By the id of their source, routers at its head: only they have to be notified of more."""
         self._ticking: asyncio.Task[None] | None = None
-        self._on_their_way: set[asyncio.Future[bool]] = set()
+        self._committing: set[asyncio.Future[None]] = set()
         self._still = 0
         self._moving = asyncio.Event()
         self._moving.set()
@@ -229,7 +229,7 @@ class Routing:
         source = router.source
         if source.id not in self._listeners:
             self._listeners[source.id] = lambda: self._published(source)
-            source.waiters.listen(self._listeners[source.id])
+            source.subscribers.listen(self._listeners[source.id])
         self._go_on(router)
 
     def leave(self, router: Router) -> None:
@@ -242,7 +242,7 @@ class Routing:
         source = router.source
         self._idle.get(source.id, {}).pop(router, None)
         if not self.table.leaving(source.name):
-            source.waiters.unlisten(self._listeners.pop(source.id))
+            source.subscribers.unlisten(self._listeners.pop(source.id))
             self._idle.pop(source.id, None)
 
     def topic_left(self, topic: Topic) -> None:
@@ -285,7 +285,7 @@ class Routing:
 
     async def catch_up(self, router: Router) -> bool:
         """Copy up to what is the head of the source now; return whether the router made progress."""
-        target, began = router.source.index.head_seq, router.cursor
+        target, began = router.source.log.index.head_seq, router.cursor
         while router.cursor < target and not router.stopped:
             before = router.cursor
             task = self._start(router)
@@ -317,7 +317,7 @@ class Routing:
         if not router.is_behind:
             if not router.stopped:
                 self._idle.setdefault(router.source.id, {})[router] = None
-        elif router.dest.waiters.are_there and not self.is_closed:
+        elif router.dest.subscribers.are_there and not self.is_closed:
             self._start(router)
         else:
             self._wait(router)
@@ -377,7 +377,7 @@ class Routing:
 
     async def _run(self, router: Router) -> bool:
         """Passes up to what is the head of the source now; whether it got there."""
-        target = router.source.index.head_seq
+        target = router.source.log.index.head_seq
         while router.cursor < target and not router.stopped:
             try:
                 if not await self._pass(router):
@@ -387,7 +387,7 @@ class Routing:
             except PenstockError as error:
                 _LOGGER.warning('router "%s" waits: %s', router.name, error)
                 return False
-            await asyncio.sleep(0)  # a long way is nobody else's wait
+            await asyncio.sleep(0)  # other tasks run between the passes of a long chain
         return True
 
     # ---- one pass ------------------------------------------------------------------------------------
@@ -413,14 +413,22 @@ class Routing:
         self._forget_hops(router.dest)
         return is_done and not picked.blocked
 
-    def _send(self, router: Router, picked: CopySelection) -> asyncio.Future[bool]:
+    async def _send(self, router: Router, picked: CopySelection) -> bool:
+        """Commit a pass; whether that succeeded. The router repeats a pass that failed."""
         outcome = submit(router, picked, now_ms=self._clock.now_ms(), on_published=self._catalog.tally)
-        self._on_their_way.add(outcome)
-        outcome.add_done_callback(self._on_their_way.discard)
-        return outcome
+        if outcome is None:
+            return True
+        self._committing.add(outcome)
+        outcome.add_done_callback(self._committed)
+        await asyncio.wait([outcome])
+        return outcome.exception() is None
+
+    def _committed(self, outcome: asyncio.Future[None]) -> None:
+        self._committing.discard(outcome)
+        outcome.exception()  # retrieved, as asyncio logs errors that are not
 
     async def _select(self, router: Router) -> CopySelection | None:
-        """What to do next; None while the router or one of its topics is being removed."""
+        """Select the records of the next pass; None while the router or a topic of it is being removed."""
         fetched: ColdBytes | None = None
         while True:
             await self._moving.wait()
@@ -433,7 +441,7 @@ class Routing:
                 or dest.deleting is not None
             ):
                 return None
-            if dest.is_ephemeral and not (dest.is_volatile and dest.is_idle):
+            if dest.is_ephemeral and not (dest.is_volatile and dest.log.is_idle):
                 return None  # records from before it became ephemeral, or while it is not yet kept, go first
             self._catalog.retain(source)
             self._catalog.retain(dest)
@@ -456,9 +464,9 @@ class Routing:
         return needed._replace(base=base, view=view)
 
     def _forget_hops(self, topic: Topic) -> None:
-        if len(topic.hops) > _HOPS_KEPT:
+        if len(topic.log.hops) > _HOPS_KEPT:
             cursors = [router.cursor for router in self.table.leaving(topic.name)]
-            topic.hops.forget_below(min(cursors, default=topic.index.head_seq) + 1)
+            topic.log.hops.forget_below(min(cursors, default=topic.log.index.head_seq) + 1)
 
     # ---- cuts ----------------------------------------------------------------------------------------
 
@@ -468,8 +476,8 @@ class Routing:
         self._still += 1
         self._moving.clear()
         try:
-            while self._on_their_way:
-                await asyncio.wait(list(self._on_their_way))
+            while self._committing:
+                await asyncio.wait(list(self._committing))
             yield
         finally:
             self._still -= 1

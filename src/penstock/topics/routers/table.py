@@ -48,7 +48,7 @@ class DedupWindow:
     __slots__ = ("_order", "_places", "_seen_seq")
 
     def __init__(self, dest: Topic) -> None:
-        self._seen_seq = dest.index.first_log_seq - 1
+        self._seen_seq = dest.log.index.first_log_seq - 1
         self._places: dict[int, int] = {}
         """Where in the destination the origin of a record of the source is."""
         self._order: list[int] = []
@@ -56,19 +56,19 @@ class DedupWindow:
 
     def passed(self, dest: Topic, cursor: int) -> None:
         """The router has written the last records of the destination; up to its cursor it is through."""
-        self._seen_seq = dest.index.head_seq
+        self._seen_seq = dest.log.index.head_seq
         while self._order and self._order[0] <= cursor:
             self._places.pop(heappop(self._order), None)
 
     def look(self, dest: Topic, style: CopyStyle) -> None:
         """Look at what came into the destination since the last time."""
-        index = dest.index
+        index = dest.log.index
         at = max(self._seen_seq + 1, index.earliest_seq)
         self._seen_seq = max(self._seen_seq, index.head_seq)
         while (found := index.run_from(at)) is not None:
             run, start = found
             file, stop = run.file_of(start)
-            view = dest.view(run, file)
+            view = dest.log.view(run, file)
             if view is not None:
                 told = run.is_live(start, stop) & ((run.flags[start:stop] & HAS_META) != 0)
                 places: list[int] = (start + np.flatnonzero(told)).tolist()
@@ -91,7 +91,7 @@ class DedupWindow:
     def takes(self, source_seq: int, dest: Topic) -> bool:
         """Whether the destination has this record, alive. A pass that fails asks again."""
         place = self._places.get(source_seq)
-        return place is not None and dest.index.locate(place) is not None
+        return place is not None and dest.log.index.locate(place) is not None
 
 
 _NONE: Final[tuple[Router, ...]] = ()
@@ -103,13 +103,13 @@ class Router:
     __slots__ = (
         "config",
         "cursor",
+        "dedup_window",
         "dest",
         "dest_base",
         "forwarded_total",
         "id",
         "logged_cursor",
         "name",
-        "origins",
         "source",
         "stopped",
     )
@@ -125,13 +125,13 @@ class Router:
         """The cursor that a start after a crash would find."""
         self.forwarded_total = entry.forwarded_total
         self.dest_base = entry.dest_base
-        self.origins = DedupWindow(dest)
+        self.dedup_window = DedupWindow(dest)
         self.stopped = False
 
     @property
     def is_behind(self) -> bool:
         """Whether the source has records that the router has not dealt with."""
-        return self.cursor < self.source.index.head_seq and not self.stopped
+        return self.cursor < self.source.log.index.head_seq and not self.stopped
 
     def entry(self) -> RouterEntry:
         """The router as a snapshot has it."""
@@ -173,7 +173,7 @@ class RouterTable:
         return self._routers.get(name)
 
     def add(self, router: Router) -> None:
-        """One more router, of a name that none has."""
+        """Add a router with a new name."""
         assert router.name not in self._routers
         self._routers[router.name] = router
         insort(self._names, router.name)

@@ -1,4 +1,4 @@
-"""How overloaded the server is, and what it does about it: later and in larger pieces, never less.
+"""Overload control: under load the server delivers later and in larger pieces, never less.
 
 Every 100 ms three signals become one number from 0 to 1: how many topics wait to be delivered, how long they
 waited against the 5 ms that are aimed at, and how full the queues of the log are. The largest of them counts,
@@ -40,7 +40,7 @@ _REFUSE_FROM: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """What is measured: topics that wait, how long the last ones did, and how full the fullest queue is."""
+    """The load: how many topics wait, how long the last ones did, and the fill level of the fullest queue."""
 
     depth: int
     wait_ms: float
@@ -50,7 +50,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """What a pressure means. Everything here costs time; nothing changes what is stored or read."""
+    """The measures at a level of overload. They only delay; nothing changes what is stored or read."""
 
     pressure: float
     coalesce_ms: float
@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def ladder(self) -> Ladder:
-        """What is to be done about the pressure now."""
+        """The measures that apply now."""
         return self._governor.ladder
 
     @property
@@ -157,7 +157,7 @@ class Scheduler:
         """Raises `Throttled` where a write that does not insist should come back later."""
         if self._governor.ladder.refuses and shard.fill >= _FILL_REFUSED:
             raise Throttled(
-                "the server is pressed hard; retry in a moment, or send disable_backpressure",
+                "the server is overloaded; retry in a moment, or send disable_backpressure",
                 {"retry_after_ms": RETRY_AFTER_MS},
             )
 

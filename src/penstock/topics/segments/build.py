@@ -48,7 +48,7 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltRows:
-    """What to append to a segment: `data` to its data file, `idx` to its index."""
+    """Bytes to append to a segment: `data` to its data file, `idx` to its index."""
 
     first_seq: int
     data: list[bytes]
@@ -167,7 +167,7 @@ def _convert(block: _Block, view: StoredBytes, verify: bool) -> tuple[list[bytes
 
 
 def _convert_those(block: _Block, good: _Mask, view: StoredBytes, verify: bool) -> tuple[list[bytes], _Mask]:
-    """As `_convert`, with the rows left out that did not pass a check."""
+    """Convert rows as `_convert` does, without those that failed a check."""
     if not good.any():
         return [], good
     pieces, still_good = _convert(block.where(good), view, verify)
@@ -199,7 +199,7 @@ def _are_intact(chunk: bytes, starts: Places, lengths: Places) -> _Mask:
 
 
 def _bodies(chunk: bytes, starts: Places, block: _Block) -> list[bytes]:
-    """Everything of each segment frame between its length and its checksum."""
+    """Return the bytes of each segment frame between its length and its checksum."""
     marked = (block.flags & _IN_FRAME) != 0
     if marked.any():
         patched = np.frombuffer(chunk, np.uint8).copy()

@@ -1,4 +1,4 @@
-"""Where the records of consecutive sequence numbers are: one fixed-size row each, never an object each.
+"""The locations of records with consecutive sequence numbers, as one fixed-size row each.
 
 A row has the 20 bytes of a segment's index entry, so a run of rows is either a segment's index file as it
 is read, or a buffer of the same layout that grows as records are written. In the second case offsets point
@@ -119,7 +119,7 @@ class Columns:
 
     @property
     def offset(self) -> Lengths:
-        """Where each frame starts in its file."""
+        """The offset of each frame in its file."""
         return np.ndarray(self.count, "<u4", self._rows, 0, IDX_STRIDE)
 
     @property
@@ -153,7 +153,7 @@ class Columns:
         return length - (packed >> np.uint32(8))
 
     def is_live(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows `start` to `stop - 1` are records that nobody removed."""
+        """Which of the rows `start` to `stop - 1` are records that were not removed."""
         alive: npt.NDArray[np.bool_] = (self.flags[start:stop] & np.uint8(DEAD)) == 0
         return alive
 
@@ -187,7 +187,7 @@ class Columns:
         return self._flags
 
     def append_row(self, file: int, offset: int, length: int, ts_ms: int, flags: int, overhead: int) -> None:
-        """One more row at the end; only on a run that is no segment."""
+        """Append a row; only for a run that is not a segment."""
         rows = self._room(1)
         self._enter(file)
         ROW.pack_into(rows, self.count * IDX_STRIDE, offset, length, ts_ms, flags | overhead << 8)
@@ -286,7 +286,7 @@ class Columns:
 
 
 def place_of_flags(place: int) -> int:
-    """Where in a buffer of rows the flags of one row are."""
+    """Return the offset of the flags of one row in a buffer of rows."""
     return place * IDX_STRIDE + _FLAGS_AT
 
 

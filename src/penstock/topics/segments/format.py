@@ -88,7 +88,7 @@ class Part(StrEnum):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What the metadata knows of a segment. Bytes of its files beyond these numbers do not count."""
+    """The metadata of a segment. Bytes of its files beyond these numbers do not count."""
 
     first_seq: int
     count: int
@@ -113,7 +113,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """What one frame holds. The views point into the frame."""
+    """The content of one frame. The views point into the frame."""
 
     seq: int
     ts: int
@@ -124,7 +124,7 @@ class SegmentRecord:
 
 
 def segment_name(first_seq: int) -> str:
-    """What the files of a segment are called, without the ending."""
+    """Return the name of a segment's files, without the extension."""
     return f"seg-{first_seq:016d}"
 
 

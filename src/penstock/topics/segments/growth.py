@@ -5,8 +5,7 @@ is the one large piece of work that has nothing to do with requests. In a thread
 lock; a separate process uses another core.
 
 The process holds a lock file of the data directory as long as it lives, and it ends when its parent does. An
-engine that starts waits for that lock: nobody writes a segment that a process of an earlier start is still
-writing.
+engine that starts waits for that lock, so that no two processes write the same segment.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class FramesLost(Damaged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What there is to do for one topic."""
+    """The work to do for one topic."""
 
     topic_id: int
     segments: Sequence[SegmentEntry]
@@ -142,7 +141,7 @@ class SegmentProcess:
         self._failed = False
 
     def grow(self, growth: Growth, files: Mapping[int, str]) -> list[SegmentEntry] | None:
-        """As `grow`, from log files by path; None when it must be done in this process instead."""
+        """Run `grow` in another process, on log files by path; None if it must be done in this process."""
         if self._failed or growth.rows.count < ROWS_MIN:
             return None
         if self._pool is None:
@@ -173,7 +172,7 @@ class SegmentProcess:
 
 
 def _ending(workers: Sequence[BaseProcess]) -> str:
-    """How the first of these processes ended; a pool does not say. Empty if none has."""
+    """Describe how the first of these processes ended, which a pool does not say; empty if none has."""
     for code in (worker.exitcode for worker in workers):
         if code is not None:
             return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -186,7 +185,7 @@ _tiers: Tiers | None = None
 
 def _begin(data_dir: str) -> None:
     global _tiers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(_NICENESS)

@@ -32,7 +32,7 @@ _VIEWS_MAX = 1024
 class SegmentViews:
     """The data files that are open right now: the ones used last, and no more than `views_max`.
 
-    A view that falls out stays valid for whoever still holds it. Safe to share between threads.
+    A view that falls out stays valid for its holders. Safe to share between threads.
     """
 
     def __init__(self, views_max: int = _VIEWS_MAX) -> None:

@@ -1,4 +1,4 @@
-"""Where segments are kept: a directory of this machine or a folder of an object store, one folder per topic.
+"""Storage of segments: a local directory or a folder of an object store, with one folder per topic.
 
 Every call blocks. Segments are published by their caller: a file that no metadata names does not count, so a
 call that failed half-way is simply made again.
@@ -24,7 +24,7 @@ from penstock.topics.segments.format import Part, segment_id, segment_name
 class DurableDirectory:
     """A directory that is made, durably, before anything in it is relied on.
 
-    That it exists proves nothing: whoever made it may have failed, or died, before its name was durable. So
+    That it exists proves nothing: its writer may have failed, or died, before its name was durable. So
     its name is made durable once by every process that is going to use it.
     """
 
@@ -191,7 +191,7 @@ class LocalSegmentStore:
         staged = self._path(first_seq, part) + _STAGED
         try:
             stage(self._fs, staged, buffers)
-        except Conflict:  # left behind by a process that died; there is one writer, so it is nobody's
+        except Conflict:  # left by a process that died: there is one writer, so it has no owner
             self._fs.unlink(staged)
             stage(self._fs, staged, buffers)
 
@@ -277,7 +277,7 @@ _NAME = re.compile(r"[0-9A-F]{8,16}")
 
 
 def topic_folder(topic_id: int) -> str:
-    """What a topic's folder is called, in either tier."""
+    """Return the name of a topic's folder, in either tier."""
     return f"{topic_id:08X}"
 
 
@@ -291,7 +291,7 @@ class SegmentRoot(Protocol):
         ...
 
     def read_marker(self) -> bytes:
-        """What tells whose the tier is. Raises `NotFound`."""
+        """Read the marker that names the owner of the tier. Raises `NotFound`."""
         ...
 
     def create_marker(self, content: bytes) -> None:
@@ -307,7 +307,7 @@ class SegmentRoot(Protocol):
 
 
 class Stored:
-    """What one walk over a directory of segments found."""
+    """The segments that one walk over a directory found."""
 
     def __init__(self) -> None:
         self.topics: defaultdict[int, dict[int, set[Part]]] = defaultdict(dict)
@@ -339,7 +339,7 @@ class LocalSegmentRoot:
             self._fs.sync_dir(self._directory)
 
     def scan(self) -> Stored:
-        """Everything that is here, in one walk."""
+        """List all segments in one walk."""
         found = Stored()
         for path, _ in self._fs.list_files(self._directory):
             folder, _, name = path.partition("/")

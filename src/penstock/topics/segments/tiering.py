@@ -6,7 +6,7 @@ that has to be removed from the cold tier can be told from the hot one.
 
 Moving a segment, so that at every instant one complete copy counts:
 
-1. copy its files to the cold tier; they are durable, nobody looks at them;
+1. copy its files to the cold tier; they are durable and not yet referenced;
 2. the caller makes it durable that the segment is cold;
 3. remove the hot data file.
 
@@ -120,7 +120,7 @@ class TopicTier:
         try:
             return segment.tags()
         except Damaged:
-            return None  # it is told to whoever looks for tags; the segment must not stay open because of it
+            return None  # a search for tags reports it; the segment must not stay open because of it
 
     def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
         """Close segments that another process wrote: an open one may be a file that was replaced."""
@@ -165,7 +165,7 @@ class TopicTier:
         return entry if self._hot.exists(entry.first_seq, Part.IDX) else None
 
     def resolve(self, entry: SegmentEntry) -> SegmentStore:
-        """Where the data of a segment is to be read; the hot tier if both have it."""
+        """Return the tier to read the data of a segment from; the hot tier if both have it."""
         if self._hot.exists(entry.first_seq, Part.DATA):
             return self._hot
         if not entry.cold or self._cold is None:
@@ -243,7 +243,7 @@ class TopicTier:
 
 @dataclass(slots=True)
 class Tidied:
-    """What was removed because nothing referred to it, and what could not be."""
+    """The unreferenced files that were removed, and those that could not be."""
 
     removed: int = 0
     failed: list[PenstockError] = field(default_factory=list)
@@ -293,7 +293,7 @@ class Tiers:
         self._hot.remove_topic(topic_id)
 
     def stored(self) -> Stored:
-        """Everything that is in the hot tier, in one walk."""
+        """List all segments of the hot tier in one walk."""
         return self._hot.scan()
 
     def tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:

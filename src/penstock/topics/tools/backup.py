@@ -46,13 +46,7 @@ from penstock.storage import (
     stage,
     write_durably,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.log.frame import FrameType
-from penstock.topics.log.frame_scan import read_frames
-from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
-from penstock.topics.routers.copy_frame import CopyFrame
-from penstock.topics.segments.format import Part, SegmentEntry, checksum
-from penstock.topics.segments.layout import (
+from penstock.topics.checkpoints.layout import (
     MANIFEST,
     META,
     TOPICS,
@@ -70,6 +64,18 @@ from penstock.topics.segments.layout import (
     snapshot_numbers,
     snapshot_path,
 )
+from penstock.topics.checkpoints.snapshot import (
+    LoadedSnapshot,
+    Snapshot,
+    TopicEntry,
+    encode_snapshot,
+    load_latest,
+)
+from penstock.topics.errors import Damaged
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import read_frames
+from penstock.topics.routers.copy_frame import CopyFrame
+from penstock.topics.segments.format import Part, SegmentEntry, checksum
 from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore
 from penstock.topics.tools.verify import verify_files
 
@@ -86,7 +92,7 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup consists of, and of which moment it is."""
+    """The content of a backup, and the moment it was taken at."""
 
     version: int = _VERSION
     created_ms: int
@@ -106,7 +112,7 @@ def is_backup_path(path: str) -> bool:
 
 
 def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
-    """What the backup in a directory consists of.
+    """Read the manifest of the backup in a directory.
 
     Raises `Rejected` when there is none or it was never finished, `Damaged` when its list cannot be right.
     """
@@ -171,13 +177,13 @@ def _references(path: str, log: LogScan) -> list[_Reference]:
             table = read_frames(file.view, run.start, run.ends)
             for place in np.flatnonzero(table.heads["type"] == FrameType.ROUTER_CURSOR).tolist():
                 try:
-                    forward = CopyFrame.decode(table.body(place))
+                    copy = CopyFrame.decode(table.body(place))
                 except Corrupt:
                     continue  # a start tells of it
-                last_seq = max((one.source_seq + one.records - 1 for one in forward.runs), default=0)
-                if not forward.by_value and last_seq:
+                last_seq = max((one.source_seq + one.records - 1 for one in copy.runs), default=0)
+                if not copy.by_value and last_seq:
                     at = LogPosition(file.number, int(table.starts[place]))
-                    found.append(_Reference(path, at, forward.source_id, last_seq))
+                    found.append(_Reference(path, at, copy.source_id, last_seq))
     return found
 
 
@@ -214,7 +220,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class _Moved(Exception):
-    """What the snapshot names is no longer there."""
+    """A file that the snapshot names is no longer there."""
 
 
 def backup(
@@ -238,7 +244,7 @@ def backup(
     check_data_directory(fs, directory)
     _check_target(fs, target)
     with DirectoryLock(fs, target, name=UNFINISHED, note="pid="):
-        _check_target(fs, target)  # nobody writes here from now on
+        _check_target(fs, target)  # no other process writes here from now on
         remove_files(fs, target, _remains(fs, target))
         try:
             copy = _Copy(fs, directory, target, cold, on_progress)
@@ -320,7 +326,7 @@ class _Copy:
         """What the device cannot read: every file and range, so that one attempt names them all."""
 
     def take(self, loaded: LoadedSnapshot) -> int:
-        """Everything that one snapshot needs; returns the number of its topics. Raises `_Moved`."""
+        """Copy every file that one snapshot needs; return the number of its topics. Raises `_Moved`."""
         self._wanted = set()
         snapshot = loaded.snapshot
         self._unreadable = []

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.storage import DirectoryLock, FileSystem, stage
+from penstock.topics.checkpoints.layout import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.errors import Damaged
 from penstock.topics.segments.format import checksum
-from penstock.topics.segments.layout import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.tools.backup import BackupManifest, CopiedFile, read_manifest
 from penstock.topics.tools.verify import verify_files
 
@@ -27,7 +27,7 @@ def restore(
     manifest = read_manifest(fs, backup)
     _check_empty(fs, directory, manifest)
     with DirectoryLock(fs, directory, name=LOCK_FILE, note="pid="):
-        _check_strangers(fs, directory, manifest)  # nobody writes here from now on
+        _check_strangers(fs, directory, manifest)  # no other process writes here from now on
         _remove_remains(fs, directory, manifest)
         try:
             _restore(fs, backup, directory, manifest, on_progress)
@@ -63,7 +63,7 @@ def _check_empty(fs: FileSystem, directory: str, manifest: BackupManifest) -> No
     except Rejected:
         if _exists(fs, directory, LOCK_FILE):
             with DirectoryLock(fs, directory, name=LOCK_FILE, note="pid="):
-                pass  # nobody holds it: what is wrong is that there is something here
+                pass  # no process holds it: the fault is that the directory is not empty
         raise
 
 
@@ -90,7 +90,7 @@ def _exists(fs: FileSystem, directory: str, name: str) -> bool:
 
 
 def _remove_remains(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """What is staged goes last, because it is what tells that the rest was not finished."""
+    """Remove what an unfinished restore left; the staging directory last, because it marks one."""
     staging = os.path.join(directory, RESTORING)
     named = [file.path for file in manifest.files]
     if _exists(fs, directory, RESTORING):

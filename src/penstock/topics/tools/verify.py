@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError, NotFound, PenstockError
+from penstock.findings import Finding, Severity, problems_in
 from penstock.storage import (
     EXTENT,
     FileSystem,
@@ -27,21 +27,7 @@ from penstock.storage import (
     lost_bytes,
     read_extent,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.log.frame import FrameType
-from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, decode_snapshot
-from penstock.topics.segments.format import (
-    HOLE,
-    LOST,
-    IndexRows,
-    Part,
-    SegmentEntry,
-    damaged_rows,
-    decode_deleted,
-    read_index,
-)
-from penstock.topics.segments.layout import (
+from penstock.topics.checkpoints.layout import (
     META,
     TOPICS,
     LogGroup,
@@ -56,29 +42,33 @@ from penstock.topics.segments.layout import (
     snapshot_path,
     unknown_segments,
 )
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, decode_snapshot
+from penstock.topics.errors import Damaged
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.segments.format import (
+    HOLE,
+    LOST,
+    IndexRows,
+    Part,
+    SegmentEntry,
+    damaged_rows,
+    decode_deleted,
+    read_index,
+)
 from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
 from penstock.topics.segments.tags import decode_tags
 
 
-def counted(count: int, noun: str) -> str:
+def pluralise(count: int, noun: str) -> str:
     """`1 record`, `2,000 records`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-class Severity(StrEnum):
-    """Damage, or something worth knowing."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A file, perhaps a range of its bytes, and what is wrong; `path` is relative to the data directory."""
+class FileFinding(Finding):
+    """A finding about a file, or a range of its bytes; the subject is its path in the data directory."""
 
-    severity: Severity
-    path: str
-    text: str
     start: int | None = None
     end: int | None = None
     topic: str | None = None
@@ -87,15 +77,15 @@ class Finding:
 
     def __str__(self) -> str:
         where = "" if self.start is None else f", bytes {self.start} to {self.end}"
-        return f"{self.path}{where}: {self.text}"
+        return f"{self.subject}{where}: {self.text}"
 
 
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """What was looked at and what was found."""
+    """The result of a verification: the files examined and the findings."""
 
     directory: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
     topics: int = 0
@@ -104,11 +94,11 @@ class VerifyReport:
     log_frames: int = 0
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+    def problems(self) -> list[FileFinding]:
+        return problems_in(self.findings)
 
     def count(self, size: int) -> None:
-        """One more file was read, or as much of it as counts."""
+        """Count a file that was read, as far as it counts."""
         self.files += 1
         self.bytes += size
 
@@ -139,7 +129,7 @@ class LogCheck:
             if not extent.readable:
                 text = "it cannot be read: a loss at the end of the log may go unnoticed until the next start"
                 place = os.path.join(group.path, EXTENT)
-                self._report.findings.append(Finding(severity=Severity.NOTE, path=place, text=text))
+                self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=place, text=text))
             self._check_files(group, found)
             for damage in lost_bytes(extent, found, group.start, group.synced)[0]:
                 self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
@@ -155,7 +145,7 @@ class LogCheck:
         next_id = 1 if self._snapshot is None else self._snapshot.next_topic_id
         if strangers := sorted(number for number in {*stored} - self._known - removed if number >= next_id):
             text = unknown_segments(strangers)
-            self._report.findings.append(Finding(severity=Severity.PROBLEM, path=TOPICS, text=text))
+            self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=TOPICS, text=text))
 
     def _is_covered(self, group: LogGroup) -> bool:
         """Whether a start does not read this log, because the newest snapshot does not name it."""
@@ -202,9 +192,9 @@ class LogCheck:
     def _tell_nameless(self, removed: set[int]) -> None:
         for topic_id in self._nameless.keys() - self._known - removed:
             for path, number, count in self._nameless[topic_id]:
-                text = f"{counted(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
+                text = f"{pluralise(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
                 place = os.path.join(path, file_name(number))
-                self._report.findings.append(Finding(severity=Severity.PROBLEM, path=place, text=text))
+                self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=place, text=text))
 
     def _add(
         self,
@@ -217,7 +207,9 @@ class LogCheck:
     ) -> None:
         place = os.path.join(group.path, file_name(number))
         start = None if end is None else start
-        self._report.findings.append(Finding(severity=severity, path=place, text=text, start=start, end=end))
+        self._report.findings.append(
+            FileFinding(severity=severity, subject=place, text=text, start=start, end=end)
+        )
 
 
 def _heads(file: ScannedFile, start: LogPosition) -> Iterator[npt.NDArray[np.void]]:
@@ -275,10 +267,10 @@ class SegmentCheck:
     def _read_data(self) -> memoryview | None:
         if self._data is not None:
             return self._read(self._data, Part.DATA, self._entry.data_bytes)
-        records = counted(self._entry.count, "record")
+        records = pluralise(self._entry.count, "record")
         text = f"{records} of {self._topic.name} not checked: they are in the cold tier; give --cold"
         path = segment_path(self._topic, self._entry, Part.DATA)
-        self._report.findings.append(Finding(severity=Severity.NOTE, path=path, text=text))
+        self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=path, text=text))
         return None
 
     def _check_records(self, data: memoryview, rows: IndexRows) -> None:
@@ -295,7 +287,7 @@ class SegmentCheck:
         wanted = self._entry.deleted
         if raw is None:
             if wanted:
-                told = counted(wanted, "deleted record")
+                told = pluralise(wanted, "deleted record")
                 self._damaged(Part.DEL, f"the file is missing; it told of {told}")
             return
         try:
@@ -304,7 +296,7 @@ class SegmentCheck:
             self._damaged(Part.DEL, str(error), 0, len(raw))
             return
         if known < wanted:
-            text = f"it tells of {counted(known, 'deleted record')} instead of {wanted:,}"
+            text = f"it tells of {pluralise(known, 'deleted record')} instead of {wanted:,}"
             self._damaged(Part.DEL, text, 0, len(raw))
 
     def _check_tags(self, rows: IndexRows) -> None:
@@ -331,7 +323,7 @@ class SegmentCheck:
         return content
 
     def _around_bad(self, store: SegmentStore, part: Part, size: int | None) -> memoryview | None:
-        """What a device can read of a file, with zeros for the rest, which is reported.
+        """Read a file with zeros for the parts that the device cannot read, which are reported.
 
         None if the file is not on a device of this machine, or is too short.
         """
@@ -344,9 +336,9 @@ class SegmentCheck:
         for start, end in view.bad:
             # Which records are lost with it is told for each of them.
             self._report.findings.append(
-                Finding(
+                FileFinding(
                     severity=Severity.PROBLEM,
-                    path=segment_path(self._topic, self._entry, part),
+                    subject=segment_path(self._topic, self._entry, part),
                     text="the device cannot read this part; keep the file, and check the device",
                     start=start,
                     end=end,
@@ -374,9 +366,9 @@ class SegmentCheck:
     ) -> None:
         first, last = (self._entry.first_seq, self._entry.end_seq - 1) if seqs is None else seqs
         self._report.findings.append(
-            Finding(
+            FileFinding(
                 severity=Severity.PROBLEM,
-                path=segment_path(self._topic, self._entry, part),
+                subject=segment_path(self._topic, self._entry, part),
                 text=text,
                 start=start,
                 end=end,
@@ -473,7 +465,7 @@ def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
             end = error.offset + error.length
             text = f"the snapshot cannot be read: {error}"
             report.findings.append(
-                Finding(severity=Severity.PROBLEM, path=path, text=text, start=error.offset, end=end)
+                FileFinding(severity=Severity.PROBLEM, subject=path, text=text, start=error.offset, end=end)
             )
             continue
         report.count(len(raw))
@@ -482,6 +474,6 @@ def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
         except PenstockError as error:
             text = f"the snapshot cannot be read: {error}"
             report.findings.append(
-                Finding(severity=Severity.PROBLEM, path=path, text=text, start=0, end=len(raw))
+                FileFinding(severity=Severity.PROBLEM, subject=path, text=text, start=0, end=len(raw))
             )
     return newest

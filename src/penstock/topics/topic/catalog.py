@@ -1,7 +1,7 @@
 """The topics by name, in order, and their creation and deletion.
 
 A topic is entered when its creation is committed and leaves when its deletion is. Between the submission and
-the commit every call for that name waits: nobody writes to a topic that is being deleted.
+the commit every call for that name waits: no call writes to a topic that is being deleted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, 
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
 from penstock.topics.log.control import TopicChange, write_head_watermark
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import PendingChange
 from penstock.topics.log.wal import Wal, WalShard
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
-from penstock.topics.queues.lease_log import log_leases
+from penstock.topics.topic.changes import PendingCommit
+from penstock.topics.topic.lease_log import log_leases
 from penstock.topics.topic.topic import Topic
 
 T = TypeVar("T")
@@ -55,8 +55,7 @@ class Catalog:
         self.next_topic_id = next_topic_id
         self.lost_seq = lost_seq
         for topic in topics:
-            topic.attach(wal.shard_of(topic.id))
-            topic.clock = self._clock
+            topic.attach(wal.shard_of(topic.id), self._clock)
             self._enter(topic)
 
     def on_removed(self, tell: Callable[[Topic], None]) -> None:
@@ -64,7 +63,7 @@ class Catalog:
         self._on_removed = tell
 
     def on_entered(self, tell: Callable[[str], None]) -> None:
-        """Whom to tell the name of a topic that is there from now on."""
+        """Call `tell` with the name of every topic that is created from now on."""
         self._on_entered.append(tell)
 
     def all(self) -> list[Topic]:
@@ -106,7 +105,7 @@ class Catalog:
         """Drop the writes in flight of a shard whose commit failed: none of them will be published."""
         for topic in self._topics.values():
             if topic.shard is shard:
-                topic.give_up_in_flight()
+                topic.log.give_up_in_flight()
                 self.tally(topic)
 
     # ---- coming and going ----------------------------------------------------------------------------
@@ -138,20 +137,20 @@ class Catalog:
             )
 
     async def create(self, name: str, config: TopicConfig) -> Topic:
-        """Create a topic that nobody else is creating. Raises `Throttled` when there are too many."""
+        """Create a topic that no other call is creating. Raises `Throttled` when there are too many."""
         self.check_count(1)
         assert self._wal is not None
         topic_id = self.take_id()
-        topic = Topic(name=name, id=topic_id, config=config, shard=self._wal.shard_of(topic_id))
-        topic.clock = self._clock
+        topic = Topic(name=name, id=topic_id, config=config)
+        topic.attach(self._wal.shard_of(topic_id), self._clock)
         if self.lost_seq:
-            topic.mark_log_lost(self.lost_seq)
-            topic.forget_in_flight()
+            topic.log.mark_log_lost(self.lost_seq)
+            topic.log.forget_in_flight()
         body = _named(topic, config, self.lost_seq)
         created = self.change(topic, FrameType.TOPIC_CREATE, body, lambda: self._enter(topic))
         self._creating[name] = created
         created.add_done_callback(lambda _: self._creating.pop(name))
-        # The creation goes on without its caller, and everybody else waits for it.
+        # The creation continues without its caller, and other calls wait for it.
         await asyncio.shield(created)
         return topic
 
@@ -162,13 +161,13 @@ class Catalog:
             now_ms, knew_leases = self._clock.now_ms(), topic.config.leases_durable
             topic.reconfigure(config, now_ms)
             self.tally(topic)
-            if topic.leases is not None and config.leases_durable and not knew_leases:
+            if topic.queue is not None and config.leases_durable and not knew_leases:
                 logged.extend(log_leases(topic, now_ms))
 
         decided = self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
         if topic.is_ephemeral and config.durability is not Durability.EPHEMERAL:
             topic.make_durable(decided)
-        # The change goes on without its caller, and what is written behind it counts on that.
+        # The change continues without its caller: what is written after it relies on it.
         await asyncio.shield(decided)
         for part in logged:
             await part
@@ -179,7 +178,7 @@ class Catalog:
         if topic is None:
             return RemoveResult(topic=name, deleted=False)
         self.retain(topic)
-        if if_empty and (count := topic.index.live + topic.in_flight):
+        if if_empty and (count := topic.log.index.live + topic.log.in_flight):
             raise TopicNotEmpty(
                 f'topic "{name}" has {count} records; delete them first or leave out if_empty',
                 {"topic": name, "count": count},
@@ -187,19 +186,19 @@ class Catalog:
         leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
         topic.deleting = leaving
         leaving.add_done_callback(lambda _: topic.stay())
-        # The deletion goes on without its caller, and everybody else waits for it.
+        # The deletion continues without its caller, and other calls wait for it.
         await asyncio.shield(leaving)
         return RemoveResult(topic=name, deleted=True, routers_removed=topic.routers_removed)
 
     def change(self, topic: Topic, kind: FrameType, body: bytes, apply: Callable[[], T]) -> asyncio.Future[T]:
         """Make a change durable, then apply it; it is applied even if the caller has gone."""
         topic.shard.check_room()
-        frames = [*topic.moved_floors(), encode_control(kind, topic.id, body, ts_ms=self._clock.now_ms())]
-        if kind is FrameType.CONFIG_UPDATE and topic.is_ephemeral and topic.next_seq > 1:
+        frames = [*topic.log.moved_floors(), encode_control(kind, topic.id, body, ts_ms=self._clock.now_ms())]
+        if kind is FrameType.CONFIG_UPDATE and topic.is_ephemeral and topic.log.next_seq > 1:
             # No record of it is in the log; its sequence numbers must not be used again all the same.
-            used = write_head_watermark(topic.next_seq - 1)
+            used = write_head_watermark(topic.log.next_seq - 1)
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, used))
-        change = PendingChange(apply)
+        change = PendingCommit(lambda entry, position: apply())
         # Changes are small, and deletions are what makes room on a full disk.
         topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change, urgent=True)
         return change.outcome
@@ -216,7 +215,7 @@ class Catalog:
         del self._names[bisect_left(self._names, topic.name)]
         self.total_bytes -= topic.tally_bytes
         topic.deleted = True
-        topic.waiters.wake()
+        topic.subscribers.notify()
         self._on_removed(topic)
 
     # ---- looking -------------------------------------------------------------------------------------
@@ -250,13 +249,13 @@ class Catalog:
         return found, None
 
     def retain(self, topic: Topic, now_ms: int | None = None) -> None:
-        """Let go of what is too old or too much, and keep the total."""
-        topic.retain(self._clock.now_ms() if now_ms is None else now_ms)
+        """Evict records that are too old or too many, and update the total."""
+        topic.log.retain(self._clock.now_ms() if now_ms is None else now_ms)
         self.tally(topic)
 
     def tally(self, topic: Topic) -> None:
-        """Keep the total over all topics."""
-        now = topic.index.live_bytes + topic.in_flight_bytes
+        """Update the total over all topics."""
+        now = topic.log.index.live_bytes + topic.log.in_flight_bytes
         if now != topic.tally_bytes and not topic.deleted:
             self.total_bytes += now - topic.tally_bytes
             topic.tally_bytes = now

@@ -12,7 +12,7 @@ _SHORT: Final = 32
 
 
 class Outcome(NamedTuple):
-    """Where the records of the first write with a key went."""
+    """The outcome of the first write with a key."""
 
     first_seq: int
     last_seq: int
@@ -33,7 +33,7 @@ class WriteWindow:
         return len(self._outcomes)
 
     def find(self, key: str, *, now_ms: int, window_ms: int) -> Outcome | None:
-        """What the first write with this key did; None when it is new or its time is over."""
+        """Return the outcome of the first write with this key; None if it is new or has expired."""
         self.expire(now_ms, window_ms)
         outcome = self._outcomes.get(_short(key))
         # The clock may have been set back, so the order of the keys is not proof of their age.

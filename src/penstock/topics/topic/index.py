@@ -31,7 +31,7 @@ Seqs = npt.NDArray[np.uint64]
 
 
 class Removed(NamedTuple):
-    """What went: how many live records, their accounted bytes, and the number after the last of them."""
+    """Removed records: how many were live, their accounted bytes, and the number after the last one."""
 
     records: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""How old the records of a topic are, whatever happens to the wall clock.
+"""The ages of the records of a topic, independent of steps of the wall clock.
 
 A record's stamp is wall time and never goes back within a topic. The wall clock may be set while the process
 runs, or between two starts. `Ages` therefore remembers, by sequence number, how far the stamps were ahead of
@@ -9,7 +9,7 @@ the steady time of the process when they were made:
 - after a start, a stamp in the future counts as the time of the start: what is left of a record's life is
   at most its whole life.
 
-While nobody sets the clock there is one difference, near 0, and nothing is kept per record.
+While the clock is not set there is one difference, near 0, and nothing is kept per record.
 """
 
 from __future__ import annotations

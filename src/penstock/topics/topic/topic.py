@@ -1,139 +1,32 @@
-"""One topic: its records, what was lost of them, and the writes in flight.
+"""One topic: its log, its queue if it is one, and those who follow it.
 
-Everything happens on the event loop's thread, so a method is one step for everybody else. `next_seq` runs
-ahead of the published head by what was submitted and is not decided yet; readers see what is published.
+Everything happens on the event loop's thread, so a method is one atomic step for all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Final
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from penstock.clock import SteadyClock
-from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
-from penstock.topics.log.control import Deletion, Watermarks
-from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
-from penstock.topics.log.snapshot import TopicEntry
+from penstock.storage import Entry, LogPosition
+from penstock.topics.config import TopicConfig
+from penstock.topics.log.frame import EncodedBatch
 from penstock.topics.log.wal import WalShard
-from penstock.topics.model import DeleteResult, Predicate, QueueCounts, TopicState
-from penstock.topics.queues.leases import LeaseTable, QueueEntry
+from penstock.topics.model import QueueCounts, TopicState
 from penstock.topics.schedule.ready_set import effective_priority
-from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBytes
-from penstock.topics.segments.format import SegmentEntry
-from penstock.topics.segments.reader import Segment
-from penstock.topics.segments.tags import LogTags, Seqs, TagTable
+from penstock.topics.topic.changes import PendingCommit, Subscribers, sync_ms
 from penstock.topics.topic.idempotency import WriteWindow
-from penstock.topics.topic.index import Removed, TopicIndex
-from penstock.topics.topic.retention import Ages
-from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
-
-
-class Waiters:
-    """The waiters of one topic, each woken once, and its listeners, called at every change.
-
-    A waiter is registered before the first look at the topic, so that a record published between the look and
-    the wait wakes it: there is no moment in which a wake-up can be lost.
-    """
-
-    __slots__ = ("_listening", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._listening: tuple[Callable[[], None], ...] = ()
-
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call this at every change from now on; it must neither wait nor raise."""
-        self._listening = (*self._listening, tell)
-
-    def unlisten(self, tell: Callable[[], None]) -> None:
-        """No longer call this."""
-        self._listening = tuple(other for other in self._listening if other != tell)
-
-    @contextmanager
-    def register(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done as soon as the topic changes after this moment."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
-        try:
-            yield waiter
-        finally:
-            self._waiting.discard(waiter)
-            waiter.cancel()
-
-    def wake(self) -> None:
-        """Notify all: something was published, or the topic was deleted."""
-        if self._waiting:
-            woken, self._waiting = self._waiting, set()
-            for waiter in woken:
-                if not waiter.done():
-                    waiter.set_result(None)
-        for tell in self._listening:
-            tell()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def are_there(self) -> bool:
-        """Whether anybody waits or listens."""
-        return bool(self._waiting or self._listening)
-
-
-class HopCounts:
-    """How many routers the records of a topic went through, so that copies in a cycle come to an end.
-
-    Ranges of sequence numbers have one count each; what no range covers was written directly.
-    """
-
-    __slots__ = ("_ends", "_hops", "_starts")
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._hops: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def add(self, first: int, count: int, hops: int) -> None:
-        """The newest records of the topic."""
-        if self._ends and self._ends[-1] == first and self._hops[-1] == hops:
-            self._ends[-1] += count
-            return
-        self._starts.append(first)
-        self._ends.append(first + count)
-        self._hops.append(hops)
-
-    def of(self, seq: int) -> int:
-        """What is known of one record."""
-        place = bisect_right(self._starts, seq) - 1
-        return self._hops[place] if place >= 0 and seq < self._ends[place] else 0
-
-    def forget_below(self, seq: int) -> None:
-        """Nobody will ask for these any more."""
-        keep = bisect_right(self._ends, seq)
-        if keep:
-            self._starts, self._ends, self._hops = self._starts[keep:], self._ends[keep:], self._hops[keep:]
-
-
-CHUNKS_FROM: Final = 1 << 63
-"""File numbers from here on are chunks of memory, the records of an ephemeral topic."""
-RESERVE_MIN: Final = 256
-RESERVE_BATCHES: Final = 16
-"""How far ahead sequence numbers are reserved: one sync for at least this many writes of the same size."""
-_PRUNE_AT: Final = 64
-_PRUNE_AT_BYTES: Final = 256 * 1024
-_NO_BYTES: Final = memoryview(b"")
+from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.queue import Queue
+from penstock.topics.topic.topic_log import TopicLog
 
 
 class Topic:
     """The state of one topic; `id` is never used again, not even for a topic of the same name."""
+
+    shard: WalShard
+    """Where the topic's frames go; not there while a recovery builds the topic."""
 
     def __init__(
         self,
@@ -146,28 +39,13 @@ class Topic:
     ) -> None:
         self.name = name
         self.id = id
-        self.config = config
-        self._shard = shard
-        self.index = TopicIndex() if index is None else index
-        self.floors = LowWatermarks()
-        self.tags = LogTags(self.index.head_seq + 1)
-        self.ages = Ages()
-        self.clock: SteadyClock | None = None
-        """Of the engine; none while a recovery builds the topic."""
+        self.log = TopicLog(name=name, topic_id=id, config=config, index=index)
+        self.set_config(config)
+        self.queue = Queue(self.log) if config.type == "queue" else None
+        self.subscribers = Subscribers()
         self.keys = WriteWindow()
         self.writing: dict[str, asyncio.Future[None]] = {}
         """Writes with an idempotency key that are not decided yet."""
-        self.waiters = Waiters()
-        self.leases = LeaseTable() if config.type == "queue" else None
-        """The leases of its jobs; None for a log."""
-        self.segments: list[SegmentEntry] = []
-        self.delete_below = 0
-        self.kept_through = self.index.head_seq
-        """Up to here records belong into segments; only an ephemeral topic runs ahead of it."""
-        self.reserved_seq = 0
-        """Durably reserved: a start after a crash continues after it."""
-        self.last_ts_ms = 0
-        self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.last_consumed_ms: int | None = None
         self.deleted = False
@@ -176,74 +54,39 @@ class Topic:
         self._making_durable = 0
         self.tally_bytes = 0
         """What the engine's total has of this topic."""
-        self.captured: TopicEntry | None = None
-        """What the last cut has of the topic, while it is still true."""
-        self.trims = LostRanges()
-        self.hops = HopCounts()
         self.is_referred = False
         """Whether copies were made of it: its bytes may be needed to make them again."""
         self.routers_removed: tuple[str, ...] = ()
-        """The routers that went with it."""
-        self._chunks: dict[int, StoredBytes] = {}
-        self._next_chunk = CHUNKS_FROM
-        self._prune_at = _PRUNE_AT
-        self._chunk_bytes = 0
-        self._prune_at_bytes = _PRUNE_AT_BYTES
-        self._logged_floors = (1, 1, 1)
-        self.forget_in_flight()
+        """The routers that were removed with it."""
+        if shard is not None:
+            self.attach(shard)
 
-    @property
-    def shard(self) -> WalShard:
-        """Where the topic's frames go."""
-        assert self._shard is not None, "the topic is not attached to a log"
-        return self._shard
-
-    def attach(self, shard: WalShard) -> None:
-        """Write to this log from now on."""
-        self._shard = shard
+    def attach(self, shard: WalShard, clock: SteadyClock | None = None) -> None:
+        """Write to this log from now on, by this clock."""
+        self.shard = self.log.shard = shard
+        if clock is not None:
+            self.log.clock = clock
 
     def settle(self, now_ms: int) -> None:
-        """After a recovery: everything that was found counts as written, and what it says as known."""
-        self.kept_through = self.index.head_seq
-        floors = self.floors
-        self.trims.settle(floors)
-        self._logged_floors = (floors.cap, floors.ttl, floors.trim)
-        self.forget_in_flight()
-        self.ages.start(self.index.head_seq, now_ms)
-        self.retain(now_ms)
-        if self.leases is not None:
-            self.leases.settle(self.index, now_ms, with_leases=self.config.leases_durable)
-
-    def steady_ms(self, now_ms: int) -> int:
-        """The engine's steady time, by which leases end and records expire; `now_ms` before it has one."""
-        return now_ms if self.clock is None else self.clock.steady_ms()
-
-    def wall_ahead_ms(self) -> int:
-        """How far the wall clock, which deadlines are stored and shown in, is ahead of steady time."""
-        return 0 if self.clock is None else self.clock.to_wall_ms(0)
-
-    # ---- what is under way ---------------------------------------------------------------------------
-
-    def forget_in_flight(self) -> None:
-        """Nothing that was submitted will be published: the next write takes its sequence numbers."""
-        self.next_seq = self.index.head_seq + 1
-        self.in_flight = 0
-        self.in_flight_bytes = 0
-        self._reserving_seq = self.reserved_seq
-
-    def give_up_in_flight(self) -> None:
-        """A commit failed. What it was to say about the floors was not said."""
-        self._logged_floors = (0, 0, 0)
-        self.forget_in_flight()
+        """After a recovery: treat everything that was found as written."""
+        self.log.settle(now_ms)
+        if self.queue is not None:
+            self.queue.leases.settle(self.log.index, now_ms, with_leases=self.config.leases_durable)
 
     @property
-    def is_ephemeral(self) -> bool:
-        return self.config.durability is Durability.EPHEMERAL
+    def version(self) -> int:
+        """Rises with every change that a snapshot has to know."""
+        return self.log.version if self.queue is None else self.log.version + self.queue.leases.version
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no write in flight will take a sequence number."""
-        return self.next_seq == self.index.head_seq + 1 and not self.in_flight
+    def epoch(self) -> int:
+        """Rises with every topic that is created, even under the same name."""
+        return self.id
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether what is written now is kept in memory only."""
+        return self.is_ephemeral and not self._making_durable
 
     def make_durable(self, decided: asyncio.Future[None]) -> None:
         """The topic is about to be kept on disk: until that is decided, what is written goes there too."""
@@ -253,303 +96,82 @@ class Topic:
     def _made_durable(self, _: asyncio.Future[None]) -> None:
         self._making_durable -= 1
 
-    @property
-    def is_volatile(self) -> bool:
-        """Whether what is written now is kept in memory only."""
-        return self.is_ephemeral and not self._making_durable
-
-    @property
-    def epoch(self) -> int:
-        """Rises with every topic that is created, even under the same name."""
-        return self.id
-
-    def admit(self, count: int, size: int) -> None:
-        """Raises `TopicFull` or `RecordTooLarge` if `discard` is `reject` and the write has no room."""
-        config = self.config
-        if config.discard != "reject":
-            return
-        cap_records, cap_bytes = config.cap_records, config.cap_bytes
-        if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
-            raise RecordTooLarge(
-                f'{count} records of {size} bytes are more than topic "{self.name}" may ever hold; '
-                "split the write or raise the caps"
-            )
-        full = cap_records and self.index.live + self.in_flight + count > cap_records
-        if full or (cap_bytes and self.index.live_bytes + self.in_flight_bytes + size > cap_bytes):
-            raise TopicFull(
-                f'topic "{self.name}" is full; delete records or raise its caps',
-                {
-                    "topic": self.name,
-                    "cap_records": cap_records,
-                    "cap_bytes": cap_bytes,
-                    "head_seq": self.index.head_seq,
-                    "earliest_seq": self.index.earliest_seq,
-                },
-            )
-
     def stay(self) -> None:
         """The deletion in progress failed: the topic stays."""
         self.deleting = None
-
-    def reserve_seqs(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
-        """Give the next sequence numbers to records in flight."""
-        self.ages.stamped(self.next_seq, ts_ms, self.steady_ms(ts_ms), self.config.ttl_ms)
-        self.next_seq += count
-        self.in_flight += count
-        self.in_flight_bytes += accounted_bytes
-        self.last_ts_ms = ts_ms
-
-    def release_seqs(self, count: int, accounted_bytes: int) -> None:
-        """Take back the last numbers: their records are not submitted after all."""
-        self.next_seq -= count
-        self.in_flight -= count
-        self.in_flight_bytes -= accounted_bytes
-
-    def reservation(self, batch: EncodedBatch) -> int:
-        """What has to be reserved before these records may be acknowledged without a sync; 0 if nothing."""
-        if batch.last_seq <= self._reserving_seq:
-            return 0
-        self._reserving_seq = batch.last_seq + max(RESERVE_MIN, RESERVE_BATCHES * batch.count)
-        return self._reserving_seq
-
-    def moved_floors(self) -> list[bytes]:
-        """A frame with the floors if they rose since they were last written, else nothing.
-
-        It goes in front of whatever is written next, so that no later deletion or change of a cap is replayed
-        before the eviction that came first.
-        """
-        floors = self.floors
-        now = (floors.cap, floors.ttl, floors.trim)
-        if now == self._logged_floors or not self._kept_something():
-            return []
-        self._logged_floors = now
-        marks = Watermarks(
-            cap=floors.cap, earliest_seq=self.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
-        )
-        return [encode_control(FrameType.EVICT_WATERMARK, self.id, marks.encode())]
-
-    def _kept_something(self) -> bool:
-        """Whether the log has records above the floors that were written last."""
-        return not self.is_ephemeral or max(self._logged_floors) <= self.kept_through
-
-    # ---- what is published ---------------------------------------------------------------------------
-
-    def publish(self, batch: EncodedBatch, *, file: int, base: int, now_ms: int) -> None:
-        """Make committed records visible, and evict what they push out."""
-        self.captured = None
-        self.index.append(batch, file=file, base=base)
-        if batch.tags:
-            self.tags.append(batch.first_seq, batch.tags)
-        self.in_flight -= batch.count
-        self.in_flight_bytes -= batch.accounted_bytes
-        self.last_write_ms = now_ms
-        if not self.is_ephemeral or file < CHUNKS_FROM:
-            # Also what was submitted before the topic became ephemeral: its bytes are in the log.
-            self.kept_through = self.index.head_seq
-        self.retain(now_ms)
-        self.waiters.wake()
-
-    def keep_in_memory(self, batch: EncodedBatch, *, now_ms: int) -> None:
-        """Publish the records of an ephemeral topic, whose bytes are kept here."""
-        self._next_chunk += 1
-        self._chunks[self._next_chunk] = memoryview(batch.buffer)
-        self._chunk_bytes += batch.byte_count
-        self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
-
-    def mark_lost(self, count: int) -> None:
-        """Mark the next sequence numbers as lost: their originals were lost before they were copied."""
-        self.captured = None
-        first_seq = self.index.head_seq + 1
-        self.index.skip_to(first_seq + count - 1)
-        self.trims.add(first_seq, first_seq + count)
-        self.trims.settle(self.floors)
-        self.trims.fold(self.floors, self.index.earliest_seq)
-        if not self.is_ephemeral:
-            self.kept_through = self.index.head_seq
-        self.waiters.wake()
-
-    def mark_log_lost(self, count: int) -> None:
-        """At most `count` sequence numbers after the head were given out and are lost with the log."""
-        first_seq = self.index.head_seq + 1
-        self.floors.lost.append((first_seq, first_seq + count))
-        self.mark_lost(count)
-
-    def restore_copies(self, batch: EncodedBatch) -> None:
-        """Append copies as they were before a crash."""
-        self._next_chunk += 1
-        self._chunks[self._next_chunk] = memoryview(batch.buffer)
-        self._chunk_bytes += batch.byte_count
-        self.index.append(batch, file=self._next_chunk, base=0)
-        self.tags.append(batch.first_seq, batch.tags)
-        self.last_write_ms = batch.ts_ms
-        self.last_ts_ms = max(self.last_ts_ms, batch.ts_ms)
-
-    def retain(self, now_ms: int) -> None:
-        """Evict what is too old or too much. Floors tell readers what they missed."""
-        config, index = self.config, self.index
-        removed = 0
-        if config.ttl_ms and index.live:
-            expired = self.ages.expire(index, self.steady_ms(now_ms), config.ttl_ms)
-            removed += self._note(expired, self.floors.raise_ttl)
-        if config.discard == "old":
-            if config.cap_records and index.live > config.cap_records:
-                removed += self._note(index.evict_to_count(config.cap_records), self.floors.raise_cap)
-            if config.cap_bytes and index.live_bytes > config.cap_bytes:
-                removed += self._note(index.evict_to_bytes(config.cap_bytes), self.floors.raise_cap)
-        if removed:
-            self._let_go_of_chunks()
-
-    def _note(self, removed: Removed, raise_floor: Callable[[Removed], bool]) -> int:
-        if removed.records:
-            self.captured = None
-            raise_floor(removed)
-            if self.trims:
-                self.trims.settle(self.floors)
-        return removed.records
-
-    def _let_go_of_chunks(self) -> None:
-        if len(self._chunks) > self._prune_at or self._chunk_bytes > self._prune_at_bytes:
-            self._prune_chunks()
-
-    def _prune_chunks(self) -> None:
-        self.index.drop_dead_runs()
-        needed = self.index.files()
-        self._chunks = {number: chunk for number, chunk in self._chunks.items() if number in needed}
-        self._chunk_bytes = sum(map(len, self._chunks.values()))
-        self._prune_at = max(_PRUNE_AT, 2 * len(self._chunks))
-        self._prune_at_bytes = max(_PRUNE_AT_BYTES, 2 * self._chunk_bytes)
-        self.tags.forget_below(self.index.earliest_seq)
-
-    def view(self, run: Columns, file: int) -> StoredBytes | None:
-        """The bytes a run points into; None for a segment that is cold."""
-        if not run.segment:
-            return self.log_view(file)
-        if run.source is None:
-            return _NO_BYTES
-        segment = self.segment_of(run)
-        if segment.entry.cold:
-            return None
-        try:
-            return segment.data()
-        except Damaged:
-            return _NO_BYTES  # what a reader needs of it is told record by record
-
-    def log_view(self, file: int) -> StoredBytes:
-        """The bytes of a log file or a chunk of memory; none for rows that are in no file."""
-        if file == NO_FILE:
-            return _NO_BYTES
-        chunk = self._chunks.get(file)
-        return self.shard.view(file) if chunk is None else chunk
-
-    def log_paths(self, files: Iterable[int]) -> dict[int, str] | None:
-        """Where these files are on disk; None when the bytes of one are in memory only."""
-        paths: dict[int, str] = {}
-        for file in files:
-            path = None if file in self._chunks else self.shard.path(file)
-            if file != NO_FILE and path is None:
-                return None
-            if path is not None:
-                paths[file] = path
-        return paths
-
-    def attach_file(self, file: int, view: StoredBytes) -> None:
-        """Attach a file that rows point into and that the topic's own log does not have."""
-        self._chunks[file] = view
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether some of its bytes are not in its own log: copies, until a segment has them."""
-        return bool(self._chunks)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """How many bytes of records are in memory, including some that were removed."""
-        return self._chunk_bytes
-
-    def segment_of(self, run: Columns) -> Segment:
-        """The segment that a run is the index of."""
-        assert isinstance(run.source, Segment)
-        return run.source
-
-    def reconfigure(self, config: TopicConfig, now_ms: int) -> None:
-        """Apply a new config, caps at once."""
-        self.captured = None
-        was_ephemeral, self.config = self.is_ephemeral, config
-        if was_ephemeral and not self.is_ephemeral:
-            # From here on they are as good as the others: the next checkpoint puts them into a segment.
-            self.kept_through = self.index.head_seq
-        self.retain(now_ms)
-
-    def promote(self, segments: Sequence[Segment], entries: list[SegmentEntry]) -> None:
-        """Point the index to these segments; `entries` are all that the topic has."""
-        for segment in segments:
-            run = Columns.of_segment(segment.first_seq, segment.rows, source=segment)
-            run.mark(np.flatnonzero(segment.deleted), DELETED)
-            self.index.promote(run)
-        self.segments = entries
-        self.tags.forget_below(self.index.first_log_seq)
-        if self._chunks:
-            self._prune_chunks()
-
-    # ---- deleting ------------------------------------------------------------------------------------
-
-    def delete(
-        self, deletion: Deletion, tables: Mapping[tuple[int, int], TagTable] | None = None
-    ) -> DeleteResult:
-        """Remove the matching records, none at or above `bound_head`.
-
-        `tables` are tag tables of segments that were loaded ahead, by first sequence number.
-        """
-        self.captured = None
-        index = self.index
-        bound = index.head_seq + 1 if deletion.bound_head is None else deletion.bound_head
-        before = bound if deletion.before_seq is None else min(deletion.before_seq, bound)
-        if deletion.match is not None:
-            seqs = self._tagged(deletion.match, tables or {})
-            removed = index.delete_seqs(seqs[seqs < np.uint64(before)])
-        elif len(deletion.seqs):
-            removed = index.delete_seqs(deletion.seqs[deletion.seqs < np.uint64(bound)])
-        else:
-            removed = index.delete_prefix(before)
-            self.delete_below = max(self.delete_below, before)
-        if removed.records:
-            self._let_go_of_chunks()
-        return DeleteResult(
-            topic=self.name,
-            deleted=removed.records,
-            earliest_seq=index.earliest_seq,
-            head_seq=index.head_seq,
-            count=index.live,
-            bytes=index.live_bytes,
-        )
-
-    def _tagged(self, match: Predicate, tables: Mapping[tuple[int, int], TagTable]) -> Seqs:
-        def table(segment: Segment) -> TagTable:
-            # A segment that has grown since its table was loaded has more tags than the table knows.
-            loaded = tables.get((segment.first_seq, segment.entry.count))
-            return segment.tags() if loaded is None else loaded
-
-        return self.tags.find(match, [table(segment) for segment in self.open_segments()])
-
-    def open_segments(self) -> list[Segment]:
-        """The segments that live records are in."""
-        return [run.source for run in self.index.runs if run.live and isinstance(run.source, Segment)]
-
-    def deleted_rows(self, run: Columns) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which records of a segment were deleted, for its `.del` file."""
-        rows = np.zeros(run.count, np.bool_)
-        rows[(run.deleted_seqs() - np.uint64(run.first_seq)).astype(np.int64)] = True
-        return rows
-
-    # ---- looking -------------------------------------------------------------------------------------
 
     def touch(self, now_ms: int) -> None:
         """Note a read: the topic counts as in use."""
         self.last_read_ms = self.last_consumed_ms = now_ms
 
+    def reconfigure(self, config: TopicConfig, now_ms: int) -> None:
+        """Apply a new config; its caps apply immediately."""
+        was_ephemeral = self.is_ephemeral
+        self.set_config(config)
+        if was_ephemeral and not self.is_ephemeral:
+            # From here on they are as good as the others: the next checkpoint puts them into a segment.
+            self.log.kept_through = self.log.index.head_seq
+        self.log.retain(now_ms)
+
+    def set_config(self, config: TopicConfig) -> None:
+        """Replace the config without applying it to what is there."""
+        self.log.set_config(config)
+        self.config, self.is_ephemeral = config, self.log.is_ephemeral
+
+    # ---- publishing ----------------------------------------------------------------------------------
+
+    def publish(self, batch: EncodedBatch, *, file: int, base: int, now_ms: int) -> None:
+        """Make committed records visible, and evict the records that exceed the caps."""
+        self.log.publish(batch, file=file, base=base, now_ms=now_ms)
+        self.subscribers.notify()
+
+    def keep_in_memory(self, batch: EncodedBatch, *, now_ms: int) -> None:
+        """Publish records whose bytes are in memory only."""
+        self.log.keep_in_memory(batch, now_ms=now_ms)
+        self.subscribers.notify()
+
+    def mark_lost(self, count: int) -> None:
+        """Mark the next sequence numbers as lost: their originals were lost before they were copied."""
+        self.log.mark_lost(count)
+        self.subscribers.notify()
+
+    # ---- committing ----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        frames: Sequence[bytes],
+        *,
+        apply: Callable[[], None] | None = None,
+        undo: Callable[[], None] | None = None,
+        sync: bool | None = None,
+        urgent: bool = False,
+    ) -> asyncio.Future[float]:
+        """Commit frames of this topic; the result is how long the sync took, in ms.
+
+        Call `WalShard.check_room` before. Without `sync` the topic's class decides whether it is synced.
+        """
+        log_frames = [*self.log.moved_floors(), *frames]
+        pending = PendingCommit(sync_ms if apply is None else _applied(apply), undo)
+        self.shard.submit(
+            log_frames,
+            frames=len(log_frames),
+            sync=self.config.durable if sync is None else sync,
+            waiting=pending,
+            urgent=urgent,
+        )
+        return pending.outcome
+
+    def sync(self) -> asyncio.Future[float]:
+        """Done when everything that was written to the topic is durable."""
+        pending = PendingCommit(sync_ms)
+        self.shard.submit([], frames=0, sync=True, waiting=pending)
+        return pending.outcome
+
+    # ---- looking -------------------------------------------------------------------------------------
+
     def state(self, now_ms: int) -> TopicState:
-        """Everything about the topic now. Call `retain` before."""
-        index, config = self.index, self.config
+        """Return the state of the topic. Call `TopicLog.retain` before."""
+        index, config = self.log.index, self.config
         return TopicState(
             topic=self.name,
             config=config,
@@ -563,24 +185,19 @@ class Topic:
                 now_ms=now_ms,
                 last_consumed_ms=self.last_consumed_ms,
             ),
-            last_write_ms=self.last_write_ms,
+            last_write_ms=self.log.last_write_ms,
             last_read_ms=self.last_read_ms,
             queue=self.queue_counts(now_ms),
         )
 
     def queue_counts(self, now_ms: int) -> QueueCounts | None:
-        """The counts of the jobs now. Call `retain` before. None for a log."""
-        if self.leases is None:
-            return None
-        self.leases.refresh(self.index, self.steady_ms(now_ms))
-        return QueueCounts(
-            ready=self.leases.ready(self.index),
-            in_flight=self.leases.in_flight,
-            dead_lettered=self.leases.dead_lettered,
-        )
+        """The counts of the jobs now; None for a log. Call `TopicLog.retain` before."""
+        return None if self.queue is None else self.queue.counts(now_ms)
 
-    def queue_entry(self) -> QueueEntry | None:
-        """What a snapshot keeps of a queue beside its records; None for a log."""
-        if self.leases is None:
-            return None
-        return self.leases.entry(with_leases=self.config.leases_durable, ahead_ms=self.wall_ahead_ms())
+
+def _applied(apply: Callable[[], None]) -> Callable[[Entry, LogPosition], float]:
+    def applied(entry: Entry, position: LogPosition) -> float:
+        apply()
+        return sync_ms(entry, position)
+
+    return applied

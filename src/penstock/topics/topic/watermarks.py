@@ -1,4 +1,4 @@
-"""What a topic lost without anybody having deleted it, and how a reader is told.
+"""Low watermarks: records that a topic lost without a deletion, and the tombstones that report them.
 
 Two watermarks answer every reader. `earliest_seq` is the first live record; deletion moves it too. The floor
 is the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion
@@ -130,3 +130,40 @@ class LostRanges:
         """The first range that a reader at `seq` has not been told of in full."""
         place = bisect_right(self.ranges, seq + 1, key=itemgetter(1))
         return self.ranges[place] if place < len(self.ranges) else None
+
+
+class HopCounts:
+    """How many routers the records of a topic went through, so that copies in a cycle come to an end.
+
+    Ranges of sequence numbers have one count each; what no range covers was written directly.
+    """
+
+    __slots__ = ("_ends", "_hops", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._hops: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, first: int, count: int, hops: int) -> None:
+        """The newest records of the topic."""
+        if self._ends and self._ends[-1] == first and self._hops[-1] == hops:
+            self._ends[-1] += count
+            return
+        self._starts.append(first)
+        self._ends.append(first + count)
+        self._hops.append(hops)
+
+    def of(self, seq: int) -> int:
+        """Return the hop count of a record."""
+        place = bisect_right(self._starts, seq) - 1
+        return self._hops[place] if place >= 0 and seq < self._ends[place] else 0
+
+    def forget_below(self, seq: int) -> None:
+        """Drop the counts below this number."""
+        keep = bisect_right(self._ends, seq)
+        if keep:
+            self._starts, self._ends, self._hops = self._starts[keep:], self._ends[keep:], self._hops[keep:]

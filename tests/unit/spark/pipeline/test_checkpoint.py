@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"], ids=["path", "url"])
-def test_a_checkpoint_tells_its_query_and_its_batches(folder: Path, prefix: str) -> None:
+def test_a_checkpoint_gives_its_query_and_its_batches(folder: Path, prefix: str) -> None:
     checkpoint = Checkpoint(f"{prefix}{folder}")
     assert checkpoint.query_id == "e7a1"
     assert (checkpoint.planned(), checkpoint.done()) == ([0, 1], [0])
@@ -44,11 +44,11 @@ def test_a_file_that_is_no_offset_file_is_refused(text: str) -> None:
         parse_offsets(text, "offsets/0")
 
 
-def test_a_source_without_an_offset_is_told_apart() -> None:
+def test_a_source_without_an_offset_is_distinguished() -> None:
     assert parse_offsets("v1\n{}\n-", "offsets/0") == [None]
 
 
-def test_damage_is_told_with_the_file(folder: Path) -> None:
+def test_damage_is_reported_with_the_file(folder: Path) -> None:
     (folder / "metadata").write_text("{")
     with pytest.raises(Corrupt, match="metadata"):
         _ = Checkpoint(str(folder)).query_id

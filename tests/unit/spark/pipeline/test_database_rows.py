@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.spark.databases.schemas import schema_of
+from tests.unit.spark.sinks.schemas import schema_of
 
 from penstock.config import Setting, merge
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.outputs import check_options, queue_of, sink_format, sink_options, table_of
+from penstock.spark.pipeline.outputs import Output, check_options, queue_of, table_of
 from penstock.spark.pipeline.rows import check_database_columns, leaves_rows_out
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 from penstock.spark.pipeline.transform import Shape, check_shape
@@ -29,12 +29,12 @@ def test_a_database_is_a_queue_with_a_format_of_its_own() -> None:
     read = spec(merge(POINTS, {"timeseries": {"labels": ["user"], "manifest_path": "m/manifest"}}))
     check_options(read)
     sink = read.outputs["timeseries"]
-    assert (sink_format(sink), table_of(sink), sink.is_queue) == ("penstock-timeseries", None, True)
+    assert (Output.of(sink).format, table_of(sink), sink.is_queue) == ("penstock-timeseries", None, True)
     assert sink.place == "m/manifest in /base/points"
-    options = sink_options(sink)
+    options = Output.of(sink).options
     assert (options["labels"], options["metric"], options["store"]) == ("user", "clicks", "/base/points")
     assert queue_of(sink).manifest_path == "m/manifest"
-    assert sink_format(spec(DOCS).outputs["vector"]) == "penstock-vector"
+    assert Output.of(spec(DOCS).outputs["vector"]).format == "penstock-vector"
 
 
 WRONG: dict[str, tuple[dict[str, Setting], str]] = {
@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "a bad metric": ({"timeseries": {"store": "x", "metric": "a-b"}}, "metric: expected letters"),
     "a bad policy": (merge(POINTS, {"timeseries": {"on_null": "skip"}}), "on_null"),
     "an unknown key": (merge(DOCS, {"vector": {"atributes": ["a"]}}), "did you mean 'attributes'"),
-    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not tell which row is the last"),
+    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not show which row is the last"),
     "no dimensions": (merge(DOCS, {"vector": {"dimensions": 0}}), "expected 1 to 65535"),
     "its own queue": ({"vector": {"store": "queue"}}, "the queue that is read"),
     "two kinds": (POINTS | DOCS, "exactly one of delta, parquet, iceberg, buffer, timeseries, vector"),
@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
+def test_problems_are_reported_with_its_place(case: str) -> None:
     sink, problem = WRONG[case]
     with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
         spec(sink)

@@ -56,7 +56,7 @@ def following(root: Path, known: int, told: list[BatchLine]) -> tuple[RunningPip
     return run, query
 
 
-def test_lines_after_the_known_one_are_told_once_and_in_order(tmp_path: Path) -> None:
+def test_lines_after_the_known_one_are_reported_once_and_in_order(tmp_path: Path) -> None:
     told: list[BatchLine] = []
     run, _ = following(tmp_path, 998, told)
     ledger = run.pipeline.ledger

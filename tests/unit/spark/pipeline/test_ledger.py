@@ -78,7 +78,7 @@ def test_an_old_driver_cannot_take_back_what_its_successor_wrote(tmp_path: Path)
     assert [found.batch for found in new.lines("app")] == [0, 1, 2]
 
 
-def test_damage_is_told_with_the_object_and_nothing_is_written_over_it(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_object_and_nothing_is_written_over_it(tmp_path: Path) -> None:
     ledger(tmp_path).write("app", line(0))
     (file,) = (tmp_path / "ledger/app").glob("*.jsonl")
     file.write_bytes(b"{broken")

@@ -195,7 +195,7 @@ def test_a_lost_answer_about_the_plan_is_looked_up() -> None:
     assert bench.queued() == [b"0-1-0"]
 
 
-def test_of_two_redrives_at_once_the_second_chooses_nothing() -> None:
+def test_of_two_concurrent_redrives_the_second_chooses_nothing() -> None:
     bench = Bench(letters((0, 1, 0)))
 
     async def both() -> list[Redrive | BaseException]:

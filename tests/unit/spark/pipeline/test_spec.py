@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import Setting, merge
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.outputs import sink_options, source_options
+from penstock.spark.pipeline.outputs import Output, source_options
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
 
 PLAIN: dict[str, Setting] = {
@@ -69,7 +69,7 @@ def test_a_missing_environment_variable_is_named() -> None:
 @pytest.mark.parametrize(
     ("environ", "store"), [({}, "/near/q"), ({"WHERE": "/far"}, "/far/q"), ({"WHERE": ""}, "/q")]
 )
-def test_a_variable_that_is_not_set_has_the_text_behind_it(environ: dict[str, str], store: str) -> None:
+def test_a_variable_that_is_not_set_has_its_default_text(environ: dict[str, str], store: str) -> None:
     spec = read_spec(
         {
             "name": "clicks",
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
+def test_problems_are_reported_with_its_place(case: str) -> None:
     more, problem = WRONG[case]
     with pytest.raises(ConfigError) as caught:
         spec(**more)
@@ -138,5 +138,5 @@ def test_a_checkpoint_on_a_file_system_of_sparks_own_needs_a_ledger() -> None:
 
 def test_a_sink_says_all_of_it_to_sparks_writer() -> None:
     read = spec(sink={"delta": {"partition_by": ["day"], "store_options": {"region": "eu"}}})
-    options = sink_options(read.outputs["delta"])
+    options = Output.of(read.outputs["delta"]).options
     assert (options["path"], options["partitionBy"], options["store.region"]) == ("/base/table", "day", "eu")

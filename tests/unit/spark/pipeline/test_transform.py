@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.spec import DeltaSinkSpec, MergeSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import DeltaSinkSpec, MergeSpec, SinkSpec
 from penstock.spark.pipeline.transform import Shape, check_shape, shape_of_plan
 
 FILTER = """Project [user#1, n#2L]

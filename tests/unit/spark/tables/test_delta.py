@@ -66,7 +66,7 @@ def test_an_answer_that_was_lost_is_looked_up(delta: Place, monkeypatch: pytest.
     assert delta.ids() == [1, 2]
 
 
-def test_an_outcome_nobody_knows_is_settled_by_committing_again(
+def test_an_unknown_outcome_is_settled_by_committing_again(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)
@@ -84,7 +84,7 @@ def test_an_outcome_nobody_knows_is_settled_by_committing_again(
     assert delta.ids() == [1, 2]
 
 
-def test_a_table_removed_under_the_query_is_told(delta: Place) -> None:
+def test_a_table_removed_under_the_query_is_reported(delta: Place) -> None:
     with pytest.raises(Unavailable, match="gone"):
         delta.open().commit("q", 0, [])
 
@@ -130,7 +130,7 @@ def test_a_new_table_is_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -
     assert synced[-4:] == [*log_of(delta, 0), path, os.path.dirname(path)]
 
 
-def test_a_commit_is_durable_before_it_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_durable_before_it_is_reported(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     delta.open().prepare(SCHEMA)
     delta.open().commit("q", 0, delta.write([1]))
     files, synced = delta.write([2]), recorded_syncs(monkeypatch)
@@ -149,7 +149,7 @@ def test_a_commit_found_there_is_made_durable(delta: Place, monkeypatch: pytest.
     assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
 
 
-def test_a_commit_that_cannot_be_made_durable_is_not_told(
+def test_a_commit_that_cannot_be_made_durable_is_not_reported(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)

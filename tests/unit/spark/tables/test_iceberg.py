@@ -75,7 +75,7 @@ def test_a_lost_answer_is_looked_up(iceberg: Place, monkeypatch: pytest.MonkeyPa
     assert iceberg.ids() == [1, 2]
 
 
-def test_an_outcome_nobody_knows_is_settled_by_committing_again(
+def test_an_unknown_outcome_is_settled_by_committing_again(
     iceberg: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iceberg.open().prepare(SCHEMA)
@@ -103,7 +103,7 @@ def test_a_table_divided_by_a_function_is_refused(iceberg: Place) -> None:
         iceberg.open().prepare(schema)
 
 
-def test_a_catalog_that_cannot_be_opened_is_told_without_its_secrets() -> None:
+def test_a_catalog_that_cannot_be_opened_is_reported_without_its_secrets() -> None:
     options = {"catalog.type": "sql", "catalog.uri": "sqlite:////proc/hunter2/x.db"}
     with pytest.raises(Unavailable, match=r"catalog\.\* options") as caught:
         module.load_iceberg(TableSpec(kind="iceberg", table="db.t", options=options))

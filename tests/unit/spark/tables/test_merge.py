@@ -11,8 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tests.unit.spark.tables.conftest import Place, recorded_syncs
 
 from penstock.errors import ConfigError, InvalidInput, Unsupported
-from penstock.spark.tables import SchemaMismatch, TableSpec, VersionBehind
-from penstock.spark.tables.errors import SumTooLarge
+from penstock.spark.errors import SchemaMismatch, SumTooLarge, VersionBehind
+from penstock.spark.tables import TableSpec
 from penstock.spark.tables.merge import merge_into
 
 COLUMNS = ["Day", "k", "n", "amount", "last"]
@@ -62,7 +62,7 @@ def test_a_micro_batch_that_is_run_again_is_not_added_twice(delta: Place) -> Non
     assert delta.open().rows_by_version("q") == {0: 1}
 
 
-def test_a_micro_batch_behind_the_last_is_refused(delta: Place) -> None:
+def test_a_micro_batch_before_the_last_is_refused(delta: Place) -> None:
     merge(delta, rows((1, "a", 1, None, "x")), 5)
     with pytest.raises(VersionBehind):
         merge(delta, rows((1, "a", 1, None, "x")), 4)
@@ -144,7 +144,7 @@ def test_files_that_a_merge_wrote_are_durable(delta: Place, monkeypatch: pytest.
         pytest.param(["k", "n"], ["n"], "cannot be a key", id="both"),
     ],
 )
-def test_wrong_columns_are_told(delta: Place, keys: list[str], add: list[str], says: str) -> None:
+def test_wrong_columns_are_reported(delta: Place, keys: list[str], add: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         merge_into(delta.spec, rows((1, "a", 1, None, "x")), keys=keys, add=add, app="q", version=0)
 

@@ -22,8 +22,7 @@ from penstock.errors import ConfigError, Corrupt, PenstockError
 from penstock.objects import LocalStore, MemoryStore, ObjectStore
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 from penstock.spark.tables import DataFile, TableSpec
-from penstock.spark.tables.commits import Decision, app_key
-from penstock.spark.tables.parquet import ParquetFolder
+from penstock.spark.tables.parquet import Decision, ParquetFolder, app_key
 from penstock.spark.tables.parts import staged_key
 from penstock.testing import FAULTS_OF, FaultKind, FaultPlan, FaultyStore
 
@@ -172,13 +171,13 @@ async def test_two_drivers_with_one_checkpoint_add_a_micro_batch_once() -> None:
     assert await ids_in(store) == [0, 1, 2, 3]
 
 
-async def test_a_committed_file_that_somebody_removed_is_told() -> None:
+async def test_a_committed_file_that_was_removed_is_reported() -> None:
     store = MemoryStore()
     await ParquetFolder(SPEC, store).prepare_async(SCHEMA)
     files = await stage(store, "a", range(4))
     await store.put(app_key("q"), Decision.of("q", 0, files).encode())
     await store.delete_many([staged_key(files[0].path)])
-    with pytest.raises(Corrupt, match=r"part-a-0\.parquet.*somebody removed"):
+    with pytest.raises(Corrupt, match=r"part-a-0\.parquet.*it was removed"):
         await ParquetFolder(SPEC, store).prepare_async(SCHEMA)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.tables.errors import SchemaMismatch
+from penstock.spark.errors import SchemaMismatch
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit, retype
 
 ROWS = StructType(

@@ -64,7 +64,7 @@ def test_secrets_are_not_shown() -> None:
         pytest.param("iceberg", {"table": "db.events", "path": "/t"}, "unknown key", id="path-of-iceberg"),
     ],
 )
-def test_a_wrong_option_is_told(kind: str, given: dict[str, str], says: str) -> None:
+def test_a_wrong_option_is_reported(kind: str, given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         TableSpec.parse(kind, given)  # type: ignore[arg-type]
 

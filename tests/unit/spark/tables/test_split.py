@@ -76,6 +76,6 @@ def test_a_value_that_readers_would_misread_is_refused(value: str) -> None:
         exact_folder((("k", value),))
 
 
-def test_a_folder_whose_name_nobody_reads_takes_any_value() -> None:
+def test_a_folder_whose_name_is_not_read_takes_any_value() -> None:
     assert safe_folder((("k", "a/b: 50%"), ("n", None))) == f"k=a_b__50_/n={NULL_FOLDER}"
     assert len(safe_folder((("k", "x" * 5000),))) < 200

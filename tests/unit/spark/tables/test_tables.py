@@ -10,7 +10,8 @@ from pyspark.sql.types import DateType, IntegerType, LongType, StringType, Struc
 from tests.unit.spark.tables.conftest import SCHEMA, Place, make_spec
 
 from penstock.errors import PenstockError
-from penstock.spark.tables import SchemaMismatch, TableSpec, VersionBehind, open_table
+from penstock.spark.errors import SchemaMismatch, VersionBehind
+from penstock.spark.tables import TableSpec, open_table
 from penstock.spark.tables.parts import write_parts
 
 
@@ -36,7 +37,7 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(place: Place) -> None:
     assert place.ids() == list(range(9))
 
 
-def test_a_micro_batch_behind_the_last_is_refused(place: Place) -> None:
+def test_a_micro_batch_before_the_last_is_refused(place: Place) -> None:
     table = place.open()
     table.prepare(SCHEMA)
     table.commit("q", 4, place.write(range(3)))
@@ -54,7 +55,7 @@ def test_queries_have_versions_of_their_own(place: Place) -> None:
     assert place.ids() == [0, 1, 2, 3]
 
 
-def test_the_table_tells_the_rows_of_every_micro_batch(place: Place) -> None:
+def test_the_table_records_the_rows_of_every_micro_batch(place: Place) -> None:
     table = place.open()
     table.prepare(SCHEMA)
     for version in range(3):
@@ -118,7 +119,7 @@ def test_dates_numbers_and_flags_divide_a_table(place: Place, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_a_place_that_cannot_be_written_is_told(kind: str) -> None:
+def test_a_place_that_cannot_be_written_is_reported(kind: str) -> None:
     # Not even root makes folders there.
     spec = TableSpec(kind=kind, path="/proc/penstock/table")  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match=r"/proc/penstock/table.* cannot be"):

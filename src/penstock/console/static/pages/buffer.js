@@ -31,17 +31,17 @@ function listing(queues) {
 function one(body, name, { signal, fault }) {
   let now = null;
   const figures = h("div", { class: "cards slim" });
-  const line = h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Batches on a line of time" });
+  const line = h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Batches over time" });
   const entries = h("div", null);
   const rest = h("div", { class: "columns" });
   const depth = chart("Batches in the queue", () => column(now, 1, "batches", brief), signal);
   const size = chart("Size of the manifest", () => column(now, 2, "size", bytes), signal);
   body.append(crumbs("buffer", "All queues", name), figures, h("div", { class: "columns" }, depth, size),
-    h("h2", null, "Batches on a line of time"), line, rest, h("h2", null, "Batches, newest first"), entries);
+    h("h2", null, "Batches over time"), line, rest, h("h2", null, "Batches, newest first"), entries);
   poll(() => `buffers/${part(name)}`, 2000, (found) => {
     now = found;
     show(figures, numbers(found));
-    show(line, found.entries.length ? timeline(found) : empty("The queue is empty: everything in it was read."));
+    show(line, found.entries.length ? timeline(found) : empty("The queue is empty: all batches were read."));
     show(rest, epochs(found), garbage(found));
     show(entries, found.entries.length ? batches(found) : empty("None waits."));
     depth.draw();
@@ -70,7 +70,7 @@ const producerOf = (entry) => entry.producer ?? "producer unknown";
 
 function timeline(found) {
   const shown = found.entries.filter((entry) => entry.at_ms !== null);
-  if (!shown.length) return empty("The batches do not say when they were made.");
+  if (!shown.length) return empty("The batches have no times.");
   const first = Math.min(...shown.map((entry) => entry.at_ms));
   const last = Math.max(Date.now(), ...shown.map((entry) => entry.at_ms));
   const most = Math.max(1, ...shown.map((entry) => entry.bytes ?? 1));
@@ -94,15 +94,15 @@ function epochs(found) {
   const lost = Object.entries(found.conflicts.by_part);
   return h("section", { class: "card" }, h("h2", null, "Epochs, fencing and lost writes"),
     facts([...lost.map(([name, value]) => [`${name} lost`, `${count(value)} conditional writes (CAS)`]),
-      ...(found.conflicts.unknown.length ? [["conflicts not told by", found.conflicts.unknown.join(", ")]] : [])]),
-    found.epochs.length ? table("Epochs that were seen", ["epoch", "seen since"], found.epochs.slice(-12).reverse().map((each) => [count(each.epoch), day(each.seen_at_ms)])) : empty("No epoch was seen yet."));
+      ...(found.conflicts.unknown.length ? [["conflicts not reported by", found.conflicts.unknown.join(", ")]] : [])]),
+    found.epochs.length ? table("Observed epochs", ["epoch", "seen since"], found.epochs.slice(-12).reverse().map((each) => [count(each.epoch), day(each.seen_at_ms)])) : empty("No epoch observed yet."));
 }
 
 function garbage(found) {
   const gc = found.gc;
   return h("section", { class: "card" }, h("h2", null, "Garbage"),
     gc.error ? h("p", { class: "error" }, gc.error) : null,
-    gc.shards === null ? empty("Not looked at yet.") : gc.shards.map((shard) => facts([
+    gc.shards === null ? empty("Not read yet.") : gc.shards.map((shard) => facts([
       ["objects", `${count(shard.data_objects)}, ${bytes(shard.data_bytes)}`],
       ["not referred to", `${count(shard.unreferenced_objects)}, ${bytes(shard.unreferenced_bytes)}`],
       ["may be deleted now", count(shard.collectable_objects)], ["dead letters", count(shard.dead_letters)],

@@ -41,7 +41,7 @@ function card(one) {
 
 /** The three marks as bars below each other: what is applied, flushed and durable of all writes. */
 function watermarks(marks) {
-  if (!marks) return empty("Its watermarks are not known now.");
+  if (!marks) return empty("Its watermarks are unknown.");
   const most = Math.max(1, ...MARKS.map(([name]) => marks[name] ?? 0));
   return svg("svg", { class: "marks", viewBox: "0 0 260 66", role: "img", "aria-label": MARKS.map(([name]) => `${name} ${count(marks[name])}`).join(", ") },
     MARKS.map(([name, kind], place) => [
@@ -63,7 +63,7 @@ function promql(one, signal, search) {
   plot.hidden = true;
   const run = async (event) => {
     event?.preventDefault();
-    show(out, h("p", { class: "quiet" }, "Asking …"));
+    show(out, h("p", { class: "quiet" }, "Running …"));
     const end = Math.floor(Date.now() / 1000);
     const start = end - Number(span.value);
     try {
@@ -81,7 +81,7 @@ function promql(one, signal, search) {
   };
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(event); });
   if (text.value) run();
-  return h("section", { class: "card" }, h("h2", null, `PromQL on ${one.name}`), h("form", { onsubmit: run }, h("label", { for: text.id }, "Query (Ctrl+Enter asks)"), text,
+  return h("section", { class: "card" }, h("h2", null, `PromQL on ${one.name}`), h("form", { onsubmit: run }, h("label", { for: text.id }, "Query (Ctrl+Enter to run)"), text,
     h("div", { class: "row" }, h("div", { class: "slim" }, h("label", { for: span.id }, "Over the last"), span), h("button", { class: "primary" }, "Ask"))), plot, out);
 }
 
@@ -118,14 +118,14 @@ function nearest(one, signal) {
       if (filter.value.trim()) body.filter = JSON.parse(filter.value);
       const answer = await post(`databases/${part(one.name)}/search`, body, signal);
       if (answer.status !== undefined && answer.status !== "success") throw new Error(answer.message ?? "the database refused");
-      show(out, answer.results.length ? table("Nearest vectors", ["score", "id", "attributes"], answer.results.map((hit) => [hit.score.toPrecision(5), hit.vector.id, h("code", null, attributes(hit.vector.attributes))])) : empty("Nothing is near: no vector fits the filter, or there is none yet."));
+      show(out, answer.results.length ? table("Nearest vectors", ["score", "id", "attributes"], answer.results.map((hit) => [hit.score.toPrecision(5), hit.vector.id, h("code", null, attributes(hit.vector.attributes))])) : empty("No result: no vector matches the filter, or there are none yet."));
     } catch (error) {
       if (!signal.aborted) show(out, h("p", { class: "error" }, error instanceof SyntaxError ? `vector and filter have to be JSON: ${error.message}` : error.message));
     }
   };
   return h("section", { class: "card" }, h("h2", null, `Nearest vectors in ${one.name}`), h("form", { onsubmit: run },
     h("label", { for: vector.id }, "Vector, as JSON"), vector,
-    h("div", { class: "row" }, h("div", null, h("label", { for: filter.id }, "Filter, as JSON (may be left out)"), filter), h("div", { class: "slim" }, h("label", { for: most.id }, "How many"), most), h("button", { class: "primary" }, "Search"))), out);
+    h("div", { class: "row" }, h("div", null, h("label", { for: filter.id }, "Filter, as JSON (optional)"), filter), h("div", { class: "slim" }, h("label", { for: most.id }, "How many"), most), h("button", { class: "primary" }, "Search"))), out);
 }
 
 function attributes(found) {

@@ -9,7 +9,7 @@ import { live, on } from "../live.js";
 const COLUMNS = { clients: 0, topics: 1, collector: 1, quiver: 2, queue: 3, pipeline: 4 };
 const SIZES = { wide: 142, high: 46, gapX: 84, gapY: 34 };
 const PAGE_OF = { topics: "topics", collector: "quiver", quiver: "quiver", queue: "buffer", pipeline: "pipelines", timeseries: "databases", vector: "databases" };
-const LABEL = "Boxes for parts and stores, joined by the ways that records take; the table of edges below says the same";
+const LABEL = "Parts and stores, connected by the paths of records; the table of edges below has the same data";
 const UNITS = { batches: ["batch", "batches"], records: ["record", "records"], segments: ["segment", "segments"] };
 
 export async function render(stage, { signal }) {
@@ -20,7 +20,7 @@ export async function render(stage, { signal }) {
   stage.append(h("h1", null, "Flow"), picture, h("h2", null, "Does it balance?"), balance, h("h2", null, "Parts"), parts, h("h2", null, "Edges"), edges);
   const draw = () => {
     const now = live.overview;
-    if (!now) { show(picture, h("p", { class: "quiet" }, "Waiting for the first look …")); return; }
+    if (!now) { show(picture, h("p", { class: "quiet" }, "Waiting for the first data …")); return; }
     show(picture, drawing(now.flow));
     show(balance, now.balance.length ? now.balance.map(account) : empty("No pipeline is part of this plan, so there is no account to balance. A pipeline is added with ", h("code", null, "pipelines:"), " in penstock.yaml."));
     show(parts, h("div", { class: "cards" }, now.parts.map(card)));
@@ -77,7 +77,7 @@ function card(part) {
     facts([["kind", part.kind], ["since", part.since_ms ? ago(part.since_ms) : null], ["address", part.address], ["process", part.pid],
       ["restarts", part.restarts || null]].filter(([, value]) => value !== null && value !== undefined)),
     part.last_error ? h("p", { class: "error" }, part.last_error) : null,
-    part.disabled_why ? h("p", { class: "quiet" }, "Switched off. To have it: ", h("code", null, part.disabled_why)) : null);
+    part.disabled_why ? h("p", { class: "quiet" }, "Disabled. To enable it: ", h("code", null, part.disabled_why)) : null);
 }
 
 function listing(flow) {

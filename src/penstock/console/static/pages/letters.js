@@ -35,11 +35,11 @@ export function letters(name, queue, signal) {
     } catch (error) { if (!signal.aborted) fault.replaceChildren(note(error)); }
   };
   const draw = () => {
-    told.textContent = page.kept ? `${several(page.total, "dead letter")}, ${count(page.left)} not redriven` : "This pipeline keeps no dead letters: what does not decode stops it.";
+    told.textContent = page.kept ? `${several(page.total, "dead letter")}, ${count(page.left)} not redriven` : "This pipeline keeps no dead letters: a record that does not decode stops it.";
     all.disabled = !page.left;
     some.disabled = !chosen.size;
     more.hidden = !page.next;
-    rows.replaceChildren(page.letters.length ? table("Dead letters", HEADS, page.letters.map(row)) : page.kept ? empty("None: every record fitted.") : "");
+    rows.replaceChildren(page.letters.length ? table("Dead letters", HEADS, page.letters.map(row)) : page.kept ? empty("None: every record was decoded.") : "");
   };
   const choose = (letter) => h("input", { type: "checkbox", "aria-label": `choose ${letter.position}`, checked: chosen.has(letter.position), onchange: (event) => {
     if (event.target.checked) chosen.add(letter.position); else chosen.delete(letter.position);
@@ -60,9 +60,9 @@ export function letters(name, queue, signal) {
         dialog.close();
       } catch (error) { problem.textContent = error.message; go.disabled = false; }
     } }, `Put ${count(size)} back`);
-    const leave = h("button", { type: "button", onclick: () => dialog.close() }, "Leave them");
+    const leave = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
     dialog.replaceChildren(h("h1", null, `Put ${several(size, "dead letter")} back into the queue?`),
-      h("p", null, "Each is appended once, at the end, and goes through the pipeline again. What still does not decode becomes a dead letter again."), problem, h("p", null, go, " ", leave));
+      h("p", null, "Each is appended once at the end of the queue and processed again. A record that still does not decode becomes a new dead letter."), problem, h("p", null, go, " ", leave));
     dialog.showModal();
     leave.focus();
   };

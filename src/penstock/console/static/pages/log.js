@@ -10,7 +10,7 @@ const LEVELS = ["debug", "info", "warning", "error"];
 export async function render(stage, { signal, search }) {
   const text = h("input", { type: "search", id: "find", placeholder: "part or text", value: search.get("find") ?? "" });
   const level = h("select", { id: "level" }, LEVELS.map((name) => h("option", { value: name, selected: name === "info" }, name)));
-  const list = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Log", "aria-live": "off", "data-empty": "No line fits." });
+  const list = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Log", "aria-live": "off", "data-empty": "No line matches." });
   stage.append(h("h1", null, "Log"), h("form", { class: "row", onsubmit: (event) => event.preventDefault() },
     h("div", null, h("label", { for: "find" }, "Find"), text), h("div", { class: "slim" }, h("label", { for: "level" }, "From level"), level)), list);
 

@@ -29,14 +29,14 @@ function one(body, name, { signal, fault }) {
   let now = null;
   const head = h("div", null);
   const rows = h("div", null);
-  const took = chart("How long micro-batches take", () => column(now, "duration_ms", "duration", (ms) => seconds(ms / 1000)), signal, { none: "No micro-batch has told how long it took." });
-  const fast = chart("Records per second within them", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "No micro-batch has told how long it took." });
+  const took = chart("How long micro-batches take", () => column(now, "duration_ms", "duration", (ms) => seconds(ms / 1000)), signal, { none: "No micro-batch has a duration yet." });
+  const fast = chart("Records per second within them", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "No micro-batch has a duration yet." });
   const dead = letters(name, () => now?.queue, signal);
   body.append(crumbs("pipelines", "All pipelines", name), head, h("div", { class: "columns" }, took, fast), dead, h("h2", null, "Micro-batches, newest first"), rows);
   poll(() => `pipelines/${part(name)}`, 2500, (found) => {
     now = found;
     show(head, summary(found));
-    show(rows, found.batches.length ? batches(found) : empty("None yet: the first comes when the pipeline runs and something is in its queue."));
+    show(rows, found.batches.length ? batches(found) : empty("None yet: the first follows when the pipeline runs and its queue has records."));
     dead.follow(found.batches);
     took.draw();
     fast.draw();
@@ -58,13 +58,13 @@ function summary(found) {
         facts([["reads", queueLink(found.queue)], ["rate", rate(found.rate_records_s)], ["waiting", backlog(found)], ["lag", seconds(found.lag_s)], ["file", h("code", null, found.file)]]),
         found.last_error ? h("p", { class: "error" }, found.last_error) : null),
       h("div", { class: "card" }, h("h3", null, "Checkpoint"), checkpoint(found.checkpoint)),
-      h("div", { class: "card" }, h("h3", null, "Sinks"), found.sinks.length ? found.sinks.map(sink) : empty("Not known."))),
+      h("div", { class: "card" }, h("h3", null, "Sinks"), found.sinks.length ? found.sinks.map(sink) : empty("Unknown."))),
     found.balance.map(account),
   ];
 }
 
 function checkpoint(found) {
-  if (!found) return empty("It never ran.");
+  if (!found) return empty("It has never run.");
   const point = found.position && Object.entries(found.position);
   return facts([["planned", count(found.planned)], ["done", count(found.done)],
     ["next sequence", point ? point.map(([shard, at]) => (point.length > 1 ? `${shard}: ${count(at)}` : count(at))).join(", ") : null], ["folder", h("code", null, found.path)]]);

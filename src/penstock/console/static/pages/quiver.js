@@ -36,12 +36,12 @@ function one(found) {
       figure("Segments", count(found.segment_count), several(found.items, "item")),
       room(found.budget),
       h("div", { class: "card" }, h("h3", null, "Directory"), h("code", null, found.path))),
-    found.damaged.length ? h("div", { class: "card bad" }, h("h2", null, "Set aside as damaged"), found.damaged.map((text) => h("p", { class: "error" }, typeof text === "string" ? text : JSON.stringify(text)))) : null,
+    found.damaged.length ? h("div", { class: "card bad" }, h("h2", null, "Quarantined as damaged"), found.damaged.map((text) => h("p", { class: "error" }, typeof text === "string" ? text : JSON.stringify(text)))) : null,
     h("h2", null, "Subscribers"),
     found.metrics_error ? h("p", { class: "quiet" }, `What is in flight is not known: ${found.metrics_error}`) : null,
-    found.subscribers.length ? [legend(MEANING), found.subscribers.map((who) => subscriber(who, found))] : empty("Nobody subscribes, so nothing is kept for anybody."),
+    found.subscribers.length ? [legend(MEANING), found.subscribers.map((who) => subscriber(who, found))] : empty("There are no subscribers, so no data is retained."),
     h("h2", null, "Segments, newest first"),
-    found.segments.length ? segments(found) : empty("No segment yet: one is written when records wait long enough, or are enough."),
+    found.segments.length ? segments(found) : empty("No segment yet: one is written once there are enough records, or after a time limit."),
   ];
 }
 
@@ -49,7 +49,7 @@ function room(budget) {
   const share = budget.budget_bytes && budget.disk_bytes !== null ? budget.disk_bytes / budget.budget_bytes : null;
   const percent = share === null ? null : `${Math.round(share * 100)} %`;
   return h("div", { class: "card" }, h("h3", null, "Budget"), h("p", { class: "figure" }, bytes(budget.disk_bytes)),
-    share === null ? h("p", { class: "quiet" }, `no limit of its own; ${bytes(budget.free_bytes)} free on the disk`)
+    share === null ? h("p", { class: "quiet" }, `no limit; ${bytes(budget.free_bytes)} free on the disk`)
       : h("p", null, h("meter", { min: "0", max: "1", low: "0.6", high: "0.8", optimum: "0", value: String(share), "aria-label": "Share of the budget" }, percent), ` ${percent} of ${bytes(budget.budget_bytes)}`));
 }
 

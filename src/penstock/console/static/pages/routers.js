@@ -9,7 +9,7 @@ import { poll } from "../polling.js";
 
 const SIZES = { wide: 170, high: 36, gapX: 130, gapY: 28 };
 const DEEP_MAX = 20;
-const LABEL = "Topics joined by routers; the table below says the same";
+const LABEL = "Topics connected by routers; the table below has the same data";
 
 /** Draw them, and again every three seconds. */
 export function routers(body, { signal, fault }) {

@@ -15,7 +15,7 @@ export function tail(name, signal) {
   const node = h("input", { id: "node", placeholder: "written by", autocomplete: "off" });
   const from = h("select", { id: "from" }, BEGINNINGS.map(([value, title]) => h("option", { value }, title)));
   const state = h("span", { class: "quiet", role: "status" });
-  const list = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Live tail", "aria-live": "off", "data-empty": "Nothing here yet: records appear as they are written." });
+  const list = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Live tail", "aria-live": "off", "data-empty": "No records yet: they appear as they are written." });
   let mine = null;
   let head = 0;
 

@@ -61,7 +61,7 @@ function said(stretch) {
 }
 
 function sequenceLine(found) {
-  if (!found.head) return h("p", { class: "empty" }, "Nothing was written yet. The first record gets sequence 1.");
+  if (!found.head) return h("p", { class: "empty" }, "No record yet. The first record gets sequence 1.");
   const room = WIDE - 2 * EDGE;
   const rects = found.line.map((stretch) => svg("rect", {
     class: KINDS[stretch.kind] ?? "dead-part", x: EDGE + room * (stretch.from - 1) / found.head, y: 6, height: 22,

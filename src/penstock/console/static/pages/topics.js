@@ -100,7 +100,7 @@ function list(body, { signal, fault }) {
 }
 
 function heading(total, loaded, next, prefix) {
-  if (!loaded) return prefix ? `No topic begins with “${prefix}”.` : "No topic yet: the first write makes one.";
+  if (!loaded) return prefix ? `No topic begins with “${prefix}”.` : "No topics yet: the first write creates one.";
   return total === null ? `${several(loaded, "topic")}${next ? " and more" : ""}` : several(total, "topic");
 }
 

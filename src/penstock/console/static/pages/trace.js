@@ -7,7 +7,7 @@ import { faults, note } from "../polling.js";
 
 const WAYS = {
   topic: ["A record of a topic", [["topic", "Topic"], ["seq", "Sequence"]]],
-  buffer: ["A record of a queue", [["buffer", "Queue"], ["sequence", "Sequence of its batch"], ["index", "Place in the batch (may be left out)"], ["shard", "Shard (may be left out)"]]],
+  buffer: ["A record of a queue", [["buffer", "Queue"], ["sequence", "Sequence of its batch"], ["index", "Index in the batch (optional)"], ["shard", "Shard (optional)"]]],
   id: ["A batch", [["id", "Its id or location"]]],
   pipeline: ["A micro-batch", [["pipeline", "Pipeline"], ["batch", "Number"]]],
 };
@@ -31,7 +31,7 @@ export async function render(stage, { signal, search }) {
     else location.hash = `#/trace${asked}`;
   } }, h("label", { for: "way" }, "What"), pick, inputs, h("p", null, h("button", { class: "primary" }, "Find")));
   const ask = async (asked) => {
-    show(out, h("p", { class: "quiet" }, "Looking …"));
+    show(out, h("p", { class: "quiet" }, "Searching …"));
     try {
       const found = await get(`trace${asked}`, signal);
       fault.replaceChildren();
@@ -45,7 +45,7 @@ export async function render(stage, { signal, search }) {
   stage.append(h("h1", null, "Trace"), h("div", { class: "card" }, form), fault, out);
   draw();
   if (Object.keys(given).length) ask(query(given));
-  else show(out, empty("A record's way from its topic to its table. Its sequence stands in the topic's live tail, a batch's in the list of its queue, a micro-batch's in the list of its pipeline: each is a link to here."));
+  else show(out, empty("The path of a record from its topic to its table. Its sequence is in the topic's live tail, a batch's in the list of its queue, a micro-batch's in the list of its pipeline: each is a link to here."));
 }
 
 function step(one) {

@@ -1,0 +1,168 @@
+"""Columns out of messages, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.otlp.schema import (
+    ANY_VALUE,
+    ARRAY,
+    ATTRIBUTES,
+    BOOL,
+    BYTES,
+    DOUBLE,
+    EMPTY,
+    INT,
+    MAP,
+    OTHER,
+    STR,
+    TIME,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+_KINDS: Final = {
+    "string_value": STR,
+    "bool_value": BOOL,
+    "int_value": INT,
+    "double_value": DOUBLE,
+    "array_value": ARRAY,
+    "kvlist_value": MAP,
+    "bytes_value": BYTES,
+}
+
+
+class Values:
+    """A column of values of any kind."""
+
+    def __init__(self) -> None:
+        self._kinds: list[int | None] = []
+        self._plain: tuple[list[object], ...] = ([], [], [], [], [], [])
+
+    def add(self, value: AnyValue | None) -> None:
+        """One more value; `None` where the message has none."""
+        kind, cells = _cells(value)
+        self._kinds.append(kind)
+        for column, cell in zip(self._plain, cells, strict=True):
+            column.append(cell)
+
+    def finish(self) -> pa.StructArray:
+        """The column."""
+        missing = pa.array([kind is None for kind in self._kinds], pa.bool_())
+        leaves = [pa.array(self._kinds, pa.int8())]
+        for field, cells in zip(list(ANY_VALUE)[1:], self._plain, strict=True):
+            leaves.append(pa.array(cells, field.type))
+        return pa.StructArray.from_arrays(leaves, fields=list(ANY_VALUE), mask=missing)
+
+
+_Cells = tuple[str | None, int | None, float | None, bool | None, bytes | None, bytes | None]
+_NOTHING: Final[_Cells] = (None, None, None, None, None, None)
+
+
+def _cells(value: AnyValue | None) -> tuple[int | None, _Cells]:
+    """The kind of a value, and its cells `str`, `int`, `double`, `bool`, `bytes`, `ser`."""
+    if value is None:
+        return None, _NOTHING
+    field = value.WhichOneof("value")
+    if field == "string_value":
+        return STR, (value.string_value, None, None, None, None, None)
+    if field == "int_value":
+        return INT, (None, value.int_value, None, None, None, None)
+    if field == "double_value":
+        return DOUBLE, (None, None, value.double_value, None, None, None)
+    if field == "bool_value":
+        return BOOL, (None, None, None, value.bool_value, None, None)
+    if field == "bytes_value":
+        return BYTES, (None, None, None, None, value.bytes_value, None)
+    if field is None:
+        return EMPTY, _NOTHING
+    return _KINDS.get(field, OTHER), (None, None, None, None, None, value.SerializeToString())
+
+
+class Attributes:
+    """A column of attributes."""
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = [0]
+        self._missing: list[bool] = []
+        self._keys: list[str] = []
+        self._values = Values()
+
+    def add(self, pairs: Iterable[KeyValue] | None) -> None:
+        """The attributes of one more row; `None` where there is nothing that could have any."""
+        for pair in pairs or ():
+            self._keys.append(pair.key)
+            self._values.add(pair.value if pair.HasField("value") else None)
+        self._offsets.append(len(self._keys))
+        self._missing.append(pairs is None)
+
+    def finish(self) -> pa.MapArray:
+        """The column."""
+        return pa.MapArray.from_arrays(
+            pa.array(self._offsets, pa.int32()),
+            pa.array(self._keys, pa.string()),
+            self._values.finish(),
+            type=ATTRIBUTES,
+            mask=pa.array(self._missing, pa.bool_()),
+        )
+
+
+class Lists:
+    """A column of lists of structs, given as rows of cells; columns that are arrays already come last."""
+
+    def __init__(self, kind: pa.ListType) -> None:
+        self._kind = kind
+        self._offsets: list[int] = [0]
+        self._missing: list[bool] = []
+        self.cells: list[tuple[object, ...]] = []
+
+    def end_row(self, *, missing: bool = False) -> None:
+        """What was put into `cells` since the last call is one row's list."""
+        self._offsets.append(len(self.cells))
+        self._missing.append(missing)
+
+    def finish(self, **built: pa.Array) -> pa.ListArray:
+        """The column; `built` are the fields that are no cells."""
+        return pa.ListArray.from_arrays(
+            pa.array(self._offsets, pa.int32()),
+            struct_of(self._kind.value_type, self.cells, built),
+            type=self._kind,
+            mask=pa.array(self._missing, pa.bool_()),
+        )
+
+
+def columns_of(
+    schema: pa.Schema, names: Sequence[str], cells: Sequence[tuple[object, ...]]
+) -> dict[str, pa.Array]:
+    """The columns `names` out of one tuple a row."""
+    columns = zip(*cells, strict=True) if cells else [()] * len(names)
+    return {
+        name: _column(column, schema.field(name).type) for name, column in zip(names, columns, strict=True)
+    }
+
+
+def _column(cells: Sequence[object], kind: pa.DataType) -> pa.Array:
+    return times(cells) if kind == TIME else pa.array(cells, kind)
+
+
+def struct_of(
+    kind: pa.StructType, cells: Sequence[tuple[object, ...]], built: dict[str, pa.Array]
+) -> pa.StructArray:
+    """An array of `kind`: the fields in `built` as they are, the others from the tuples, in their order."""
+    plain = [field for field in kind if field.name not in built]
+    columns = list(zip(*cells, strict=True)) if cells else [()] * len(plain)
+    arrays = dict(built)
+    for field, column in zip(plain, columns, strict=True):
+        arrays[field.name] = _column(column, field.type)
+    return pa.StructArray.from_arrays([arrays[field.name] for field in kind], fields=list(kind))
+
+
+def times(nanoseconds: Sequence[object]) -> pa.TimestampArray:
+    """Nanoseconds since 1970 as times, 0 as null. From 2262 on they are negative, and go back so."""
+    unsigned = np.array(nanoseconds, np.uint64)
+    return pa.array(unsigned.view(np.int64), pa.int64(), mask=unsigned == 0).cast(TIME)

@@ -128,7 +128,14 @@ class MediaError(Corrupt):
 
 _CAUSES_MAX: Final = 16
 _PLACE: Final = "a file of the server"
-_PATH: Final = re.compile(r"file:/{2,3}[^\s'\"`,;:()]+|(?<![\w./:>~-])/(?!v\d)[^\s'\"`,;:()]+")
+_ROUTE: Final = (
+    r"(?:v0/(?:topics|watch|ws|routers|health|ready|metrics)|v1/(?:traces|metrics|logs))(?![\w.-])"
+)
+_PATH: Final = re.compile(
+    r"file:/{2,3}[^\s'\"`,;:()]+"
+    rf"|(?:(?<![\w./:>~-])|(?<=:)(?!//))/(?!{_ROUTE})[^\s'\"`,;:()]+"
+)
+"""A path after a space, a quote or a colon, but no URL and no route of a server's own."""
 
 
 def public_text(error: BaseException) -> str:

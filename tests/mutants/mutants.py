@@ -612,6 +612,28 @@ MUTANTS = (
         test=f"{LOST}::test_an_older_epoch_is_refused",
     ),
     Mutant(
+        name="fsck takes every dead letter for sound",
+        where="buffer:_check_letter",
+        old="    if deep:\n",
+        new="    if False:\n",
+        test="tests/crash/test_dead_letter_records_damage.py::"
+        "test_damage_to_the_letters_of_single_records_is_reported",
+    ),
+    Mutant(
+        name="a transaction is appended to an older manifest",
+        where="buffer:TransactionLog.last_version",
+        old="queued < logged:",
+        new="False:",
+        test=f"{LOST}::test_an_older_manifest_beside_a_current_book_is_refused",
+    ),
+    Mutant(
+        name="an append of another writer is an older manifest",
+        where="buffer:TransactionLog._check_age",
+        old="if (await self._file.read()).version == snapshot.version:",
+        new="if True:",
+        test=f"{LOST}::test_an_append_between_manifest_and_book_is_not_an_older_manifest",
+    ),
+    Mutant(
         name="a collection is silent about batches that nobody consumed",
         where="buffer:GarbageCollector._report_strays",
         old="    if strays and strays != self._strays:\n",

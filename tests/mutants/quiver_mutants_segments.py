@@ -19,10 +19,17 @@ OFFSETS = "tests/unit/spark/sources/test_quiver_offsets.py"
 SEGMENT_MUTANTS = (
     Mutant(
         name="fsck is silent about notes that cannot be read",
-        where="quiver:_check_positions",
-        old="            checked.problem(subject, str(error), advice)\n            continue\n",
+        where="quiver:unreadable_notes",
+        old="            yield subject, str(error)\n            continue\n",
         new="            continue\n",
         test=f"{DAMAGED}::test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+    ),
+    Mutant(
+        name="an open Quiver is silent about notes that cannot be read",
+        where="quiver:recover",
+        old="for subject, text in unreadable_notes(fs, core_dir):",
+        new="for subject, text in ():",
+        test=f"{DAMAGED}::test_a_start_reports_notes_beside_the_log_that_cannot_be_read",
     ),
     Mutant(
         name="a segment stamped in the future is kept until then",

@@ -122,7 +122,14 @@ TOPIC_MUTANTS = (
         where="storage:read_extent",
         old="    except MediaError:\n        return Extent(readable=False)\n",
         new="",
-        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log",
+        test=f"{BAD_SECTORS}::test_a_start_reports_files_beside_the_log_and_does_without_them",
+    ),
+    Mutant(
+        name="a start is silent about an extent that cannot be read",
+        where="topics:_Recovery._read_log",
+        old="    if not extent.readable:\n",
+        new="    if False:\n",
+        test=f"{BAD_SECTORS}::test_a_start_reports_files_beside_the_log_and_does_without_them",
     ),
     Mutant(
         name="fsck of a queue stops at an object that it cannot read",
@@ -223,6 +230,21 @@ TOPIC_MUTANTS = (
         test=f"{RECOVERY}::test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names",
     ),
     Mutant(
+        name="segments are looked for only where an older snapshot has them",
+        where="topics:_Recovery._from_snapshot",
+        old="if self._loaded.rejected or self._has_left(entry.id, named):",
+        new="if self._loaded.rejected:",
+        test=f"{RECOVERY}::test_without_the_newest_snapshot_moved_segments_are_found_too",
+    ),
+    Mutant(
+        name="a log file that could not be started costs the reserve",
+        where="storage:AppendLog._start_file",
+        old="            self._broken = was_broken\n",
+        new="            pass\n",
+        test="tests/unit/storage/test_append_log.py::"
+        "test_a_device_that_fills_up_at_any_call_of_a_rotation_leaves_the_reserve",
+    ),
+    Mutant(
         name="a relay continues in a queue that lost its batches",
         where="services:RelayTarget._check_queue",
         old="end <= remembered.number",
@@ -317,6 +339,14 @@ TOPIC_MUTANTS = (
         old="            text = text.replace(path, _PLACE)\n",
         new="            pass\n",
         test="tests/unit/test_public_text.py::test_no_server_names_the_file_that_a_system_call_failed_on",
+    ),
+    Mutant(
+        name="a path after a colon is shown",
+        where="errors",
+        old="|(?<=:)(?!//))/",
+        new=")/",
+        test="tests/unit/test_public_text.py::"
+        "test_a_path_is_found_after_a_colon_and_in_directories_named_like_versions",
     ),
     # JSON that enters, and records that were stored before there were limits
     Mutant(

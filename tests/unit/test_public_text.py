@@ -52,3 +52,31 @@ def test_what_a_request_says_is_quoted_as_it_is() -> None:
 def test_a_path_that_is_not_declared_is_left_out_too() -> None:
     shown = public_text(Unavailable("key was not stored in file:///srv/x: cannot open /srv/x/y; try again"))
     assert shown == "key was not stored in a file of the server: cannot open a file of the server; try again"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["path:/srv/x", "unix:/run/x", "at /v1data/x", "in /v2/files/wal-1", "'/v0data'", "//srv/x", "(/v1)"],
+)
+def test_a_path_is_found_after_a_colon_and_in_directories_named_like_versions(path: str) -> None:
+    shown = public_text(Unavailable(f"cannot open {path}; try again"))
+    assert "a file of the server" in shown
+    assert not [part for part in ("srv", "run", "v0", "v1", "v2", "wal") if part in shown]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h/v0/x",
+        "https://h:80/a/b",
+        "http://[::1]:80/a",
+        "s3://bucket/a/b",
+        "POST /v0/watch",
+        "`GET /v0/ws`",
+        "POST /v0/topics/x/diff",
+        "/v1/traces",
+        "text/plain",
+    ],
+)
+def test_urls_and_routes_stay_as_they_are(url: str) -> None:
+    assert public_text(Unavailable(f"{url} failed")) == f"{url} failed"

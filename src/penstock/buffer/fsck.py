@@ -9,6 +9,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import msgspec
+
 from penstock import errors
 from penstock.buffer import manifest
 from penstock.buffer.errors import BatchMissing, BufferError, SerializationError, storage_error
@@ -180,9 +182,7 @@ async def audit(
         raw_dequeued, raw_floor, raw_transactions, file.path, 0 if undecoded else index.first
     )
     for key in letters:
-        findings.append(
-            _note(key, "is a batch that was set aside", "look at its reason, repair and produce it again")
-        )
+        findings.append(await _check_letter(reader, key, deep=deep))
     if undecoded:
         return findings
     findings += check_layout(index, _dequeued(raw_dequeued), prefix)
@@ -198,6 +198,21 @@ async def audit(
     ]
     findings += await _check_batches(reader, outside, on_progress)
     return findings
+
+
+async def _check_letter(reader: QueueReader, key: str, *, deep: bool) -> Finding:
+    """A dead letter. `deep` also looks whether it can be read."""
+    if deep:
+        try:
+            msgspec.json.decode((await reader.store.get(key)).data)
+        except errors.NotFound:
+            pass  # it was handled meanwhile
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, errors.Corrupt) as error:
+            text = f"is a dead letter that cannot be read: {error}"
+            return _problem(key, text, "keep it, look at its bytes, and produce what it had again")
+        except errors.PenstockError as error:
+            return _problem(key, f"could not be read: {error}", "check the store, then run again")
+    return _note(key, "is a batch that was set aside", "look at its reason, repair and produce it again")
 
 
 async def _side(file: ManifestFile, path: str, findings: list[Finding]) -> bytes | None:

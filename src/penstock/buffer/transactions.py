@@ -25,6 +25,11 @@ So `last` in 3 is the last version at the moment of 4. A writer whose versions a
 but are places in something that it reads, may therefore also demand that `last` is the version it continues
 from: of two such writers at the same time one is refused, also when their steps end at different places.
 
+The log also shows that the manifest was replaced by an older copy. Entries leave the queue from the oldest
+on, so while an entry of a version is queued, those of every later version are too. If the newest tag of app
+in M is below its version in the log, and M still is the manifest after the log was read, nothing is
+appended.
+
 A consumer of the format that knows no log skips a. Step 5 leaves it only the moment between 4 and 5: if the
 writer dies there, and that consumer dequeues the entries before the writer is started again, the
 transaction is forgotten.
@@ -237,10 +242,29 @@ class TransactionLog:
             await self._file.write_side(self.path, write_transaction_log(merged), version)
 
     async def last_version(self, snapshot: Snapshot, app: str) -> int | None:
-        """Do steps 1 to 3 of this module: the manifest was read; read the log now."""
+        """Do steps 1 to 3 of this module: the manifest was read; read the log now.
+
+        Raises `SerializationError` if the log proves that the manifest is an older copy.
+        """
         queued = newest_version(snapshot.raw, app)
-        known = await self.read()
-        return max((version for version in (queued, known.get(app)) if version is not None), default=None)
+        logged = (await self.read()).get(app)
+        if queued is not None and logged is not None and queued < logged:
+            await self._check_age(snapshot, app, queued, logged)
+        return max((version for version in (queued, logged) if version is not None), default=None)
+
+    async def _check_age(self, snapshot: Snapshot, app: str, queued: int, logged: int) -> None:
+        """Raise `SerializationError` if the manifest is still the one that was read before the log.
+
+        A version enters the log after its entries entered the manifest, and the oldest entries leave first.
+        So while an older version is queued, a logged one is too.
+        """
+        if (await self._file.read()).version == snapshot.version:
+            raise SerializationError(
+                f"{self._file.path} is older than its transaction log {self.path}: {app!r} has committed "
+                f"version {logged}, but the queue ends with its version {queued}. Restore the newest one; if "
+                "there is none, keep a copy, and let a consumer take what is queued. The batches in "
+                "between are in no queue"
+            )
 
 
 class TransactionGuard:

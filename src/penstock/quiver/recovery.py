@@ -33,7 +33,7 @@ from penstock.quiver.wal.entry import (
     entry_type,
 )
 from penstock.quiver.wal.layout import QuiverLayout
-from penstock.quiver.wal.log import Wal
+from penstock.quiver.wal.log import Wal, unreadable_notes
 from penstock.quiver.wal.payload import decode_batch
 from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
 from penstock.storage import FileSystem, LogPosition, scan, write_durably
@@ -162,6 +162,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         _committed=committed,
     )
     _report_damage(fs, replay, found, quarantine)
+    for subject, text in unreadable_notes(fs, core_dir):
+        found.report(f"{subject}: {text}. Nothing is lost by that, but a loss of the log may not be noticed")
     if config.has_wal or replay.found.files:
         found.wal = Wal.open(fs, wal_dir, replay, rotation_bytes=config.wal.rotation_bytes)
     numbers = [replay.highest_seq, *(info.wal_seq_max for info in infos)]

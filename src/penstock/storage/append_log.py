@@ -388,24 +388,35 @@ class AppendLog:
     def _start_file(self, carried: bytes, byte_count: int) -> None:
         """Start an active file that begins with `carried` and has space for `byte_count` more.
 
-        Until the new name may be visible, a failure changes nothing. After that the new file says where the
-        old one ends, so nothing more is appended to the old file, even if the new one is not used.
+        Everything that takes space is written before the new name is visible, so a full device leaves the
+        old file as it was, with its reserve. After another failure the new file, if it is visible, says where
+        the old one ends, so nothing more is appended to the old file, even if the new one is not used.
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
         number = self._layout.number_after(self._number, self._next_frame)
         head = self._layout.head(number, header, carried)
         staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count + self._spare_bytes)
         self._next_frame = max(number, self._next_frame) + 3
-        self._broken = True
+        was_broken, self._broken = self._broken, True
         try:
+            if self._extent is not None:
+                self._extent.prepare(number, len(head), file.size, header.previous)
+            self._layout.prepare(self._fs, self._directory, number)
+            # Only now: an exception that is kept also keeps an open view, and the space of a removed file.
             view = self._fs.open_view(staged)
             self._layout.install(self._fs, self._directory, staged, number)
             if self._extent is not None:
-                self._extent.start_file(number, len(head), file.size, header.previous)
-        except PenstockError:
-            self._strays += self._layout.left_behind(number)
+                self._extent.start_file()
+        except PenstockError as error:
             self._discard(staged)
             file.close()
+            if self._extent is not None:
+                self._extent.withdraw()
+            # After any other error it is unknown which names are durable, as it is for the bytes.
+            if isinstance(error, StorageFull) and self._layout.withdraw(self._fs, self._directory, number):
+                self._broken = was_broken
+            else:
+                self._strays += self._layout.left_behind(number)
             raise
         view.path = self._path(self._layout.name(number))
         self._activate(number, file, view, header.salt, len(head))

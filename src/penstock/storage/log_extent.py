@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import uuid
 from dataclasses import dataclass, field
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound, PenstockError
-from penstock.storage.fs import FileSystem, LogFile, write_durably
+from penstock.storage.fs import FileSystem, LogFile, publish, stage
 from penstock.storage.log_layout import LogDamage, LogPosition
 from penstock.storage.log_scan import LogScan
 
@@ -131,7 +132,8 @@ def lost_bytes(
         if one.end is not None and one.file >= start.file:
             lose(one.file, one.start, one.end)
     named = {*extent.files, *missing, *([synced.file] if synced.file in ends else [])}
-    for number in sorted(number for number in named if number >= start.file):
+    # A file that was started and not used is in the extent if only the sync of its new name failed.
+    for number in sorted(number for number in named - {*found.strays} if number >= start.file):
         known = extent.files.get(number, FileExtent(0, 0))
         durable, end = known.durable, ends.get(number, 0)
         if number == synced.file:
@@ -162,10 +164,20 @@ def _is_blank_before(found: LogScan, place: LogPosition) -> bool:
     return len(tail) < _SUM.size or not any(tail)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A staged file, and what it says."""
+
+    path: str
+    files: dict[int, FileExtent]
+    number: int
+    slot_at: int
+
+
 class ExtentFile:
     """The extent of a log that is open for appending.
 
-    The loss of an update only makes it say less, so only `start_file` raises.
+    The loss of an update only makes it say less, so only `prepare` and `start_file` raise.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -176,6 +188,7 @@ class ExtentFile:
         self._slot_at = 0
         self._number = 0
         self._file: LogFile | None = None
+        self._prepared: _Prepared | None = None
 
     @property
     def last_file(self) -> int:
@@ -184,6 +197,8 @@ class ExtentFile:
 
     def settle(self, found: LogScan) -> None:
         """Record the files of a scan. One that lost its end keeps its recorded extent."""
+        for number in found.strays:
+            self._files.pop(number, None)
         for file in found.files:
             known = self._files.get(file.number, FileExtent(0, 0))
             ends = [one.end for one in found.damage if one.file == file.number and one.end is not None]
@@ -194,20 +209,39 @@ class ExtentFile:
                 bound = max(known.bound or durable + FILE_BYTES_UNKNOWN, durable)
                 self._files[file.number] = FileExtent(durable, bound)
 
-    def start_file(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
-        """Record a new active file, durably. The file that it replaces counts up to `replaced.offset`."""
+    def prepare(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
+        """Write what `start_file` will put in place, so that it then needs no more space.
+
+        The new active file replaces one that counts up to `replaced.offset`.
+        """
         files = {one: known for one, known in self._files.items() if one >= self._needed_from}
         if replaced.file and replaced.file == self._number:
             files[replaced.file] = FileExtent(replaced.offset, replaced.offset)
         files[number] = FileExtent(durable, bound)
         table = encode_table(files)
         slot = encode_slot(number, durable, closed=False)
+        path = os.path.join(self._directory, f"{EXTENT}.{uuid.uuid4().hex}")
+        stage(self._fs, path, [table, slot])
+        self._prepared = _Prepared(path=path, files=files, number=number, slot_at=len(table))
+
+    def start_file(self) -> None:
+        """Record the new active file that was prepared, durably."""
+        prepared = self._prepared
+        assert prepared is not None, "prepare comes before start_file"
         path = os.path.join(self._directory, EXTENT)
-        write_durably(self._fs, path, [table, slot], staging=self._directory)
+        publish(self._fs, prepared.path, path)
+        self._prepared = None
         self._release()
-        self._files, self._number, self._slot_at = files, number, len(table)
+        self._files, self._number, self._slot_at = prepared.files, prepared.number, prepared.slot_at
         with contextlib.suppress(PenstockError):
             self._file = self._fs.open_log(path)
+
+    def withdraw(self) -> None:
+        """Remove what was prepared, if it is still there."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            with contextlib.suppress(PenstockError):
+                self._fs.unlink(prepared.path)
 
     def reach(self, durable: int) -> None:
         """Record that the active file is durable up to this offset."""

@@ -12,8 +12,10 @@ because their writer did not know the salt.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -21,8 +23,8 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import MediaError, NotFound
-from penstock.storage.fs import FileSystem, write_durably
+from penstock.errors import MediaError, NotFound, PenstockError
+from penstock.storage.fs import FileSystem, publish, stage
 
 FrameEnds: TypeAlias = npt.NDArray[np.int64]
 
@@ -188,10 +190,21 @@ class LogLayout(Protocol):
         """Return the first bytes of a file: its header, and `carried`, the frames of the previous file."""
         ...
 
+    def prepare(self, fs: FileSystem, directory: str, number: int) -> None:
+        """Write what `install` of this number needs beside the staged file, so that it takes no more room."""
+        ...
+
     def install(self, fs: FileSystem, directory: str, staged: str, number: int) -> None:
-        """Give a staged file its name and make it the active one, durably.
+        """Give a staged file its name and make it the active one, durably; comes after `prepare`.
 
         After a failure the file may be visible or not, and calling it again with another one is safe.
+        """
+        ...
+
+    def withdraw(self, fs: FileSystem, directory: str, number: int) -> bool:
+        """Undo a `prepare` or an `install` that failed; return whether nothing of them is left, durably.
+
+        Then the log may continue in the file that was active.
         """
         ...
 
@@ -218,6 +231,7 @@ class NumberedLayout:
     def __init__(self, fmt: LogFormat) -> None:
         self._fmt = fmt
         self._header_bytes = header_bytes(fmt)
+        self._staged: str | None = None
 
     def first_offset(self, number: int) -> int:
         return self._header_bytes
@@ -257,11 +271,39 @@ class NumberedLayout:
     def head(self, number: int, header: LogHeader, carried: bytes) -> bytes:
         return header.encode(self._fmt) + carried
 
+    def prepare(self, fs: FileSystem, directory: str, number: int) -> None:
+        staged = os.path.join(directory, f"{CURRENT}.{uuid.uuid4().hex}")
+        stage(fs, staged, [f"{file_name(number)}\n".encode()])
+        self._staged = staged
+
     def install(self, fs: FileSystem, directory: str, staged: str, number: int) -> None:
+        assert self._staged is not None, "prepare comes before install"
         fs.rename(staged, os.path.join(directory, file_name(number)))
         fs.sync_dir(directory)
-        name = f"{file_name(number)}\n".encode()
-        write_durably(fs, os.path.join(directory, CURRENT), [name], staging=directory)
+        publish(fs, self._staged, os.path.join(directory, CURRENT))
+        self._staged = None
+
+    def withdraw(self, fs: FileSystem, directory: str, number: int) -> bool:
+        staged, self._staged = self._staged, None
+        try:
+            if staged is not None:
+                with contextlib.suppress(NotFound):
+                    fs.unlink(staged)
+            if self._names(fs, directory, number):
+                return False
+            with contextlib.suppress(NotFound):
+                fs.unlink(os.path.join(directory, file_name(number)))
+            fs.sync_dir(directory)
+        except PenstockError:
+            return False
+        return True
+
+    def _names(self, fs: FileSystem, directory: str, number: int) -> bool:
+        """Whether CURRENT names this file."""
+        try:
+            return fs.read(os.path.join(directory, CURRENT)) == f"{file_name(number)}\n".encode()
+        except NotFound:
+            return False
 
     def left_behind(self, number: int) -> list[int]:
         return [number]

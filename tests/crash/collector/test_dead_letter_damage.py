@@ -1,14 +1,18 @@
-"""Every dead letter of a collector, damaged in every way: it is whole, or its damage is reported."""
+"""Every durable file of a collector, damaged in every way: it is whole, or its damage is reported."""
 
 from __future__ import annotations
 
+import logging
 import random
 
+import pytest
 from tests.crash.damage import Damage, Tally, damages
 
 from penstock.collector.dead_letters import DeadLetters, replay
 from penstock.collector.outcome import Outcome, delivered
 from penstock.collector.payload import Payload, RawPayload
+from penstock.collector.pipeline import directory_identity
+from penstock.errors import Corrupt
 from penstock.otlp.schema import Signal
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
@@ -33,10 +37,10 @@ class Taking:
     async def close(self) -> None: ...
 
 
-def disk_of(files: dict[str, bytes]) -> FakeDisk:
+def disk_of(files: dict[str, bytes], root: str = ROOT) -> FakeDisk:
     disk = FakeDisk(clock=ManualClock())
     for name, raw in files.items():
-        path = f"{ROOT}/{name}"
+        path = f"{root}/{name}"
         disk.make_dirs(path.rpartition("/")[0])
         file = disk.create(path)
         if raw:
@@ -80,3 +84,27 @@ async def test_damage_to_any_dead_letter_is_reported_and_no_damaged_request_is_s
         for damage in damages(file, raw, random.Random(1).sample(other, 1)):
             tally.note(damage, *await check(files, damage))
     tally.finish(but={"collector.id"})
+
+
+def test_damage_to_the_identity_of_a_directory_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    segment = {"core_0/segments/seg-0000000000000001.arrow": b"ARROW1"}
+    disk = disk_of(segment, "/store")
+    identity = directory_identity(disk, "/store", clock=ManualClock())
+    raw = disk.read("/store/collector.id")
+    tally = Tally("Collector")
+    for damage in damages("collector.id", raw, []):
+        left = segment if damage.data is None else segment | {"collector.id": damage.data}
+        caplog.clear()
+        wrong, outcome = None, "complete"
+        try:
+            found = directory_identity(disk_of(left, "/store"), "/store", clock=ManualClock())
+        except Corrupt:
+            outcome = "refused"
+        else:
+            if found != identity:
+                is_told = any(one.levelno >= logging.WARNING for one in caplog.records)
+                outcome = "reported" if is_told else "wrong"
+                wrong = None if is_told else "the directory has another identity without a word"
+        tally.note(damage, outcome, wrong)
+    tally.finish(but={"<exporter>/<place>-<signal>.pb", "<exporter>/<place>-<signal>.json"})
+    assert tally.outcomes["complete"] == 0

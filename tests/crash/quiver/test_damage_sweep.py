@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import pytest
-from tests.crash.damage import FEW, MANY, Tally, damages, some_of
+from tests.crash.damage import FEW, MANY, Tally, damages, names_in, some_of
 from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open_quiver, rows, take_all
 
-from penstock.errors import Corrupt, PenstockError, Unsupported
+from penstock.errors import Corrupt, InvalidInput, PenstockError, Unsupported
 from penstock.metrics import Registry
 from penstock.quiver import Quiver
 from penstock.quiver.offsets.external import ExternalAck, commit_offset
@@ -121,6 +122,64 @@ def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_i
             wrong = lost_silently(work, highest)
             tally.note(damage, "wrong" if wrong else "reported or complete", wrong)
     tally.finish(but={"budget.shm", "budget.lock"})
+
+
+def open_cores(disk: FakeDisk) -> list[Quiver]:
+    """Both cores of one directory, which share its cap."""
+    return [
+        Quiver.open(
+            PATH,
+            config(),
+            core_id=core,
+            cores=2,
+            fs=disk,
+            clock=StepClock(),
+            rng=random.Random(core),
+            registry=Registry(),
+            maintenance=False,
+            threads=False,
+        )
+        for core in range(2)
+    ]
+
+
+def lost_by_budget(disk: FakeDisk) -> tuple[str, str | None]:
+    """How a start of both cores goes, and what is wrong: a bundle is lost or dropped."""
+    try:
+        cores = open_cores(disk)
+    except InvalidInput as error:
+        return "refused", None if "budget.shm" in str(error) else f"the error is {error}"
+    for core, quiver in enumerate(cores):
+        quiver.activate("lake")
+        quiver.ingest(rows(LATER, 3), slot=50)
+        quiver.flush()
+        quiver.maintain()
+        firsts = {values[0] for _, values in take_all(quiver, "lake")}
+        if firsts != {0, 100, 200, LATER} or dropped_of(quiver, "lake"):
+            return "wrong", f"core {core} delivers {sorted(firsts)}"
+    return "complete", None
+
+
+def test_damage_to_what_cores_say_of_their_budget_loses_nothing() -> None:
+    disk = FakeDisk(clock=StepClock())
+    cores = open_cores(disk)
+    older: dict[str, list[bytes]] = {"budget.shm": [], "budget.lock": [b"lock"]}
+    for n in range(3):
+        for quiver in cores:
+            if not n:
+                quiver.register("lake")
+                quiver.activate("lake")
+            quiver.ingest(rows(n * 100, 8), slot=50)
+            quiver.maintain()
+        older["budget.shm"].append(disk.read(f"{PATH}/budget.shm"))
+    tally = Tally("Quiver")
+    for name, copies in older.items():
+        for damage in damages(name, copies[-1], copies):
+            disk, work = disk.crash(Survival.EVERYTHING), disk.crash(Survival.EVERYTHING)
+            write(work, f"{PATH}/{name}", damage.data)
+            tally.note(damage, *lost_by_budget(work))
+    assert tally.tried > 0
+    tally.finish(but=names_in("Quiver").keys() - {"budget.shm", "budget.lock"})
 
 
 def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() -> None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 from tests.unit.buffer.doubles import MANIFEST, Queue
 
-from penstock.buffer import SerializationError, ShardedConsumer, ShardedProducer
+from penstock.buffer import (
+    Appended,
+    SerializationError,
+    ShardedConsumer,
+    ShardedProducer,
+    StoredBatch,
+    Transaction,
+    append_batches,
+    last_version,
+    store_batch,
+)
 from penstock.buffer.config import ConsumerConfig, ProducerConfig
+from penstock.objects import MemoryStore
+
+BOOK = f"{MANIFEST}.txn"
 
 
 @pytest.fixture
@@ -126,3 +140,53 @@ async def test_shards_without_a_layout_are_refused(q: Queue) -> None:
         await ShardedProducer.open(producing, 2, clock=q.clock)
     with pytest.raises(SerializationError, match="shards up to"):
         await ShardedConsumer.open(ConsumerConfig(store=q.store), clock=q.clock)
+
+
+# ---- what the transaction log tells of it --------------------------------------------------------------
+
+
+async def stored(q: Queue, record: bytes) -> StoredBatch:
+    return await store_batch(q.store, "ingest", [record], clock=q.clock, rng=q.rng)
+
+
+async def commit(q: Queue, batch: StoredBatch, *, version: int, app: str = "query") -> Appended:
+    config, transaction = ProducerConfig(store=q.store), Transaction(app=app, version=version)
+    return await append_batches(config, [batch], transaction, clock=q.clock, rng=q.rng)
+
+
+async def test_an_older_manifest_beside_a_current_book_is_refused(q: Queue) -> None:
+    await commit(q, await stored(q, b"a"), version=7)
+    older = await raw(q)
+    await commit(q, await stored(q, b"b"), version=8)
+    await q.store_raw(MANIFEST, older)
+    for version in (8, 9):
+        with pytest.raises(SerializationError, match=r"'query' has committed version 8, .* 7\."):
+            await commit(q, await stored(q, b"c"), version=version)
+    with pytest.raises(SerializationError, match="older than its transaction log"):
+        await last_version(ProducerConfig(store=q.store), "query")
+    assert await raw(q) == older
+    assert not (await commit(q, await stored(q, b"d"), version=1, app="other")).repeated
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_an_append_between_manifest_and_book_is_not_an_older_manifest(q: Queue, times: int) -> None:
+    """1. a writer reads the manifest; 2. others append and enter their versions; 3. it reads the book."""
+    await commit(q, await stored(q, b"a"), version=7)
+    batches = [await stored(q, b"%d" % n) for n in range(times)]
+    whole = MemoryStore.get
+
+    async def get(key: str, byte_range: object = None) -> object:
+        if key == BOOK and batches:
+            del q.store.get
+            await commit(q, batches.pop(), version=8 + times - len(batches) - 1)
+            if batches:
+                q.store.get = get  # type: ignore[method-assign, assignment]
+        return await whole(q.store, key)
+
+    q.store.get = get  # type: ignore[method-assign, assignment]
+    appending = asyncio.create_task(commit(q, await stored(q, b"last"), version=100))
+    for _ in range(200):
+        if appending.done():
+            break
+        await q.clock.advance(1)
+    assert (await asyncio.wait_for(appending, 10)).first == times + 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.http import HttpLimits, Listener
 from penstock.http.app import App
 from penstock.http.auth import Keyring
@@ -147,6 +148,7 @@ async def running(
     probes_need_key: bool = False,
     is_quick: bool = False,
     is_recovered: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> AsyncIterator[Running]:
     """The whole server over an engine in memory, on a free port."""
     engine = MemoryEngine(is_quick=is_quick)
@@ -159,7 +161,7 @@ async def running(
         in_flight_per_key_max=in_flight_per_key_max,
         probes_need_key=probes_need_key,
     )
-    listener = Listener(app, limits)
+    listener = Listener(app, limits, clock=clock)
     host, port = await listener.bind("127.0.0.1", 0)
     server = Running(engine, api, app, listener, host, port)
     try:

@@ -45,7 +45,8 @@ async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogC
     assert "9 was relayed before" in warning.getMessage()
 
 
-async def test_a_queue_that_alone_went_back_is_refused() -> None:
+@pytest.mark.parametrize("lost", ["missing", "older"])
+async def test_a_queue_that_alone_went_back_is_refused(lost: str) -> None:
     store = MemoryStore("relay")
     made = draft()
     made.add(page(1, 4))
@@ -54,6 +55,12 @@ async def test_a_queue_that_alone_went_back_is_refused() -> None:
     more = draft(after=4)
     more.add(page(5, 9))
     await target(store).append(more, 4)
-    await store.put(MANIFEST, older)
-    with pytest.raises(Corrupt, match=r"ends before number 1, and batch 1 .* replaced by an older copy"):
+    if lost == "older":
+        await store.put(MANIFEST, older)
+    else:
+        await store.delete_many([MANIFEST])
+    proof = {"older": "has committed version 9, but the queue ends with its version 4"}.get(
+        lost, r"ends before number 0, and batch 1 .* was removed or replaced by an older copy"
+    )
+    with pytest.raises(Corrupt, match=proof):
         await target(store).position("t")

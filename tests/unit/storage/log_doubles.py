@@ -8,6 +8,7 @@ import xxhash
 
 from penstock.errors import PenstockError
 from penstock.storage import AppendLog, FrameEnds, LogScan, chase
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault
 
 _HEAD = struct.Struct("<IB")
 _SUM = struct.Struct("<Q")
@@ -64,3 +65,21 @@ def append(log: AppendLog, body: bytes, *, sync: bool = True) -> bool:
     except PenstockError:
         return False
     return True
+
+
+class FillingDisk(FakeDisk):
+    """A disk that gets full: no new name, no new bytes; what is allocated can be written and synced."""
+
+    def _strike(self, plan: PlannedFault, number: int, name: str, path: str) -> None:
+        takes_room = name in {"create", "allocate", "write", "mkdir"} or (
+            name == "rename" and not self._is_there(path)
+        )
+        if takes_room or plan.kind is not DiskFault.NO_SPACE:
+            super()._strike(plan, number, name, path)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._node(path)
+        except OSError:
+            return False
+        return True

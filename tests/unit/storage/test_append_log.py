@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from pathlib import Path
 
 import pytest
-from tests.unit.storage.log_doubles import DIRECTORY, MARK_BYTES, TINY, append, bodies, frame
+from tests.unit.storage.log_doubles import DIRECTORY, MARK_BYTES, TINY, FillingDisk, append, bodies, frame
 
 from penstock.errors import PenstockError, StorageFull
-from penstock.storage import AppendLog, FileSystem, LogPosition, OsFileSystem, repair_tail, scan
-from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault
+from penstock.storage import (
+    AppendLog,
+    ExtentFile,
+    FileSystem,
+    LogPosition,
+    OsFileSystem,
+    WritableFile,
+    repair_tail,
+    scan,
+)
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 
 HEADER = 3 * MARK_BYTES
 
@@ -232,6 +243,62 @@ def test_a_file_that_cannot_be_made_ahead_is_made_when_it_is_needed() -> None:
     log.rotate()
     assert append(log, b"x")
     assert bodies(scan(disk, DIRECTORY, TINY)) == [b"x"]
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("has_extent", [False, True])
+def test_a_device_that_fills_up_at_any_call_of_a_rotation_leaves_the_reserve(
+    has_extent: bool, power_cut: bool
+) -> None:
+    for call in itertools.count():
+        disk = FillingDisk()
+        extent = ExtentFile(disk, DIRECTORY) if has_extent else None
+        log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1024, extent=extent)
+        written = [b"before"]
+        while log.room >= len(frame(written[0])):
+            assert append(log, written[0])
+            written.append(written[0])
+        disk.plan = PlannedFault(call=len(disk.calls) + call, kind=DiskFault.NO_SPACE)
+        written[-1] = b"delete"
+        data = frame(b"delete")
+        log.append([data], len(data), 1, sync=True, urgent=True)
+        is_rotated = log.rotations == 1
+        found = scan(disk.crash(Survival.NOTHING) if power_cut else disk, DIRECTORY, TINY)
+        assert (bodies(found), found.damage) == (written, []), f"full from call {call} on"
+        if not power_cut:
+            disk.plan = None
+            log.rotate()
+            assert append(log, b"after")
+            assert bodies(scan(disk, DIRECTORY, TINY)) == [*written, b"after"]
+            assert not [name for name in names(disk, DIRECTORY) if name.startswith(("CURRENT.", "EXTENT."))]
+        if is_rotated:
+            break
+    assert call > (8 if has_extent else 5), "the device was full at every call"
+
+
+def test_a_log_file_that_could_not_be_started_gives_its_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = OsFileSystem()
+    log = AppendLog.open(fs, str(tmp_path), TINY, file_bytes=512, extent=ExtentFile(fs, str(tmp_path)))
+    create = fs.create
+
+    def create_or_not(path: str) -> WritableFile:
+        if "CURRENT." in path:
+            raise StorageFull("no space")
+        return create(path)
+
+    monkeypatch.setattr(fs, "create", create_or_not)
+    with pytest.raises(StorageFull) as kept:
+        log.rotate()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert [file for file in files if str(tmp_path) in file and "deleted" in file] == []
+    assert kept.value.__traceback__ is not None
+    log.close()
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def test_a_log_opens_with_a_small_file_and_continues_in_full_ones() -> None:

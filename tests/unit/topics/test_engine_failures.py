@@ -19,7 +19,7 @@ from tests.unit.topics.engine_doubles import (
 )
 
 from penstock.errors import PenstockError, StorageFull
-from penstock.storage.fs import LockHeld
+from penstock.storage.fs import LockHeld, WritableFile
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 from penstock.topics import CommitFailed, Durability, NotReady, Predicate, TopicConfig, TopicNotFound
 from penstock.topics.topic.topic import Topic
@@ -345,6 +345,41 @@ async def test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_th
                 await engine.check_writable()
     await engine.check_writable()
     assert (await engine.write("t", recs(2))).first_seq == 1
+
+
+@pytest.mark.parametrize("file", ["next-", "CURRENT.", "EXTENT."])
+async def test_a_disk_that_fills_up_while_a_log_file_is_started_leaves_room_for_deletions(
+    world: World, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    engine = await world.open(wal_file_bytes=1 << 14)
+    await engine.put_topic("t", FSYNC)
+    allocate, create = world.disk.allocate, world.disk.create
+
+    def allocate_or_not(path: str, size: int, *, reserve_only: bool = False) -> None:
+        refuse(path)
+        allocate(path, size, reserve_only=reserve_only)
+
+    def create_or_not(path: str) -> WritableFile:
+        refuse(path)
+        return create(path)
+
+    def refuse(path: str) -> None:
+        if file in path:
+            raise StorageFull(f"no space for {path}")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.disk, "allocate", allocate_or_not)
+        full.setattr(world.disk, "create", create_or_not)
+        written = await _fill(world, "t")
+        for _ in range(3):
+            with pytest.raises(StorageFull):
+                await engine.write("t", recs("x" * 30))
+        assert (await engine.delete("t", before_seq=3)).deleted == 2
+        assert (await engine.delete("t", match=Predicate(value="odd"))).deleted > 0
+    kept = len(await read_all(engine, "t"))
+    assert (await engine.write("t", recs("y"))).first_seq == written + 1
+    engine = await world.crash()
+    assert (engine.problems, len(await read_all(engine, "t"))) == ([], kept + 1)
 
 
 async def test_a_deletion_on_a_full_disk_does_not_make_the_server_ready(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Corrupt, MediaError, NotFound, Unsupported
+from penstock.errors import Corrupt, NotFound, Unsupported
 from penstock.findings import Finding, Severity, problems_in
 from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
@@ -24,8 +24,7 @@ from penstock.quiver.recovery import rebuild_segments
 from penstock.quiver.segments.file import check_bytes
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.wal.layout import CURSOR, decode_cursor
-from penstock.quiver.wal.log import LOGGED
+from penstock.quiver.wal.log import unreadable_notes
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
@@ -98,7 +97,7 @@ def check(
     checked = CheckedCore(core=core, directory=core_dir, findings=[])
     on_progress(f"core {core}: write-ahead log")
     _check_wal(fs, checked)
-    _check_positions(fs, checked)
+    _check_notes(fs, checked)
     infos = list(_check_segments(fs, checked, on_progress))
     on_progress(f"core {core}: acknowledgements")
     _check_acks(fs, checked, infos)
@@ -106,19 +105,10 @@ def check(
     return checked
 
 
-def _check_positions(fs: FileSystem, checked: CheckedCore) -> None:
-    """Check the cursor and `logged`. Without them a start loses nothing, but notices no loss of the log."""
+def _check_notes(fs: FileSystem, checked: CheckedCore) -> None:
     advice = "nothing is lost by that, and the next write replaces the file; check the device"
-    for subject, name in ((f"wal/{CURSOR}", CURSOR), (f"meta/{LOGGED}", LOGGED)):
-        try:
-            data = fs.read(os.path.join(checked.directory, subject))
-        except NotFound:
-            continue
-        except MediaError as error:
-            checked.problem(subject, str(error), advice)
-            continue
-        if name == CURSOR and decode_cursor(data) is None:
-            checked.problem(subject, "is damaged", advice)
+    for subject, text in unreadable_notes(fs, checked.directory):
+        checked.problem(subject, text, advice)
 
 
 def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:

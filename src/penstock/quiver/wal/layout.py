@@ -175,6 +175,9 @@ class QuiverLayout:
         fixed = _HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, layout_hash(), position)
         return fixed + Opening(position=position, number=number, salt=header.salt).encode() + carried
 
+    def prepare(self, fs: FileSystem, directory: str, number: int) -> None:
+        """Do nothing: the names say everything."""
+
     def install(self, fs: FileSystem, directory: str, staged: str, number: int) -> None:
         active = os.path.join(directory, ACTIVE)
         if self._active is not None:
@@ -188,6 +191,10 @@ class QuiverLayout:
         fs.rename(staged, active)
         fs.sync_dir(directory)
         self._active = number
+
+    def withdraw(self, fs: FileSystem, directory: str, number: int) -> bool:
+        """Undo nothing; a failed `install` left no trace as long as the file before still has its name."""
+        return self._active is not None and self._active != number
 
     def left_behind(self, number: int) -> list[int]:
         """Return nothing: the next file takes the name of the one that failed."""

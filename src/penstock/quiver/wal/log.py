@@ -16,13 +16,14 @@ import contextlib
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound, PenstockError
 from penstock.quiver.wal.entry import OPENING_BYTES, WalFormat
-from penstock.quiver.wal.layout import HEADER_BYTES, write_cursor
+from penstock.quiver.wal.layout import CURSOR, HEADER_BYTES, decode_cursor, write_cursor
 from penstock.quiver.wal.replay import WalReplay
 from penstock.storage import AppendLog, FileSystem, LogFile, LogPosition, write_durably
 
@@ -168,6 +169,25 @@ def read_logged(fs: FileSystem, directory: str) -> tuple[int, int]:
         return decode_logged(fs.read(os.path.join(directory, LOGGED)))
     except (MediaError, NotFound):
         return 0, 0
+
+
+def unreadable_notes(fs: FileSystem, core_dir: str) -> Iterator[tuple[str, str]]:
+    """Yield each unreadable file that notes how far the log reaches, with the reason.
+
+    A start loses nothing without these notes, but may not notice that the log did. The next write replaces
+    them.
+    """
+    for subject in (f"wal/{CURSOR}", f"meta/{LOGGED}"):
+        try:
+            data = fs.read(os.path.join(core_dir, subject))
+        except NotFound:
+            continue
+        except MediaError as error:
+            yield subject, str(error)
+            continue
+        # The other one is written in place, so a power cut may leave it torn.
+        if subject.endswith(CURSOR) and decode_cursor(data) is None:
+            yield subject, "is damaged"
 
 
 class LoggedFile:

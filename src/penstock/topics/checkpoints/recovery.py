@@ -27,6 +27,7 @@ import numpy as np
 
 from penstock.errors import Corrupt
 from penstock.storage import (
+    EXTENT,
     FileSystem,
     FileView,
     FrameRun,
@@ -59,7 +60,7 @@ from penstock.topics.routers.copy_frame import CopyFrame
 from penstock.topics.routers.copy_replay import CopyReplay, LostOriginals, RouterRecovery, SourceFrames
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import DELETED, Columns, pack_row
-from penstock.topics.segments.format import LOST, SegmentEntry
+from penstock.topics.segments.format import LOST, Part, SegmentEntry
 from penstock.topics.segments.store import Stored
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.topic.index import TopicIndex
@@ -251,11 +252,15 @@ class _Recovery:
     def _read_log(self, group: LogGroup) -> FoundLog:
         folder = os.path.join(self._data_dir, group.path)
         found = scan(self._fs, folder, _FORMAT, start=group.start if group.start.file else None)
-        damage, self._lost[group.path] = lost_bytes(
-            read_extent(self._fs, folder), found, group.start, group.synced
-        )
+        extent = read_extent(self._fs, folder)
+        damage, self._lost[group.path] = lost_bytes(extent, found, group.start, group.synced)
         found.damage.extend(damage)
         self._problems += [f"{group.path}/{damage}" for damage in found.damage]
+        if not extent.readable:
+            self._problems.append(
+                f"{group.path}/{EXTENT} cannot be read: a loss at the end of the log may not be noticed. "
+                "This start replaces the file; check the device"
+            )
         found = _without_half_writes(found)
         for file in found.files:
             for run in file.runs:
@@ -347,15 +352,15 @@ class _Recovery:
         segments: list[SegmentEntry] = []
         for named in entry.segments:
             segment = named
-            if self._loaded.rejected:
+            if self._loaded.rejected or self._has_left(entry.id, named):
                 there = self._tiers.topic(entry.id).as_it_is_now(named)
-                if there is None:
+                if there is None and self._loaded.rejected:
                     self._problems.append(
                         f'topic "{entry.name}": segment {named.first_seq} is gone; the newest snapshot, '
                         "which cannot be read, may not have needed it any more"
                     )
                     continue
-                segment = there
+                segment = there or named
             run = self._load(entry, segment)
             index.add_run(run)
             self._source_runs.setdefault(entry.id, []).append(run)
@@ -378,6 +383,15 @@ class _Recovery:
         topic.log.last_ts_ms = max(entry.last_write_ms or 0, *latest, 0)
         index.delete_prefix(max(topic.log.floors.floor, entry.delete_below))
         return topic
+
+    def _has_left(self, topic_id: int, entry: SegmentEntry) -> bool:
+        """Whether the data of a segment is not in the hot tier, where the snapshot has it.
+
+        The snapshot may be an older one, although no other can be seen.
+        """
+        return not entry.cold and Part.DATA not in self._stored.topics.get(topic_id, {}).get(
+            entry.first_seq, ()
+        )
 
     def _load(self, topic: TopicEntry, entry: SegmentEntry) -> Columns:
         try:

@@ -127,9 +127,9 @@ class LogCheck:
             extent = read_extent(self._fs, os.path.join(self._report.directory, group.path))
             found = scan_log(self._fs, self._report.directory, group)
             if not extent.readable:
-                text = "it cannot be read: a loss at the end of the log may go unnoticed until the next start"
+                text = "it cannot be read: a loss at the end of the log may not be noticed"
                 place = os.path.join(group.path, EXTENT)
-                self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=place, text=text))
+                self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=place, text=text))
             self._check_files(group, found)
             for damage in lost_bytes(extent, found, group.start, group.synced)[0]:
                 self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)

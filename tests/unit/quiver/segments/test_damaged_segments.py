@@ -284,6 +284,15 @@ def test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_b
     quiver.close()
 
 
+@pytest.mark.parametrize("note", ["wal/quiver.wal.cursor", "meta/logged"])
+def test_a_start_reports_notes_beside_the_log_that_cannot_be_read(note: str) -> None:
+    disk, clock = two_segments(keep_log=True)
+    disk.spoil(f"{CORE}/{note}", 0, 1)
+    quiver = open_quiver(disk, clock)
+    assert any(f"{note}: cannot read" in text for text in quiver.stats().damage)
+    quiver.close()
+
+
 def test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown() -> None:
     disk, _ = two_segments(keep_log=False)
     disk.spoil(f"{CORE}/segments/{meta_name(1)}", 0, 1)

@@ -182,6 +182,22 @@ async def test_the_snapshot_before_finds_segments_that_were_moved_since(world: W
         assert engine.problems == []
 
 
+async def test_without_the_newest_snapshot_moved_segments_are_found_too(world: World) -> None:
+    engine = await world.open(cold_dir=COLD, segment_max_events=3, hot_retain_segments=0)
+    for first in (1, 4):
+        await engine.write("t", recs(first, first + 1, first + 2), config=FSYNC)
+        await engine.checkpoint()
+    assert [segment.cold for segment in engine._catalog.get("t").log.segments] == [True, True]
+    world.disk.unlink(f"/data/{max(name for name in world.files() if name.startswith('meta/snapshot'))}")
+    world.unplug(Survival.EVERYTHING)
+    engine = await world.open()
+    for _ in range(2):
+        assert await read_all(engine, "t") == {n: n for n in range(1, 7)}
+        assert engine.problems == []
+        await engine.checkpoint()
+        engine = await world.kill()
+
+
 async def test_the_snapshot_before_does_without_segments_that_were_deleted_since(world: World) -> None:
     engine = await world.open(segment_max_events=3)
     await engine.write("t", recs(1, 2, 3, tag="x"), config=FSYNC)

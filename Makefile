@@ -1,4 +1,4 @@
-# Everything a working day needs. `make env` only sets up .venv; every other target calls it first.
+# Daily tasks. `make env` sets up .venv; the other targets call it first.
 
 PYTHON ?=
 VENV := .venv
@@ -20,16 +20,16 @@ help: ## Show this list
 
 env: $(STAMP) ## Set up .venv with the locked dependencies (PYTHON=... picks the interpreter)
 
-demo: env ## Run the whole path: a click stream through Spark into tables, with kills on the way
+demo: env ## Run the whole path: a click stream through Spark into tables, with processes killed
 	$(BIN)/penstock demo
 
-test: check ## Run the static checks, then every tier of tests but those of `make long`
+test: check ## Run the static checks, then every tier of tests except those of `make long`
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 
-long: env ## Run what takes minutes: Spark killed over and over, mutants, the rest of the sweeps, the demo
+long: env ## Run the slow tests: Spark killed repeatedly, mutants, the full fault sweeps, the demo
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m long
 
-check: env ## Lint, formatting, types and the floors
+check: env ## Check lint, formatting, types and package layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -54,11 +54,11 @@ docs: env $(DOCS_STAMP) ## Build the documentation site into build/site
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/docs_site.py
 	@echo "Read it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
+soak: env ## Run for hours: more seeds, and the tests that `make test` leaves out
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
 		-m 'soak or simulation or crash' --timeout 7200
 
-lock: env ## Compute the lock files anew from pyproject.toml
+lock: env ## Regenerate the lock files from pyproject.toml
 	$(PIP) install uv
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector --extra databases --extra timeseries --extra vector \
 		pyproject.toml -o requirements.lock
@@ -79,7 +79,7 @@ $(STAMP): requirements.lock pyproject.toml
 		fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-		echo "No Python 3.11 or newer found: install one, or say 'make env PYTHON=/path/to/python'." >&2; exit 1; \
+		echo "No Python 3.11 or newer found: install one, or run 'make env PYTHON=/path/to/python'." >&2; exit 1; \
 	fi; \
 	echo "Setting up $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv --clear $(VENV)

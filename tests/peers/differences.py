@@ -58,7 +58,6 @@ REFUSED_OTHERWISE = {
     "x[5]": "in Prometheus 3 a number is a duration in seconds",
     "5m": "in Prometheus 3 a duration is a number of seconds",
     'sum by ("a b") (x)': "in Prometheus 3 any text is a name",
-    "holt_winters(x, 0.5, 0.5)": "no function here: double_exponential_smoothing in Prometheus 3",
 }
 """Texts that are refused otherwise on purpose, each with its reason."""
 

@@ -7,6 +7,7 @@ from tests.peers.generated import END_S, START_S
 __all__ = ["BAD", "BAD_RANGES", "IMPOSSIBLE"]
 
 BAD = (
+    "holt_winters(x, 0.5, 0.5)",
     "",
     "x +",
     "x y",

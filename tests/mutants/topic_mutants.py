@@ -84,14 +84,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="zeros where a log was cut are given out as records",
-        where="topics:_leading_sound",
+        where="topics:_count_sound",
         old="        sound = u64[ends] != 0\n",
         new="        sound = u64[ends] == u64[ends]\n",
         test=f"{BAD_SECTORS}::test_zeros_where_a_log_was_cut_are_not_given_out",
     ),
     Mutant(
         name="a log frame with a bad sector in its middle is given out",
-        where="topics:_leading_sound",
+        where="topics:_count_sound",
         old="frames.file is None or frames.file.bad:",
         new="frames.file is None:",
         test=f"{BAD_SECTORS}::test_a_record_that_is_larger_than_a_bad_sector_is_not_given_out",
@@ -371,7 +371,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a router stops at deep meta",
         where="topics:_members",
-        old="    except RecursionError:  # stored before there was a limit\n",
+        old="    except RecursionError:  # stored before there was a limit on nesting\n",
         new="    except ZeroDivisionError:\n",
         test=f"{STORED}::test_a_router_gives_a_copy_of_deep_meta_its_origin",
     ),
@@ -508,7 +508,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what was gathered outlives a failure that it built on",
         where="topics:WalShard._fail",
-        old="            self.flush_pending()  # they built on it as well\n",
+        old="            self.flush_pending()  # they depend on the failed entry as well\n",
         new="",
         test=f"{GATHERING}::test_writes_that_are_gathered_when_a_commit_fails_fail_with_it",
     ),
@@ -544,7 +544,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="nothing is logged of what expired",
         where="topics:TopicLog.moved_floors",
-        old="    if now == self._logged_floors or not self._kept_something():\n",
+        old="    if now == self._logged_floors or not self._has_logged_records():\n",
         new="    if now:\n",
         test=f"{PROMISES}::test_what_had_expired_does_not_come_back_with_a_longer_life",
     ),
@@ -563,12 +563,12 @@ TOPIC_MUTANTS = (
         where="topics:TopicLog.retain",
         old=(
             "        if config.cap_records and index.live > config.cap_records:\n"
-            "            removed += self._note(index.evict_to_count(config.cap_records), "
+            "            removed += self._record(index.evict_to_count(config.cap_records), "
         ),
         new=(
             "        if config.cap_records:\n"
             "            oldest_seq = index.head_seq + 1 - config.cap_records\n"
-            "            removed += self._note(index.delete_prefix(oldest_seq), "
+            "            removed += self._record(index.delete_prefix(oldest_seq), "
         ),
         test=f"{RETENTION}::test_the_cap_counts_live_records_not_sequences",
     ),
@@ -749,8 +749,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="jobs are dealt to a stream that is gone",
         where="topics:ClaimRequest.missing",
-        old="    is_there = not self.has_left and (self.session is None or self.session.takes_jobs)\n",
-        new="    is_there = True\n",
+        old="    is_active = not self.has_left and (self.session is None or self.session.takes_jobs)\n",
+        new="    is_active = True\n",
         test=f"{WORK}::test_a_stream_that_drops_while_its_cohort_is_served_holds_nothing",
     ),
     Mutant(
@@ -805,7 +805,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="jobs that are evicted stay in the table",
         where="topics:LeaseTable.refresh",
-        old="        self._forget(heappop(lows))\n",
+        old="        self._drop(heappop(lows))\n",
         new="        heappop(lows)\n",
         test=f"{QUEUE_FAULTS}::test_jobs_that_go_from_the_front_are_forgotten_without_a_look_at_all_others",
     ),
@@ -869,7 +869,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a reader gives up on a router that ended before the last record came",
         where="topics:Routing.catch_up",
-        old="        if router.cursor == before and not _got_there(task):\n",
+        old="        if router.cursor == before and not _reached_target(task):\n",
         new="        if router.cursor == before:\n",
         test=f"{ROUTER_FAULTS}::test_a_write_in_the_commit_of_a_pass_is_in_the_next_diff",
     ),

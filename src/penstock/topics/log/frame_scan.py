@@ -25,7 +25,7 @@ from penstock.topics.log.frame import (
     encode_control,
 )
 from penstock.topics.log.payload import DATA_WRAP_BYTES, ESCAPED, META_WRAP_BYTES, escape_savings
-from penstock.topics.segments.columns import gathered
+from penstock.topics.segments.columns import gather
 from penstock.topics.segments.format import HAS_META, HAS_TAG, IDX_DTYPE, checksums
 
 _CHUNK_BYTES: Final = 4 * 1024**2
@@ -174,7 +174,7 @@ class FrameTable:
             heads = self.heads[part]
             starts = self.starts[part] + HEADER_BYTES + heads["node_bytes"]
             lengths = heads["tag_bytes"].astype(np.int64)
-            block, begins = gathered(self.view, starts, lengths)
+            block, begins = gather(self.view, starts, lengths)
             spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
             for place, (begin, end) in zip(part.tolist(), spans, strict=True):
                 yield place, block[begin:end]

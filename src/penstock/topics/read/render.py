@@ -24,7 +24,7 @@ from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.log.payload import split_payload
 from penstock.topics.model import Predicate
-from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gathered
+from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gather
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, checksums
 
 _SEGMENT_HEADER_BYTES: Final = 29
@@ -170,7 +170,7 @@ def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Un
     sound = whole & ((flags & np.uint8(DAMAGED)) == 0)
     good = len(places) if sound.all() else int(sound.argmin())
     if good:
-        chunk, starts = gathered(frames.view, starts[:good], lengths[:good])
+        chunk, starts = gather(frames.view, starts[:good], lengths[:good])
         if run.segment or frames.file is not None:
             good = _count_sound(chunk, starts, lengths[:good], frames, places[:good])
         if good:

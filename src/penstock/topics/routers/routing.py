@@ -109,8 +109,9 @@ _RECOUNT_EVERY_S: Final = 0.05
 class ReplicaMemoryLimit:
     """A limit on the bytes of copies kept in memory until a checkpoint.
 
-    The caller passes the time in seconds. While checkpoints succeed, the copies are little more than what accumulates between two of them. When
-    checkpoints fail, routers wait, and uncopied records stay in the source, where its caps limit them.
+    The caller passes the time in seconds. While checkpoints succeed, the copies are little more than what
+    accumulates between two of them. When checkpoints fail, routers wait, and uncopied records stay in the
+    source, where its caps limit them.
     """
 
     def __init__(self, checkpoint_bytes: int) -> None:

@@ -228,7 +228,7 @@ async def test_an_engine_never_starts_empty_over_data_it_cannot_read(world: Worl
 
 async def test_an_engine_does_not_start_on_what_was_not_restored_to_the_end(world: World) -> None:
     world.disk.make_dirs("/data/restoring")
-    with pytest.raises(Rejected, match="not restored to the end"):
+    with pytest.raises(Rejected, match="did not finish"):
         await world.open()
 
 

@@ -118,7 +118,7 @@ def test_an_index_that_is_no_whole_number_of_entries_is_damage() -> None:
 def test_an_index_whose_entries_leave_a_gap_or_overlap_is_damage() -> None:
     rows = built_of(some_records(3)).rows.copy()
     rows["offset"][2] += 1
-    with pytest.raises(Damaged, match="record 43 is impossible"):
+    with pytest.raises(Damaged, match="record 43 is invalid"):
         read_index(rows.tobytes(), 41)
 
 

@@ -235,7 +235,7 @@ def test_the_cold_tier_is_a_directory_or_a_store(tmp_path: Path) -> None:
     directory.close()
     with pytest.raises(ConfigError, match="unknown scheme"):
         open_cold_store("ftp://somewhere", fs)
-    with pytest.raises(ConfigError, match="forgets everything"):
+    with pytest.raises(ConfigError, match="loses all data"):
         open_cold_store("memory://segments", fs)
 
 

@@ -86,7 +86,7 @@ def test_there_must_be_something_to_back_up(tmp_path: Path, target: Path) -> Non
 
 def test_a_directory_of_something_else_gives_no_backup(tmp_path: Path, target: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(Rejected, match="is no data directory of topics"):
+    with pytest.raises(Rejected, match="is not a data directory of topics"):
         backup(FS, str(tmp_path / "photos"), str(target))
     assert not target.exists()
 

@@ -63,7 +63,7 @@ def test_a_log_that_lost_all_its_files_is_a_problem(tmp_path: Path) -> None:
 def test_a_directory_of_something_else_is_not_called_clean(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for directory in (tmp_path, tmp_path / "photos"):
-        with pytest.raises(Rejected, match=r"is no data directory of topics; name .*TOPICS_DATA_DIR"):
+        with pytest.raises(Rejected, match=r"is not a data directory of topics; name .*TOPICS_DATA_DIR"):
             verify(FS, str(directory))
 
 

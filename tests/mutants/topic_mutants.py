@@ -343,8 +343,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a page with a deep record cannot be read",
         where="topics:read_list",
-        old="        got, deep = decode_list(decoder, body)\n",
-        new="        got, deep = decoder.decode(body), None\n",
+        old="        decoded, deep = decode_list(decoder, body)\n",
+        new="        decoded, deep = decoder.decode(body), None\n",
         test=f"{UNREADABLE}::test_diff_names_unreadable_records_prints_the_others_and_ends_with_1",
     ),
     Mutant(

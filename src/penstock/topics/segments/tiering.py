@@ -131,8 +131,7 @@ class TopicTier:
             self._views.forget(self._key(entry.first_seq))
 
     def write_deleted(self, entry: SegmentEntry, deleted: DeletedRows) -> SegmentEntry:
-        """Store which records of a segment are deleted, all of them and not only the new ones. Durable on
-        return.
+        """Store which records of a segment are deleted, all and not only the new ones. Durable on return.
 
         Call this only with deletions that are durable in the log, because it cannot be undone.
         """
@@ -179,9 +178,8 @@ class TopicTier:
     def relocate(self, entry: SegmentEntry) -> SegmentEntry:
         """Copy a sealed segment to the cold tier, durable on return.
 
-        Store the returned entry durably, then call `drop_hot`.
-
-        May be repeated. Raises `Damaged` if the index does not match the entry.
+        Store the returned entry durably, then call `drop_hot`. May be repeated.
+        Raises `Damaged` if the index does not match the entry.
         """
         cold = self._cold_store()
         if not entry.sealed:

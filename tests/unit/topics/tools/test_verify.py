@@ -94,7 +94,7 @@ def test_records_of_a_topic_that_nothing_names_are_a_problem(made: DataDirectory
         made.log.append([batch.buffer], len(batch.buffer), batch.count, sync=True)
     (finding,) = check(made).problems
     assert finding.subject == made.active_log()
-    assert finding.text == "2 records of topic 7, which no snapshot and no log names"
+    assert finding.text == "2 records of topic 7, which no snapshot or log names"
     made.snapshot(4)
     assert check(made).findings == []
 
@@ -104,7 +104,7 @@ def test_a_log_that_goes_on_where_a_snapshot_ended_needs_it(made: DataDirectory)
     made.log.drop_before(made.log.end.file)
     (made.path / "meta" / "snapshot-0000000000000003.bin").unlink()
     log, segments = check(made).problems
-    assert "there is none in meta" in log.text
+    assert "meta has no readable one" in log.text
     assert "neither meta nor wal names these topics" in segments.text
 
 

@@ -470,9 +470,9 @@ class Engine:
         topic = self._catalog.get(name)
         return Feed(topic, self._reader, partial(self._routing.refresh, name), self._wal.shards)
 
-    def on_topic(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the name of every topic that is created from now on. It must not raise."""
-        self._catalog.on_entered(callback)
+    def on_topic(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the name of every topic that is created from now on. It must not raise."""
+        self._catalog.on_entered(tell)
 
     async def delete(
         self, name: str, *, before_seq: int | None = None, match: Predicate | None = None

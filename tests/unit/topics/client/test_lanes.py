@@ -45,7 +45,7 @@ class OwnLanes(Lanes):
         return self.made[-1]
 
 
-async def test_a_call_that_is_given_up_takes_its_connection_with_it() -> None:
+async def test_a_cancelled_call_closes_its_connection() -> None:
     lanes = OwnLanes(1)
     lost = asyncio.create_task(lanes.handle_async_request(REQUEST))
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_a_call_that_is_given_up_takes_its_connection_with_it() -> None:
     assert [lane.closed for lane in lanes.made] == [True, True]
 
 
-async def test_a_connection_is_used_again_after_an_answer() -> None:
+async def test_a_connection_is_reused_after_a_response() -> None:
     lanes = OwnLanes(2)
     lanes.gate.set()
     for _ in range(3):

@@ -74,7 +74,7 @@ async def told(
 @pytest.mark.parametrize(
     "want", [{}, {"nodes": ["me"]}, {"match": Predicate(value="web")}], ids=["all", "nodes", "tag"]
 )
-async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
+async def test_pages_up_to_a_bound_equal_unbounded_pages_cut_off_there(
     world: World, limit: int, want: dict[str, object], at_hand: bool
 ) -> None:
     wanted = SubscriptionFilter.of(limit=limit, **want)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
         assert some_lost == [seq for seq in lost if seq <= until_seq]
 
 
-async def test_a_bound_beyond_the_head_is_none(world: World) -> None:
+async def test_a_bound_beyond_the_head_has_no_effect(world: World) -> None:
     want = SubscriptionFilter.of(limit=1000)
     assert await told(world, want, 0, True) == (await told(world, want, COUNT, True))
     got = await page(world, 0, want, COUNT + 5, True)
@@ -100,7 +100,7 @@ async def test_a_reader_at_the_bound_gets_nothing_and_stays_there(world: World) 
         assert (got.fragments, got.tombstone, got.next_from_seq) == ([], None, until_seq)
 
 
-async def test_a_reader_of_another_topic_of_that_name_begins_anew_up_to_the_bound(world: World) -> None:
+async def test_a_reader_of_a_recreated_topic_starts_over_up_to_the_bound(world: World) -> None:
     got = await page(world, 10**6, SubscriptionFilter.of(limit=1000), 30, True)
     assert got.tombstone is not None
     assert got.tombstone.reason == "recreated"

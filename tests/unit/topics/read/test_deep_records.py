@@ -80,7 +80,7 @@ def test_the_letter_of_a_deep_job_can_be_written_as_it_is() -> None:
     assert list(batch.data) == [data]
 
 
-def test_ids_and_cursors_of_any_depth_are_none_of_ours() -> None:
+def test_ids_and_cursors_with_deep_json_are_invalid() -> None:
     assert read_id(base64.urlsafe_b64encode(DEEP)) == {}
     with pytest.raises(InvalidRequest):
         read_cursor(base64.b64encode(b'{"x":%b,"after":"a"}' % DEEP).decode())
@@ -103,7 +103,7 @@ def test_a_deep_payload_is_split_into_data_and_meta(data: bytes, meta: bytes) ->
     )
 
 
-def test_deep_records_and_metadata_of_a_queue_are_none_of_a_relay() -> None:
+def test_deep_records_and_metadata_of_a_queue_do_not_belong_to_a_relay() -> None:
     assert sequences_in([BAD]) == []
     assert run_of(0, BAD) is None
     assert identity_of([BAD], "t") is None

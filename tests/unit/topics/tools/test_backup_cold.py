@@ -68,7 +68,7 @@ def test_a_directory_with_cold_segments_is_clean(made: Made) -> None:
     assert report.stored_records >= 40
 
 
-def test_without_the_cold_tier_it_is_told_what_was_not_checked(made: Made) -> None:
+def test_without_the_cold_tier_the_unchecked_records_are_reported(made: Made) -> None:
     report = verify(FS, str(made.data))
     assert report.problems == []
     assert {finding.severity for finding in report.findings} == {Severity.NOTE}
@@ -90,7 +90,7 @@ def test_damage_in_the_cold_tier_is_found(made: Made) -> None:
     assert finding.text == "the file is missing in the cold tier"
 
 
-async def test_a_backup_holds_the_cold_records_and_every_deletion(made: Made, tmp_path: Path) -> None:
+async def test_a_backup_contains_the_cold_records_and_every_deletion(made: Made, tmp_path: Path) -> None:
     target, again = tmp_path / "backup", tmp_path / "again"
     with pytest.raises(Rejected, match="t has records in the cold tier"):
         backup(FS, str(made.data), str(target))

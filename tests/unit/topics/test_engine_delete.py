@@ -1,4 +1,4 @@
-"""Deleting records: which ones, for how long, and what it does not touch."""
+"""Deletion of records: which records, for how long, and what stays unaffected."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_deletes_during_a_checkpoint_are_not_undone_by_it(world: World) ->
 async def test_the_tags_of_every_segment_are_read_by_the_workers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither before their turn comes nor when the delete is applied: the event loop is not held up."""
+    """Workers read them, once and before the delete is applied, so the event loop is not blocked."""
     engine = await world.open(segment_max_events=4)
     await engine.write("t", tagged(), config=FSYNC)
     await engine.checkpoint()

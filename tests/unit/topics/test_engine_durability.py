@@ -1,4 +1,4 @@
-"""What each class of topic keeps, and what it may lose."""
+"""What each durability class keeps, and what it may lose."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_no_sequence_of_an_ephemeral_topic_is_used_again_once_it_is_durabl
 async def test_records_written_after_a_memory_loss_are_not_mistaken_for_the_lost_ones(
     world: World, how: str, checkpoint: bool
 ) -> None:
-    """1. records in memory are deleted or evicted; 2. they are gone with a crash; 3. fsync records follow."""
+    """1. records in memory are deleted or evicted; 2. a crash loses them; 3. fsync records follow."""
     cap_records = 3 if how == "by the cap" else 0
     fsync = TopicConfig(durable=True, cap_records=cap_records)
     engine = await world.open()
@@ -230,7 +230,7 @@ async def test_the_first_checkpoint_after_the_change_stores_the_records_of_an_ep
 
 
 async def test_writes_that_cross_a_change_to_ephemeral_stay_in_order_and_readable(world: World) -> None:
-    """1. the change is submitted; 2. so is a write; 3. the change is applied; 4. another write comes."""
+    """1. the change is submitted; 2. a write is submitted; 3. the change is applied; 4. another write."""
     engine = await world.open(wal_file_bytes=700)
     await engine.write("t", recs(1), config=DISK)
     world.committers.hold()

@@ -1,4 +1,4 @@
-"""When the disk does not do what it is told: nothing is acknowledged that is not so, and life goes on."""
+"""Disk failures: nothing is acknowledged falsely, and the engine keeps working."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.topics.topic.topic import Topic
 async def failing(
     world: World, kind: DiskFault = DiskFault.FAIL_ALWAYS, after: int = 0
 ) -> AsyncIterator[None]:
-    """The disk fails from now on (or after so many calls), until the end of the block."""
+    """Fail the disk from now on, or after this number of calls, until the end of the block."""
     world.disk.plan = PlannedFault(call=len(world.disk.calls) + after, kind=kind)
     yield
     await settle()
@@ -72,7 +72,7 @@ async def test_everything_queued_after_a_failure_fails_too(world: World) -> None
     await settle()
     async with failing(world):
         world.committers.release()
-        # Built on what has failed, before anybody could know.
+        # These writes depend on the failed one, before the failure is known.
         late = [asyncio.ensure_future(engine.write(name, recs(4))) for name in ("t", "u")]
         outcomes = await gather_outcomes([*early, *late])
     assert [type(outcome) for outcome in outcomes] == [CommitFailed] * 5
@@ -106,7 +106,7 @@ async def test_a_failed_sync_never_acknowledges(world: World) -> None:
     await engine.write("loose", recs(1))
     written = len(world.disk.calls)
     async with failing(world, DiskFault.FAIL_ONCE, after=1):
-        # Not alone in the log, so it takes a write and a sync: the second one fails.
+        # There are other records in the log, so this takes a write and a sync. The sync fails.
         with pytest.raises(CommitFailed):
             await engine.write("t", recs("not durable"))
     assert world.disk.calls[written : written + 2] == ["write_at", "datasync"]
@@ -137,7 +137,7 @@ async def test_a_full_disk_is_reported_until_there_is_space_again(world: World) 
 
 
 async def _fill(world: World, topic: str) -> int:
-    """Write until there is no space; how many records that were."""
+    """Write until the disk is full. Return the number of records."""
     for written in range(1000):
         try:
             await world.engine.write(topic, recs("x" * 30, tag="odd" if written % 2 else None))
@@ -359,7 +359,7 @@ async def test_a_deletion_on_a_full_disk_does_not_make_the_server_ready(
     with monkeypatch.context() as full:
         full.setattr(world.disk, "allocate", no_space)
         await _fill(world, "t")
-        while True:  # what the probes write takes the rest of the file
+        while True:  # the probes fill the rest of the file
             try:
                 await engine.check_writable()
                 with pytest.raises(StorageFull):

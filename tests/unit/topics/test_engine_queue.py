@@ -1,4 +1,4 @@
-"""Queues on an engine: who gets which job, for how long, and what becomes of it."""
+"""Queues on an engine: which worker gets which job, for how long, and with what result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a queue knows after a stop, a crash and a checkpoint: leases, deliveries, numbers."""
+"""The state of a queue after a stop, a crash and a checkpoint: leases, deliveries, numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def opened(world: World, jobs: int = 3, **fields: object) -> Engine:
 async def test_without_durable_leases_every_job_is_claimable_and_its_deliveries_are_those_of_the_snapshot(
     world: World, stop: str, checkpointed: bool
 ) -> None:
-    """A clean stop is a snapshot too."""
+    """A clean stop also takes a snapshot."""
     engine = await opened(world)
     await engine.checkpoint()
     await claimed(engine, most=2)

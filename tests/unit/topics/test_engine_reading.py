@@ -1,4 +1,4 @@
-"""What a reader gets, at once or as soon as there is something."""
+"""Reads: immediate results, and results as soon as there are records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_reader_that_waits_is_woken_by_a_commit_and_not_before(world: Wo
 
 
 async def test_a_record_published_between_the_read_and_the_wait_is_not_missed(world: World) -> None:
-    """The first look waits for a cold segment; the record comes while it does."""
+    """The first read waits for a cold segment. The record arrives during that wait."""
     engine = await world.open(cold_dir=COLD, segment_max_events=1, hot_retain_segments=0)
     await engine.write("t", [rec(1, node="me")], config=FSYNC)
     await engine.checkpoint()
@@ -209,7 +209,7 @@ async def test_a_missing_segment_is_reported_at_its_first_record(
 
 
 async def _waiting_for_the_cold_tier(world: World, limit: int) -> asyncio.Task[Page]:
-    """A reader of a topic of 30 records in 3 cold segments, which waits for the first one."""
+    """Return a reader of a topic of 30 records in 3 cold segments, which waits for the first one."""
     engine = await world.open(cold_dir=COLD, segment_max_events=10, hot_retain_segments=0)
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=40))
     await engine.write("t", recs(*range(1, 31)))

@@ -1,4 +1,4 @@
-"""What a topic lets go of, and how a reader is told: caps, age, tombstones."""
+"""Retention of a topic and its reports to readers: caps, age, tombstones."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_a_full_topic_that_rejects_accepts_nothing_and_uses_no_sequence(wo
 
 
 async def test_a_topic_that_rejects_is_never_evicted_from(world: World) -> None:
-    """Not even when records in the middle are gone, so that the sequences span more than the cap."""
+    """This holds even if records in the middle are gone, so that the sequences span more than the cap."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=3, discard="reject"))
     await engine.write("t", [rec(1), rec(2, tag="x"), rec(3, tag="x")])
@@ -223,7 +223,7 @@ async def test_floors_survive_a_restart(world: World, stop: str) -> None:
 async def test_records_evicted_by_a_write_in_flight_stay_evicted(
     world: World, change: str, left: list[int]
 ) -> None:
-    """1. a write is submitted that evicts; 2. so is a change that makes room; 3. both are committed."""
+    """1. a write that evicts is submitted; 2. a change makes room; 3. both are committed."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=3))
     await engine.write("t", [rec(1), rec(2), rec(3, tag="x")])
@@ -247,7 +247,7 @@ async def test_records_evicted_by_a_write_in_flight_stay_evicted(
 
 
 async def test_floors_that_moved_without_a_write_are_logged_in_time(world: World) -> None:
-    """What expired must not come back when the age limit is lifted after a crash that follows."""
+    """Expired records must not come back if the age limit is removed after a later crash."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(ttl_ms=1000, durable=True))
     await engine.write("t", recs(1, 2))

@@ -1,4 +1,4 @@
-"""Topics come, change and go."""
+"""Creation, change and deletion of topics."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_files_that_a_crash_left_of_a_deleted_topic_are_removed_at_the_nex
 
 
 async def test_a_topic_deleted_after_a_snapshot_is_not_damage(world: World) -> None:
-    """1. a snapshot names its segments; 2. it is deleted, the files go; 3. the process dies."""
+    """1. a snapshot names its segments; 2. it is deleted with its files; 3. the process is killed."""
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     await engine.checkpoint()
@@ -186,7 +186,7 @@ async def test_a_topic_with_records_is_kept_with_if_empty(world: World) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_topic_that_is_created_during_a_checkpoint_is_not_lost(world: World, when: str) -> None:
-    """1. its number is given out; 2. a snapshot is taken; 3. its creation is committed; 4. a crash."""
+    """1. its id is assigned; 2. a snapshot is taken; 3. its creation is committed; 4. a crash."""
     engine = await world.open()
     await engine.put_topic("other", FSYNC)
     world.committers.hold()
@@ -228,7 +228,7 @@ async def test_a_topic_deleted_during_a_checkpoint_stays_deleted(world: World) -
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_racing_creates_writes_and_deletes_leave_dense_sequences(world: World, seed: int) -> None:
-    """Whatever the order, each life of the topic has its acknowledged writes at 1, 2, 3, ..."""
+    """In any order, each instance of the topic has its acknowledged writes at 1, 2, 3, ..."""
     rng, capped = random.Random(seed), TopicConfig(cap_records=100, durable=True)
     engine = await world.open()
     world.committers.hold()

@@ -1,4 +1,4 @@
-"""What a write promises: dense sequences, all or nothing, visible after its commit and not before."""
+"""The promises of a write: dense sequences, atomic, and visible only after its commit."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_full_queue_throttles_and_costs_no_sequence(world: World) -> Non
 
 
 async def test_a_throttled_write_leaves_no_reservation(world: World) -> None:
-    """1. a write that has to reserve finds the queue full; 2. the next one must reserve in its place."""
+    """1. a write that must reserve finds the queue full; 2. the next write must reserve instead."""
     engine = await world.open(wal_queue_max=1)
     await engine.put_topic("t", TopicConfig())
     await engine.put_topic("other", FSYNC)
@@ -280,7 +280,7 @@ async def test_a_cancelled_caller_still_leaves_the_outcome_for_its_retry(world: 
 
 
 async def test_a_write_that_waited_for_its_key_goes_to_the_current_topic(world: World) -> None:
-    """1. two writes with one key; 2. the topic is deleted behind the first; 3. the window is over at once."""
+    """1. two writes with one key; 2. the topic is deleted after the first; 3. the window ends immediately."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(idempotency_window_ms=0))
     world.committers.hold()

@@ -1,4 +1,4 @@
-"""From the log into segments: when, what stays, and what goes."""
+"""Checkpoints: when they are taken, what they keep, and what they remove."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_closing_waits_for_a_running_checkpoint(world: World) -> None:
 async def test_a_snapshot_of_unknown_outcome_is_removed_before_the_files_it_names_change(
     world: World, later: int
 ) -> None:
-    """1. its directory cannot be synced; 2. a record it names is deleted; 3. the next attempt is cut off."""
+    """1. its directory sync fails; 2. a record that it names is deleted; 3. the next attempt is interrupted."""
     engine = await world.open(segment_max_events=100)
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
@@ -236,7 +236,7 @@ async def test_a_damaged_del_file_does_not_prevent_checkpoints(world: World) -> 
 
 
 async def _left_alone_by_its_caller() -> World:
-    """A checkpoint was stored after whoever asked for it had gone; a record in it was deleted since."""
+    """Store a checkpoint after its caller was cancelled, then delete a record in it."""
     world = World(make_workers=DetachedWorkers)
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
@@ -255,7 +255,7 @@ async def _left_alone_by_its_caller() -> World:
 
 
 async def test_a_checkpoint_whose_caller_was_cancelled_counts_for_the_next_one() -> None:
-    """Wherever the power goes during that: it must not change what the snapshot names."""
+    """A power failure at any point must not change the files that the snapshot names."""
     for call in range(100):
         world = await _left_alone_by_its_caller()
         world.disk.plan = PlannedFault(call=len(world.disk.calls) + call, kind=DiskFault.CRASH_AFTER)

@@ -1,4 +1,4 @@
-"""A slow or silent cold tier holds nothing up, and what was begun is simply done again."""
+"""A slow or silent cold tier delays nothing, and interrupted moves are repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.topics.workers import LooseThreads, ThreadWorkers
 
 
 class Silent:
-    """A file system on which nothing new can be made below one directory until it is let go."""
+    """A file system that blocks new files below one directory until it is released."""
 
     def __init__(self, below: str) -> None:
         self._fs = OsFileSystem()
@@ -124,7 +124,7 @@ def data_files(world: World, root: str) -> int:
 
 @contextlib.contextmanager
 def failing(world: World) -> Iterator[list[int]]:
-    """Nothing can be written to the cold tier; yields how often it was tried."""
+    """Fail every write to the cold tier, and yield the number of attempts."""
     create, tried = world.disk.create, [0]
 
     def refuse(path: str) -> object:

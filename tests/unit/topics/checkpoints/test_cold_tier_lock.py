@@ -1,4 +1,4 @@
-"""A cold place is one data directory's, and nothing is moved to where it would be lost."""
+"""A cold place belongs to one data directory, and nothing is moved to a place where it would be lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 async def fill(world: World) -> Engine:
-    """Four records, all of them cold."""
+    """Write four records, all of them cold."""
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3, 4), config=FSYNC)
     await engine.checkpoint()

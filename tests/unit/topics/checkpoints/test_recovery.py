@@ -1,4 +1,4 @@
-"""From what is on disk: the same as before, however many logs there are; damage never passes in silence."""
+"""Recovery restores the same state for any number of logs, and reports every damage."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_log_that_is_used_again_is_read_from_its_valid_start(world: Worl
 
 
 async def _open_without_the_newest_snapshot(world: World) -> Engine:
-    """The process dies, and the newest snapshot cannot be read."""
+    """Kill the process and make the newest snapshot unreadable."""
     world.unplug(Survival.EVERYTHING)
     newest = max(name for name in world.files() if name.startswith("meta/"))
     world.disk.truncate(f"/data/{newest}", 30)
@@ -201,8 +201,8 @@ async def test_the_previous_snapshot_works_without_segments_that_were_deleted_si
 
 
 async def test_no_file_is_removed_before_a_snapshot_without_it_is_durable(world: World) -> None:
-    """1. a snapshot is in place but its name is not synced; 2. a start removes what it does not name; 3. the
-    power goes, and the snapshot before is there again.
+    """1. a snapshot is in place but its name is not synced; 2. a start removes files that it does not name;
+    3. the power fails, and the previous snapshot is there again.
     """
     engine = await world.open(segment_max_events=2)
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=2))
@@ -235,7 +235,7 @@ async def test_an_engine_does_not_start_on_an_unfinished_restore(world: World) -
 
 
 async def test_an_engine_never_starts_empty_when_its_snapshots_are_gone(world: World) -> None:
-    """The log goes on where a snapshot ends. Nothing is touched, so that it can be put back."""
+    """The log continues a missing snapshot. No file is changed, so that the snapshot can be restored."""
     engine = await world.open()
     for n in range(3):
         await engine.write("t", recs(*range(50 * n, 50 * n + 50)), config=FSYNC)
@@ -310,7 +310,7 @@ async def test_a_lost_log_file_and_its_records_are_reported(world: World) -> Non
 
 
 async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
-    """Checkpoint, write two records more, kill, and take the log away from before the snapshot's offset."""
+    """Take a checkpoint, write two more records, kill, and truncate the log before the snapshot's offset."""
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
@@ -384,7 +384,7 @@ async def test_a_loss_is_known_after_a_crash_before_it_was_recorded(world: World
 
 
 async def _without(world: World, *gone: str) -> Engine:
-    """A start after the process died and every file with one of these beginnings went missing."""
+    """Start after a kill and the loss of every file with one of these prefixes."""
     world.unplug(Survival.EVERYTHING)
     for name in world.files():
         if name.startswith(gone):
@@ -475,7 +475,7 @@ async def test_an_idle_log_without_losses_is_not_reported_as_damaged(world: Worl
 
 
 async def _filled() -> tuple[World, dict[str, dict[int, object]]]:
-    """A data directory with a file of every kind, that was left without a last checkpoint."""
+    """Create a data directory with every kind of file, without a last checkpoint."""
     world = World(
         clock=ManualClock(), segment_max_events=3, cold_dir=COLD, hot_retain_segments=1, wal_file_bytes=900
     )
@@ -513,7 +513,7 @@ def _end_of(error: Damaged) -> int:
 
 
 async def _read_with_patience(engine: object, name: str) -> tuple[dict[int, object], bool]:
-    """What can be read of a topic, and whether some of it was reported to be damaged."""
+    """Return the readable records of a topic, and whether some were reported as damaged."""
     found: dict[int, object] = {}
     cursor, told = 0, False
     while True:
@@ -530,7 +530,7 @@ async def _read_with_patience(engine: object, name: str) -> tuple[dict[int, obje
 
 
 async def test_a_flipped_bit_is_detected_or_harmless() -> None:
-    """Every kind of file, bits all over it: never a wrong record, never a missing one without a word."""
+    """Flip bits in every kind of file: no wrong record, and no missing record without a report."""
     world, wanted = await _filled()
     base = world.disk
     kinds = set()

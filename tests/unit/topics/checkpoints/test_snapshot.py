@@ -1,4 +1,4 @@
-"""The metadata in one file: written whole, read whole or not at all."""
+"""The snapshot file: written as a whole, and read as a whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client over scripted answers: what it sends, what it returns, what it raises."""
+"""The client with scripted responses: its requests, its results and its errors."""
 
 from __future__ import annotations
 

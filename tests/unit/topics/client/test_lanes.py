@@ -1,4 +1,4 @@
-"""The client's connections: one each for calls at the same time, and none that a lost call still holds."""
+"""The client's connections: one per concurrent call, and none blocked by a lost call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST = httpx.Request("GET", "http://127.0.0.1:1/", extensions={"timeout": {"p
 
 
 class Lane(httpx.AsyncHTTPTransport):
-    """A pool of one connection that counts a call which was cut short for ever, as pools have done."""
+    """A pool of one connection that never stops counting an interrupted call, as real pools have done."""
 
     def __init__(self, gate: asyncio.Event) -> None:
         self._gate = gate

@@ -1,4 +1,4 @@
-"""What the client sends again, and what it never does."""
+"""Which calls the client retries, and which it never does."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_following_yields_every_page_that_moves_and_waits_at_the_head() ->
         page([], 0, 0),
         page([one], 1, 1),
         page([], 1, 1),
-        page([], 5, 5),  # four records of our own: nothing to deliver, but the position moves
+        page([], 5, 5),  # four records of the reader's own node: nothing to deliver, but the position moves
         refusal(404, "topic_not_found"),
     )
     seen: list[tuple[int, int]] = []

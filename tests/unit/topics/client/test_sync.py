@@ -1,4 +1,4 @@
-"""The blocking twin: the same calls, over a real socket."""
+"""The blocking client: the same calls, over a real socket."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_call_that_gets_no_connection_in_time_was_not_sent(server: _Server) ->
     with Client(url, connections_max=1, timeout="300ms", retry_deadline=0) as client:
         server.gate.clear()
         with ThreadPoolExecutor(1) as threads:
-            polling = threads.submit(client.diff, "t", wait_ms=30_000)  # has that much longer than a write
+            polling = threads.submit(client.diff, "t", wait_ms=30_000)  # longer than a write by its wait
             server.busy.wait(10)
             with pytest.raises(Unreachable, match="connections are busy"):
                 client.write("t", [2])

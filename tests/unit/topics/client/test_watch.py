@@ -1,4 +1,4 @@
-"""Watching through the client: it comes back when it is cut off, and neither loses nor repeats anything."""
+"""Watches of the client: they reconnect, and neither lose nor repeat events."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_broken_stream_continues_after_the_last_yielded_event() -> None:
 
 
 async def test_a_stream_that_broke_before_its_first_event_gets_a_new_session() -> None:
-    # What the server has sent counts as read there, and without an id nothing takes it back.
+    # The session counts sent records as read, and without an id this cannot be undone.
     server = FakeServer(created(t=4), httpx.ReadError("cut"), created(t=4), stream(batch(5, 5, "five"), GONE))
     assert seqs(await collect(server, {"t": "tail"})) == [5]
     assert sent(server.requests[2])["topics"] == {"t": {"from_seq": 4}}

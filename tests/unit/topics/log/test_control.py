@@ -1,4 +1,4 @@
-"""The bodies of frames that are no records."""
+"""The bodies of frames that are not records."""
 
 from __future__ import annotations
 

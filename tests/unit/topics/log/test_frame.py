@@ -1,4 +1,4 @@
-"""Log frames: their bytes, what is checked before there are any, and how they are found again."""
+"""Log frames: their bytes, the checks before they are built, and the scan that finds them again."""
 
 from __future__ import annotations
 

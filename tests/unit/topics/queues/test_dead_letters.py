@@ -1,4 +1,4 @@
-"""Jobs that were delivered often enough: where they go, and that none is lost on the way."""
+"""Jobs that reached their delivery limit: they become dead letters, and none is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 async def spent(world: World, jobs: int = 1, **fields: object) -> Engine:
-    """A queue whose jobs had their last delivery and were given back."""
+    """Return a queue whose jobs had their last delivery and were returned."""
     engine = await world.open()
     await engine.put_topic("q", queue(**fields))
     await engine.write("q", [rec({"n": n}, tag="t", node="n", meta={"m": n}) for n in range(1, jobs + 1)])
@@ -96,7 +96,7 @@ async def test_a_refused_letter_leaves_the_job_in_the_queue(world: World) -> Non
     assert (await engine.claim("q", "w", max=5)).seqs == []
     assert counts(engine) == (2, 0, 0)
     await engine.write("q", recs(3, 4))
-    assert (await engine.claim("q", "w")).seqs == [3]  # others are not held up
+    assert (await engine.claim("q", "w")).seqs == [3]  # other jobs are not blocked
     assert (await engine.claim("q", "w")).seqs == [4]
     assert counts(engine) == (2, 2, 0)
     await engine.put_topic("dead", TopicConfig())
@@ -137,7 +137,7 @@ async def test_after_a_power_failure_at_any_point_the_job_is_in_the_queue_or_the
 ) -> None:
     world = World(wal_shards=2)
     engine = await spent(world, durable=True)
-    for _ in range(10):  # in another log, whose sequences are reserved: nothing else syncs the letter
+    for _ in range(10):  # in another log with reserved sequences, so nothing else syncs the letter
         await engine.put_topic("dead", TopicConfig(durability=letters))
         if engine._catalog.get("dead").shard is not engine._catalog.get("q").shard:
             break

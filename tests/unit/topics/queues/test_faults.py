@@ -1,4 +1,4 @@
-"""What a queue promises when something comes in between: a checkpoint, a stop, a new config, a failure."""
+"""The promises of a queue during a checkpoint, a stop, a config change or a failure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def world() -> World:
 
 
 class InterruptedWorkers(InlineWorkers):
-    """Something happens while the first read waits for the cold tier."""
+    """Workers that run a callback while the first read waits for the cold tier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class InterruptedWorkers(InlineWorkers):
 
 @pytest.mark.parametrize("fed", [False, True])
 async def test_a_checkpoint_during_a_cold_read_moves_jobs_and_the_claim_finds_them(fed: bool) -> None:
-    """Copies are in memory until then, written jobs in the log: both are in a segment afterwards."""
+    """Copies are in memory and written jobs in the log. Afterwards both are in a segment."""
     world = World(cold_dir=COLD, hot_retain_segments=0, segment_max_events=2, make_workers=InterruptedWorkers)
     engine = await world.open()
     source = "src" if fed else "q"
@@ -125,7 +125,7 @@ async def test_a_waiting_stream_fails_when_the_engine_closes(world: World) -> No
 async def test_a_stop_waits_for_dead_letters_that_are_being_written(
     world: World, letters: Durability
 ) -> None:
-    """A letter that is written belongs to a job that is deleted: a clean stop doubles nothing."""
+    """A written letter belongs to a deleted job, so a clean stop duplicates nothing."""
     engine = await opened(world, 1, max_deliveries=1, dead_letter="dead")
     await engine.put_topic("dead", TopicConfig(durability=letters))
     await claimed(engine)
@@ -271,7 +271,7 @@ async def test_a_claim_without_a_response_of_the_cold_tier_does_not_count_as_a_d
 @pytest.mark.parametrize("stop", ["kill", "restart"])
 @pytest.mark.parametrize("cut", [False, True])
 async def test_a_durable_claim_whose_client_left_leaves_no_trace(world: World, cut: bool, stop: str) -> None:
-    """Neither in the log nor in a snapshot that was taken while the claim was on its way."""
+    """Its lease is neither in the log nor in a snapshot that was taken during the claim."""
     engine = await opened(world, 1, leases_durable=True)
     await claimed(engine)
     await engine.nack("q", "w", [1])
@@ -295,7 +295,7 @@ async def test_a_durable_claim_whose_client_left_leaves_no_trace(world: World, c
 
 
 async def stuck(world: World, jobs: int) -> Engine:
-    """A queue whose jobs had their last delivery, and letters that are refused."""
+    """Return a queue whose jobs had their last delivery and whose letters are refused."""
     engine = await opened(world, jobs, max_deliveries=1, dead_letter="dead")
     await engine.put_topic("dead", TopicConfig(discard="reject", cap_records=1))
     await engine.write("dead", recs("full"))
@@ -307,7 +307,7 @@ async def stuck(world: World, jobs: int) -> Engine:
 
 
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The jobs whose state changes from now on."""
+    """Record the jobs whose state changes from now on."""
     seen: list[int] = []
     change = LeaseTable._set
 
@@ -327,7 +327,7 @@ async def test_a_claim_does_not_retry_every_refused_letter(
     assert await claimed(engine) == []
     assert len(seen) < 10
     for letters in range(1, 4):
-        await engine.delete("dead", before_seq=letters + 1)  # room for one
+        await engine.delete("dead", before_seq=letters + 1)  # room for one letter
         assert await claimed(engine) == []
         assert counts(engine) == (1000 - letters, 0, letters)
     assert len(seen) < 50

@@ -1,4 +1,4 @@
-"""A queue that routers feed: its jobs are copies, and are worked on like any others."""
+"""A queue with a router as its source: its jobs are copies and behave like all others."""
 
 from __future__ import annotations
 

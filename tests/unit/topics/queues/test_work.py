@@ -1,4 +1,4 @@
-"""Work streams and cohorts: jobs that come by themselves, and jobs that are dealt, on a clock of the test."""
+"""Work streams and claim batches: pushed jobs and jobs shared by claims, on a test clock."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_an_expired_job_of_another_worker_is_not_returned(world: World) ->
 
 
 async def test_a_stream_whose_leases_expire_gets_no_more_jobs_and_ends(world: World) -> None:
-    """A client that hangs costs the queue one delivery of what it was given, and nobody anything else."""
+    """A client that hangs costs the queue one delivery of its jobs and affects no other worker."""
     engine = await opened(world, 5, max_deliveries=3, dead_letter="dead")
     work = await engine.work("q", "w", max=2)
     assert seqs(await work.next(0)) == [1, 2]
@@ -322,7 +322,7 @@ async def test_a_claim_batch_fails_when_its_queue_is_deleted(world: World) -> No
 
 
 class HeldUp:
-    """Lease numbers are not reserved before the test says so: a pass stops where its jobs are dealt next."""
+    """A hold on reservations of lease numbers: a pass waits for it before it leases jobs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = asyncio.Event()
@@ -358,7 +358,7 @@ async def test_a_stream_that_closes_while_its_claim_batch_is_served_holds_nothin
 async def test_jobs_of_a_client_that_left_before_the_response_are_returned(
     world: World, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """It leaves while the jobs are read, after they were dealt and logged."""
+    """The client leaves while its jobs are read, after they were leased and logged."""
     engine = await opened(world, 2, claim_jitter_ms=50, leases_durable=True)
     go = asyncio.Event()
 

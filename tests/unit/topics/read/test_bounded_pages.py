@@ -1,4 +1,4 @@
-"""Pages that end at a given record, whatever comes behind it."""
+"""Pages that end at a given record, whatever follows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = 40
 
 @pytest.fixture(params=["log", "segments", "both"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """Some records are deleted, some evicted, some were lost by the source of a copy."""
+    """Some records are deleted, some evicted, and some were lost by the source of a copy."""
     made = World(segment_max_events=7)
     await made.open()
     await made.engine.put_topic("x", TopicConfig(cap_records=30))
@@ -52,7 +52,7 @@ async def page(world: World, from_seq: int, want: SubscriptionFilter, until_seq:
 async def told(
     world: World, want: SubscriptionFilter, until_seq: int, at_hand: bool
 ) -> tuple[list[int], list[int], int]:
-    """The records and the numbers in gaps, page by page up to the bound, and where that ends."""
+    """Read page by page up to the bound. Return the records, the numbers in gaps, and the last position."""
     found: list[int] = []
     lost: list[int] = []
     from_seq = 0

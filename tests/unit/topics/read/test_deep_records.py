@@ -1,4 +1,4 @@
-"""Records stored before there was a limit of depth: every reader gets them, by their place, as text."""
+"""Records stored before there was a nesting limit: every reader gets them as text, with their position."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_router_gives_a_copy_of_deep_meta_its_origin() -> None:
     ("data", "meta"), [(b"null", DEEP), (DEEP, b"null"), (DEEP, DEEP), (b'{"m":1}', b'{"m":%b}' % DEEP)]
 )
 def test_a_deep_payload_is_split_into_data_and_meta(data: bytes, meta: bytes) -> None:
-    # A second member of the name makes it one that has to be parsed.
+    # A second member of that name makes parsing necessary.
     assert split_payload(b'{"d":[{"a":0,"m":1},%b],"m":%b}' % (data, meta)) == (
         b'[{"a":0,"m":1},%b]' % data,
         meta,

@@ -1,4 +1,4 @@
-"""Pages: what is in them, where they end, and what happens when bytes are missing or wrong."""
+"""Pages: their content, their end, and missing or wrong bytes."""
 
 from __future__ import annotations
 

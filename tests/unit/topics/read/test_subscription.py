@@ -1,4 +1,4 @@
-"""Reading by tag and without data, from wherever the records are, and feeds that are told of changes."""
+"""Reads by tag and without data, from every tier, and feeds that are notified of changes."""
 
 from __future__ import annotations
 

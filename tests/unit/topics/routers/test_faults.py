@@ -1,4 +1,4 @@
-"""Routers between a restart and a deletion, behind other commits, and where there is no room."""
+"""Routers after a restart and a deletion, between other commits, and without room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def between(world: World, config: TopicConfig) -> Engine:
 
 
 async def copied_from_a_segment(world: World, config: TopicConfig) -> dict[int, object]:
-    """Copies that nothing but a frame tells of, of records that nothing but a segment has."""
+    """Return copies that are only in a frame, of records that are only in a segment."""
     engine = await between(world, config)
     await engine.write("a", recs(1, 2, 3))
     await engine.checkpoint()
@@ -64,7 +64,7 @@ async def test_a_copy_whose_original_was_in_a_missing_segment_is_reported(config
     world = World()
     await copied_from_a_segment(world, config)
     for name in world.files():
-        if "/seg-" in name:  # the copies are in none
+        if "/seg-" in name:  # the copies are in no segment
             world.disk.unlink(f"{DATA}/{name}")
     engine = await world.kill()
     assert any("copies of records that cannot be read" in problem for problem in engine.problems)
@@ -81,7 +81,7 @@ def hold(world: World) -> InlineCommitter:
 
 
 async def behind_a_pass(world: World) -> InlineCommitter:
-    """Copies are on their way, and the next commit has them and whatever is submitted now."""
+    """Hold a pass in flight. The next commit contains it and whatever is submitted now."""
     engine = await between(world, DISK)
     await engine.write("a", recs(0))
     await engine.drain("b")
@@ -138,7 +138,7 @@ async def test_a_write_in_the_commit_of_a_pass_is_copied_before_source_or_destin
 async def test_a_backup_waits_for_a_snapshot_that_does_not_need_missing_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1. copies; 2. the source goes; 3. a backup reads the snapshot; 4. a checkpoint lets it go."""
+    """1. copies; 2. the source is deleted; 3. a backup reads the snapshot; 4. a checkpoint drops the files."""
     world = World()
     copied = await copied_from_a_segment(world, FSYNC)
     await world.engine.remove_topic("a")
@@ -207,7 +207,7 @@ def no_room(*_: object) -> None:
 
 
 async def full(world: World) -> Engine:
-    """A destination that has no room, and records that wait for some."""
+    """Return a destination without room, and records that wait for it."""
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(cap_records=2))
     await engine.put_topic("b", TopicConfig(discard="reject", cap_records=1))
@@ -219,7 +219,7 @@ async def full(world: World) -> Engine:
 
 
 def count_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the router tries to go on."""
+    """Record the time of every pass."""
     times: list[float] = []
     run = engine._routing._pass
 

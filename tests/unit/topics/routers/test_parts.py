@@ -1,4 +1,4 @@
-"""The parts of routing that need no engine: frames, hops, lost ranges, the graph of routers."""
+"""The parts of routing that need no engine: frames, hop counts, lost ranges, the graph of routers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_lost_ranges_are_merged_into_the_floor_once_no_live_record_is_before_the
 
 
 def table_of(*edges: str) -> RouterTable:
-    """Routers of the form `a->b`."""
+    """Return a table of routers in the form `a->b`."""
     table = RouterTable()
     topics = {name: Topic(name=name, id=ord(name), config=TopicConfig()) for edge in edges for name in edge}
     for number, edge in enumerate(edges):

@@ -1,4 +1,4 @@
-"""What becomes of copies and cursors in a power cut, by the rules of `penstock.topics.routers.routing`."""
+"""Copies and cursors after a power cut, by the rules of `penstock.topics.routers.routing`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY = TopicConfig(durability=Durability.MEMORY)
 
 
 async def apart(world: World, source: TopicConfig, dest: TopicConfig) -> Engine:
-    """A router between two topics whose frames go to different logs."""
+    """Return a router between two topics whose frames go to different logs."""
     engine = await world.open(wal_shards=2)
     await engine.put_topic("a", source)
     for number in range(20):
@@ -38,7 +38,7 @@ def shard(world: World, topic: str) -> InlineCommitter:
 
 
 async def test_a_checkpoint_waits_for_copies_in_flight() -> None:
-    """1. copies are submitted; 2. their originals are evicted; 3. a cut; 4. the copies are committed."""
+    """1. copies are submitted; 2. their originals are evicted; 3. a cut is taken; 4. the copies commit."""
     world = World()
     engine = await apart(world, TopicConfig(durability=Durability.FSYNC, cap_records=1), FSYNC)
     await engine.write("a", recs(1))
@@ -63,7 +63,7 @@ async def test_a_durable_copy_of_a_less_durable_source_is_stored_by_value() -> N
     world = World()
     engine = await apart(world, DISK, FSYNC)
     await engine.write("a", recs(1))
-    await engine.write("a", recs(2))  # the first one reserves numbers, with a sync
+    await engine.write("a", recs(2))  # the first one reserves numbers with a sync
     assert await read_all(engine, "b") == {1: 1, 2: 2}
     engine = await world.crash()
     assert await read_all(engine, "b") == {1: 1, 2: 2}
@@ -71,7 +71,7 @@ async def test_a_durable_copy_of_a_less_durable_source_is_stored_by_value() -> N
 
 
 async def test_a_cursor_that_is_ahead_of_its_source_goes_back_permanently() -> None:
-    """1. copies are durable and their originals are not; 2. the power goes; 3. new records, and a kill."""
+    """1. copies are durable and their originals are not; 2. the power fails; 3. new records, and a kill."""
     world = World()
     engine = await apart(world, MEMORY, FSYNC)
     await engine.write("a", recs(1, 2, 3, 4, 5))

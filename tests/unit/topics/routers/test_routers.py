@@ -1,4 +1,4 @@
-"""Routers: what is copied, how it looks there, and what is refused."""
+"""Routers: what is copied, how copies look, and what is refused."""
 
 from __future__ import annotations
 
@@ -422,7 +422,7 @@ def origin_of(seq: int, *, router: str = "r") -> dict[str, object]:
 async def once() -> World:
     world = World()
     engine = await world.open()
-    # A crash leaves no numbers out.
+    # A crash leaves no gap in the numbers.
     await engine.put_topic("a", TopicConfig(durability=Durability.FSYNC))
     await engine.put_router("r", RouterConfig(source="a", dest="b", guarantee="exactly_once"))
     await engine.write("a", recs(1))

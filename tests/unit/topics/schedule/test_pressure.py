@@ -1,4 +1,4 @@
-"""How hard the server is pressed, and what follows from it."""
+"""The pressure on the server, and its measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which topic is served next."""
+"""The choice of the topic that is served next."""
 
 from __future__ import annotations
 

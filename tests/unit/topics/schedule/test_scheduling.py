@@ -1,4 +1,4 @@
-"""Pressure: what it is made of, and that it costs time only."""
+"""Pressure: its signals, and that it only delays."""
 
 from __future__ import annotations
 

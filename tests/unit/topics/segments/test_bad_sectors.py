@@ -1,4 +1,4 @@
-"""Files that the device cannot read in places: what is there is reported, everything else works on."""
+"""Files with unreadable parts: the damage is reported, and everything else keeps working."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def last_of(error: Damaged) -> int:
 
 
 async def read_past(engine: Engine, topic: str) -> tuple[list[int], list[int]]:
-    """The records that can be read, and those that a reader is told about and has to skip."""
+    """Return the readable records, and those that a reader must skip after an error."""
     good: list[int] = []
     bad: list[int] = []
     at = 0
@@ -184,7 +184,7 @@ async def test_a_start_reports_a_bad_sector_in_the_log_and_reuses_no_number(
     world.disk.spoil(spoiled, LOW, HIGH)
     for is_first in (True, False):
         engine = await world.open()
-        # From then on a snapshot stands for what was lost.
+        # From now on a snapshot covers the loss.
         assert is_first == any(f"cannot read bytes {LOW} to {HIGH}" in problem for problem in engine.problems)
         assert engine.state("t").head_seq >= 20
         assert spoiled.removeprefix(f"{DATA}/") in world.files()
@@ -234,7 +234,7 @@ async def test_the_snapshot_before_is_used_when_the_newest_cannot_be_read(world:
 
 
 async def plant(world: World) -> list[str]:
-    """A directory with two segments and a log, and a bad sector in each of them."""
+    """Create a directory with two segments and a log, and a bad sector in each of them."""
     engine = await world.open(checkpoint_bytes=1 << 40)
     for topic in ("a", "b", "c"):
         await engine.write(topic, recs(*LARGE), config=FSYNC)
@@ -301,7 +301,7 @@ async def test_jobs_in_a_bad_sector_are_reported_and_the_others_are_delivered(wo
 
 
 async def test_unreadable_bytes_of_a_broken_file_are_not_delivered_as_records(world: World) -> None:
-    """A sync fails, and what was delivered but is not durable cannot be read any more."""
+    """A sync fails, and delivered data that is not durable can no longer be read."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durability=Durability.MEMORY))
     await engine.write("t", recs(*LARGE))

@@ -1,4 +1,4 @@
-"""From log frames to segment frames."""
+"""The conversion of log frames to segment frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files beside a segment: what was deleted, and which records carry which tag."""
+"""The sidecars of a segment: its deletions and its tags."""
 
 from __future__ import annotations
 

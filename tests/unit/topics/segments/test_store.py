@@ -1,4 +1,4 @@
-"""One contract for every place where segments are kept."""
+"""One contract for all stores of segments."""
 
 from __future__ import annotations
 

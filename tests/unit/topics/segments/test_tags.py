@@ -1,4 +1,4 @@
-"""Finding records by tag without reading any."""
+"""The search for records by tag without reading records."""
 
 from __future__ import annotations
 

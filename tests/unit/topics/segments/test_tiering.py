@@ -1,4 +1,4 @@
-"""Segments from their first record to the cold tier and to the end."""
+"""The life of a segment from its first record to the cold tier and its removal."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_deletions_are_kept_and_only_grow(local: Plant) -> None:
     assert entry.deleted == 1
     later = local.tier.write_deleted(entry, second)
     assert read_back(local.tier.load(later)) == [records[0], None, records[2], None, records[4]]
-    assert local.tier.load(entry).deleted.tolist() == second.tolist()  # a newer file does not hurt
+    assert local.tier.load(entry).deleted.tolist() == second.tolist()  # a newer file does no harm
     for wrong in (first, np.zeros(4, bool)):
         with pytest.raises(InvalidInput):
             local.tier.write_deleted(later, wrong)
@@ -190,7 +190,7 @@ def test_a_flipped_bit_in_any_file_is_damage_and_never_a_wrong_record(local: Pla
             found = read_back(tier.load(entry))
         except Damaged:
             continue
-        # The one record that is deleted is not read, so damage to it does no harm.
+        # The one deleted record is not read, so damage to it does no harm.
         assert part is Part.DATA
         assert found == expected
         start, size = (int(tier.load(entry).rows[1][name]) for name in ("offset", "length"))
@@ -214,7 +214,7 @@ def test_a_segment_moves_to_the_cold_tier_and_reads_the_same(plant: Plant) -> No
         plant.tier.drop_hot(moved)
         assert not plant.hot.exists(1, Part.DATA)
         assert read_back(plant.tier.load(moved)) == expected
-    assert read_back(early) == expected  # opened before it moved, read after
+    assert read_back(early) == expected  # opened before the move, read after it
     assert plant.tier.load(moved).tags().seqs("tag-1").tolist() == [2, 8, 14, 20]
     base, view = plant.tier.load(moved).read(4, 6)
     assert len(view) == sum(plant.tier.load(moved).rows["length"][4:6])
@@ -338,7 +338,7 @@ def test_a_failed_removal_does_not_prevent_the_others(local: Plant) -> None:
 
 
 def entries(*sizes: int, cold: int = 0) -> list[SegmentEntry]:
-    """Sealed segments of these sizes, the first `cold` of them cold, and an active one."""
+    """Return sealed segments of these sizes, the first `cold` of them cold, and an active one."""
     made = [
         SegmentEntry(
             first_seq=1 + place,
@@ -456,5 +456,5 @@ def test_a_fault_at_any_call_to_the_cold_store_only_causes_a_retry(tmp_path: Pat
             plant.tier.delete(1)
         assert plant.hot.list() == []
         struck += plan.injected.total()
-    assert struck >= 5  # four writes and a removal; what kind of fault applies to the other calls differs
+    assert struck >= 5  # four writes and a removal; the other calls depend on the kind of fault
     assert not plan.injected

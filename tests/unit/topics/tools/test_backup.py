@@ -1,4 +1,4 @@
-"""A copy of a data directory that moves, and the way back."""
+"""Backup of a data directory while it changes, and restore."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def test_a_backup_that_fails_leaves_nothing_and_can_be_repeated(made: DataDirect
 
 
 class _Power(BaseException):
-    """The process is gone; nothing is tidied up."""
+    """The process is killed without any cleanup."""
 
 
 def cut_off(made: DataDirectory, target: Path) -> None:
-    """A backup that ends in the middle, as if the process had been killed."""
+    """Interrupt a backup in the middle, as if the process had been killed."""
 
     def kill() -> None:
         raise _Power
@@ -163,7 +163,7 @@ def test_a_backup_is_not_overwritten(made: DataDirectory, target: Path) -> None:
     before = (target / "backup.json").read_bytes()
     with pytest.raises(Rejected, match="not empty"):
         backup(FS, str(made.path), str(target))
-    (target / "backup.unfinished").touch()  # the power went after the list was written
+    (target / "backup.unfinished").touch()  # the power failed after the list was written
     assert verify(FS, str(target)).findings == []
     with pytest.raises(Rejected, match=r"it has backup\.json"):
         backup(FS, str(made.path), str(target))
@@ -171,7 +171,7 @@ def test_a_backup_is_not_overwritten(made: DataDirectory, target: Path) -> None:
 
 
 class _Moving(OsFileSystem):
-    """Does something when a certain file is read for the first time."""
+    """A file system that runs a callback when a certain file is first read."""
 
     def __init__(self, ending: str, act: object) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ def test_a_modified_backup_is_not_restored(taken: Path, tmp_path: Path, spoil: s
 
 
 class _Dying(OsFileSystem):
-    """Ends at a certain rename, and does nothing more."""
+    """A file system that stops at a certain rename and does nothing more."""
 
     def __init__(self, renames: int) -> None:
         super().__init__()

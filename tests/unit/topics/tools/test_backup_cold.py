@@ -1,4 +1,4 @@
-"""Offline tools on a directory that a real engine made, whose old records are in the cold tier."""
+"""Offline tools on the directory of a real engine whose old records are in the cold tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.topics.tools.verify import verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A data directory, its cold tier, and every record that is live in it."""
+    """A data directory, its cold tier, and its live records."""
 
     data: Path
     cold: str
@@ -50,7 +50,7 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
             if n % 5 == 4:
                 await engine.checkpoint()
         await engine.checkpoint()
-        # The cold copies of what is beside the data know nothing of this.
+        # The cold copies of the sidecars lack this.
         assert (await engine.delete("t", match=Predicate(value="odd"))).deleted == 20
         await engine.checkpoint()
         await engine.write("t", recs("new"))

@@ -1,4 +1,4 @@
-"""A backup of a server with routers: logs that were read at different moments must belong together."""
+"""Backup of a server with routers: logs that are read at different moments must be consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data directory against its checksums."""
+"""Verification of a data directory against its checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of a topic: exact numbers, whatever happens in whatever order."""
+"""The index of a topic: exact numbers after any sequence of changes."""
 
 from __future__ import annotations
 

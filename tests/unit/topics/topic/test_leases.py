@@ -1,4 +1,4 @@
-"""The lease table by itself: states, counts, timers, and what the log and snapshots say of it."""
+"""The lease table alone: states, counts, timers, the log and snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ephemeral topic on its way to being kept: no sequence number is used twice, nothing synced is lost."""
+"""The change of an ephemeral topic to durable: no sequence is reused, and no synced record is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wall clock that is set forward or back changes in a topic: stamps, and nothing else."""
+"""Steps of the wall clock change the timestamps of a topic and nothing else."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_restart_with_the_clock_set_back_extends_a_lease_by_at_most_its_
 async def test_a_lease_from_before_a_clock_step_is_stored_with_its_true_end(
     world: World, stop: str, step_ms: int
 ) -> None:
-    """The clock is set, then the lease is stored: the start after that finds the new wall time in it."""
+    """The clock is set, then the lease is stored. The next start finds the new wall time in it."""
     engine = await world.open()
     await engine.put_topic("q", queue(leases_durable=True))
     await engine.write("q", recs(1))

@@ -1,4 +1,4 @@
-"""What readers are told about records that are gone."""
+"""Tombstones for readers that miss records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes of one turn of the event loop: committed as one, yet each with its own place, answer and fate."""
+"""Writes of one turn of the event loop: one commit, but separate sequences, responses and outcomes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def world() -> World:
 
 
 class Answers:
-    """Whom writes are told of, in the order in which they are told."""
+    """The outcomes of writes, in the order in which they are reported."""
 
     def __init__(self) -> None:
         self.all: list[WriteResult | PenstockError] = []
@@ -56,7 +56,7 @@ class Answers:
 
 
 def begin(engine: Engine, writes: Sequence[list[NewRecord]], topic: str = "t") -> Answers:
-    """All of them in one turn of the loop."""
+    """Start all writes in one turn of the loop."""
     answers = Answers()
     for records in writes:
         assert engine.begin_write(topic, records, answers.all.append)
@@ -138,7 +138,7 @@ async def test_a_torn_commit_keeps_whole_writes_only(world: World, records: int)
 
 
 def _cut_off(disk: FakeDisk, path: str, at: int) -> None:
-    """Everything behind a place of the file never reached the disk."""
+    """Drop everything after this position of the file, as if it had never reached the disk."""
     size = next(stat.size for name, stat in disk.list_files(f"{DATA}/wal") if path.endswith(name))
     if at < size:
         file = disk.open_log(path)
@@ -157,7 +157,7 @@ async def test_writes_that_are_gathered_when_a_commit_fails_fail_with_it(world: 
     decide, second = shard._decide, Answers()
 
     def write_and_decide(entries: list[Any]) -> None:
-        # In the same turn, and before anybody has heard of the failure.
+        # In the same turn, before the failure is reported.
         shard._decide = decide  # type: ignore[method-assign]
         assert engine.begin_write("t", recs("lost too"), second.all.append)
         decide(entries)
@@ -267,7 +267,7 @@ async def test_a_callback_of_a_write_that_could_not_be_encoded_may_write_again(
     other = begin(engine, [second])
     await settle()
     answered = [one for one in other.all + again.all if isinstance(one, WriteResult)]
-    # Alike, the second went the way of the first; with a tag it is encoded by itself.
+    # Without a tag both are encoded together. With a tag the second is encoded separately.
     assert sorted(one.first_seq for one in answered) == list(range(1, len(answered) + 1))
     assert len(other.all) == len(again.all) == 1
     assert (await engine.write("t", recs("later"))).first_seq == len(answered) + 1

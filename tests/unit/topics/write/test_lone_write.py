@@ -1,4 +1,4 @@
-"""A synced write that nobody shares a commit with, over a quick disk: decided where it is submitted."""
+"""A synced write that is alone in its commit, on a fast disk, is decided when it is submitted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_second_write_of_the_same_turn_waits_for_the_others(world: World
     await settle()
     assert [one.first_seq for one in told if isinstance(one, WriteResult)] == [1, 2, 3]
     assert engine.stats().wal.batches == before + 2
-    # Where the last turn had company, the first write of the next one waits for it as well.
+    # If the last turn had several writes, the first write of the next turn waits for others.
     for value in "de":
         assert engine.begin_write("t", recs(value), told.append)
     assert len(told) == 3
@@ -116,7 +116,7 @@ async def test_a_write_made_during_other_callbacks_does_not_overtake_their_write
         told.append(result)
         assert engine.begin_write("t", recs("c"), told.append)
 
-    # 1. Two entries wait, of a turn each; 2. both are committed together; 3. who hears of the first writes.
+    # 1. Two entries of one turn each wait; 2. both are committed together; 3. the first callback writes.
     assert engine.begin_write("t", recs("a"), and_one_more)
     await settle()
     assert engine.begin_write("t", recs("b"), told.append)

@@ -4,7 +4,7 @@ Checkpoints and the close of an engine do not wait for the moves. Each step can 
 
 1. `copy` copies segments that a snapshot names to the cold tier;
 2. the next snapshot marks those segments as cold (`copied`, then `recorded`);
-3. `let_go` removes the hot data of segments that the snapshot marks as cold, and dead segments in both tiers.
+3. `drop_unneeded` removes the hot data of cold segments, and dead segments in both tiers.
 
 A data directory keeps an id in `meta/owner.json`. Its cold place has the same id in `topics/owner.json`. The
 id is durable before the marker is written, and the marker is durable before anything is moved. So a place
@@ -235,14 +235,14 @@ class Relocation:
         """
         async with self._turn:
             self._unfinished = not self._may_try()
-            await self._let_go()
+            await self._drop_unneeded()
             for topic in topics:
                 await self._copy_topic(topic)
 
-    async def let_go(self) -> None:
+    async def drop_unneeded(self) -> None:
         """Remove files that the last snapshot no longer needs. Failures are logged and retried later."""
         async with self._turn:
-            await self._let_go()
+            await self._drop_unneeded()
 
     async def remove_topic(self, topic: Topic) -> None:
         """Remove the files of a deleted topic in the cold tier. Raise the errors of the tier."""
@@ -257,7 +257,7 @@ class Relocation:
     def _may_try(self) -> bool:
         return not self._closed and self._clock.monotonic() >= self._retry_s
 
-    async def _let_go(self) -> None:
+    async def _drop_unneeded(self) -> None:
         while self._leaving and self._may_try():
             leaving = self._leaving[0]
             topic = leaving.topic
@@ -289,7 +289,7 @@ class Relocation:
 
     async def _copy_topic(self, topic: Topic) -> None:
         for entry in self._wanted(topic):
-            await self._let_go()
+            await self._drop_unneeded()
             # The segment may have died while others were copied. Its files may then be gone.
             if topic.deleted or not self._may_try() or entry not in topic.log.segments:
                 continue

@@ -92,7 +92,7 @@ class Maintenance:
         self._cold: Relocation | None = None
         if tiers.has_cold:
             self._cold = Relocation(tiers=tiers, config=config, clock=clock, run=run_cold)
-        self._aside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         """Tasks that run beside checkpoints and may wait for the cold tier."""
         self._ticking: asyncio.Task[None] | None = None
         self._checkpointed_s = clock.monotonic()
@@ -120,8 +120,8 @@ class Maintenance:
         """
         if self._cold is None:
             return
-        moving = self._start_aside(self._tend(self._cold, record=True))
-        await self._wait_aside([moving], _MOVING_FIRST_S)
+        moving = self._start_background(self._tend(self._cold, record=True))
+        await self._wait_background([moving], _MOVING_FIRST_S)
         if moving.done():
             with contextlib.suppress(PenstockError):
                 moving.result()
@@ -140,7 +140,7 @@ class Maintenance:
         if self._ticking is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        is_idle = await self._leave_aside()
+        is_idle = await self._stop_background()
         await self._quiesce()
         try:
             await self._checkpoint(last=True)
@@ -148,12 +148,12 @@ class Maintenance:
             _LOGGER.warning("no snapshot at the end, the next start replays the log: %s", error)
         await self._workers.tidy(lambda: self._end(is_idle))
 
-    async def _leave_aside(self) -> bool:
+    async def _stop_background(self) -> bool:
         """Wait briefly for the cold tier, then cancel its work. Return whether it is idle."""
         if self._cold is not None:
             self._cold.close()
-        await self._wait_aside(self._aside, _LEAVING_S)
-        left = list(self._aside)
+        await self._wait_background(self._background, _LEAVING_S)
+        left = list(self._background)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -182,7 +182,7 @@ class Maintenance:
                 if self._is_due():
                     await self._checkpoint()
                     if self._cold is not None and self._cold.is_free:
-                        self._start_aside(self._tend(self._cold))
+                        self._start_background(self._tend(self._cold))
             except PenstockError as error:
                 self._checkpointed_s = self._clock.monotonic()
                 _LOGGER.warning("a checkpoint failed and will be tried again: %s", error)
@@ -247,7 +247,7 @@ class Maintenance:
         await cold.tend(self._catalog.all())
         if record and cold.copied:
             await self._checkpoint()
-            await cold.let_go()
+            await cold.drop_unneeded()
 
     async def _checkpoint(self, *, last: bool = False) -> None:
         async with self._busy:
@@ -282,11 +282,11 @@ class Maintenance:
         self._checkpointed_s = self._clock.monotonic()
         self._checkpointed_bytes = written
         needed, self._needed = self._needed, cut.wal
-        await self._workers.tidy(lambda: self._let_go(cut, needed))
+        await self._workers.tidy(lambda: self._drop_unneeded(cut, needed))
         if not last:
             # At the end, the next start removes them.
             for topic in leaving:
-                self._start_aside(self._remove_segments(topic))
+                self._start_background(self._remove_segments(topic))
 
     def _capture(self, last: bool) -> Cut:
         now_ms = self._clock.now_ms()
@@ -344,7 +344,7 @@ class Maintenance:
         if self._cold is not None:
             self._cold.recorded(cut.topics)
 
-    def _let_go(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
+    def _drop_unneeded(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
         """Remove log files that neither this nor the previous snapshot needs, and segments that none names.
 
         With a cold tier, it removes the segments itself.
@@ -359,9 +359,9 @@ class Maintenance:
             self._foreign = []
         if self._cold is None:
             for topic_cut in cut.topics:
-                self._let_go_of_segments(topic_cut)
+                self._drop_segments(topic_cut)
 
-    def _let_go_of_segments(self, cut: TopicCut) -> None:
+    def _drop_segments(self, cut: TopicCut) -> None:
         tier = self._tiers.topic(cut.entry.id)
         try:
             for first_seq in cut.dead:
@@ -389,7 +389,7 @@ class Maintenance:
         if topic.is_referred:
             self._leaving.append(topic)
         else:
-            self._start_aside(self._remove_segments(topic))
+            self._start_background(self._remove_segments(topic))
 
     async def _remove_segments(self, topic: Topic) -> None:
         try:
@@ -401,19 +401,19 @@ class Maintenance:
 
     # ---- background work -----------------------------------------------------------------------------
 
-    def _start_aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _start_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._aside.add(task)
+        self._background.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._aside.discard(task)
+        self._background.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _LOGGER.warning("old segments could not be moved and will be tried again: %s", error)
 
-    async def _wait_aside(self, tasks: Iterable[asyncio.Task[None]], at_most_s: float) -> None:
+    async def _wait_background(self, tasks: Iterable[asyncio.Task[None]], at_most_s: float) -> None:
         """Wait until these tasks are done, or until the timeout."""
         waiting = set(tasks)
         if not waiting:

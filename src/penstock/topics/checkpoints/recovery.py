@@ -95,7 +95,7 @@ class Recovered:
     loaded_number: int
     """The number of the snapshot that was read, or 0."""
     wal: dict[str, LogPosition]
-    """Where each log of the previous start begins to be needed."""
+    """The position from which each log of the previous start is still needed."""
     logs: list[FoundLog]
     folders: list[str]
     """Every log directory that exists."""

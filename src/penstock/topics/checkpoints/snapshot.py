@@ -86,7 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSnapshot:
-    """The newest readable snapshot. It is None if there never was one."""
+    """The newest readable snapshot. `snapshot` is None if there never was one."""
 
     snapshot: Snapshot | None
     number: int

@@ -56,7 +56,7 @@ class DurableWatermark:
 
     @property
     def end_seq(self) -> int:
-        """The last record that may be delivered: the durable watermark, or the head if no sync is needed."""
+        """Return the last record that may be delivered: the durable one, or the head if no sync is needed."""
         topic = self._topic
         return self._synced_seq if topic.config.durability is Durability.DISK else topic.log.index.head_seq
 

@@ -40,7 +40,7 @@ class RouterConfig:
 
     @property
     def bits(self) -> int:
-        """The flags as they are stored."""
+        """Return the flags as they are stored."""
         flags = (
             (self.preserve_node, PRESERVE_NODE),
             (self.preserve_tag, PRESERVE_TAG),

@@ -130,7 +130,7 @@ class Scheduler:
 
     @property
     def ladder(self) -> Ladder:
-        """The measures that apply now."""
+        """Return the measures that apply now."""
         return self._governor.ladder
 
     @property

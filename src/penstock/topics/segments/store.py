@@ -191,7 +191,7 @@ class LocalSegmentStore:
         staged = self._path(first_seq, part) + _STAGED
         try:
             stage(self._fs, staged, buffers)
-        except Conflict:  # left by a process that ended; there is only one writer, so nobody uses it
+        except Conflict:  # left by a process that ended; there is only one writer, so it is unused
             self._fs.unlink(staged)
             stage(self._fs, staged, buffers)
 

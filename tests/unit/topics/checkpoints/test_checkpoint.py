@@ -167,7 +167,7 @@ async def test_closing_waits_for_a_running_checkpoint(world: World) -> None:
 async def test_a_snapshot_of_unknown_outcome_is_removed_before_the_files_it_names_change(
     world: World, later: int
 ) -> None:
-    """1. its directory sync fails; 2. a record that it names is deleted; 3. the next attempt is interrupted."""
+    """1. its directory sync fails; 2. a record in it is deleted; 3. the next attempt is interrupted."""
     engine = await world.open(segment_max_events=100)
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()

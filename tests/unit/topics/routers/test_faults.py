@@ -138,7 +138,7 @@ async def test_a_write_in_the_commit_of_a_pass_is_copied_before_source_or_destin
 async def test_a_backup_waits_for_a_snapshot_that_does_not_need_missing_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1. copies; 2. the source is deleted; 3. a backup reads the snapshot; 4. a checkpoint drops the files."""
+    """1. copies; 2. the source is deleted; 3. a backup reads the snapshot; 4. a checkpoint drops it."""
     world = World()
     copied = await copied_from_a_segment(world, FSYNC)
     await world.engine.remove_topic("a")
@@ -203,7 +203,7 @@ def no_room(*_: object) -> None:
     raise StorageFull("no room for a segment")
 
 
-# ---- routers that cannot go on ---------------------------------------------------------------------------
+# ---- routers that cannot continue ------------------------------------------------------------------
 
 
 async def full(world: World) -> Engine:

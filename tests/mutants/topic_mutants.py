@@ -189,24 +189,21 @@ TOPIC_MUTANTS = (
         where="topics:Catalog.create",
         old="    if self.lost_seq:\n",
         new="    if False:\n",
-        test=f"{RECOVERY}::"
-        "test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
+        test=f"{RECOVERY}::test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
     ),
     Mutant(
         name="the log does not keep where a topic began after a loss",
         where="topics:_Recovery._create_topics",
         old="topic.log.mark_log_lost(change.lost_seq)",
         new="pass",
-        test=f"{RECOVERY}::"
-        "test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
+        test=f"{RECOVERY}::test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
     ),
     Mutant(
         name="a snapshot does not keep where new topics begin after a loss",
         where="topics:store",
         old="        lost_seq=cut.lost_seq,\n",
         new="",
-        test=f"{RECOVERY}::"
-        "test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
+        test=f"{RECOVERY}::test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers",
     ),
     Mutant(
         name="lease numbers that were lost with the log are given again",
@@ -885,8 +882,7 @@ TOPIC_MUTANTS = (
         where="topics:select",
         old="        left -= stop - start\n",
         new="",
-        test=f"{ROUTER_FAULTS}::"
-        "test_a_pass_that_copies_nothing_examines_few_records_and_yields",
+        test=f"{ROUTER_FAULTS}::test_a_pass_that_copies_nothing_examines_few_records_and_yields",
     ),
     Mutant(
         name="copies of routers gather in memory without a bound",

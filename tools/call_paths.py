@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -95,6 +96,8 @@ class Recorder:
 def _place(frame: FrameType) -> tuple[str, str] | None:
     code = frame.f_code
     if not code.co_filename.startswith(ROOT) or code.co_name in _NO_FUNCTIONS:
+        return None
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class, in a worker that imports it now
         return None
     return code.co_filename[len(ROOT) :], code.co_qualname
 

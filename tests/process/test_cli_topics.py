@@ -285,7 +285,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path, arguments: lis
     assert (
         told.stderr
         == (
-            f"error: {tmp_path} is no data directory of topics; "
+            f"error: {tmp_path} is not a data directory of topics; "
             "name the one given to the server (TOPICS_DATA_DIR)\n"
         ).encode()
     )

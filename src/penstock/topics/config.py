@@ -15,7 +15,7 @@ from penstock.topics.limits import SEQ_MAX
 from penstock.topics.names import TopicName, is_topic_name
 
 WAL_SHARDS_MAX: Final = 64
-"""Limit, because each shard has a thread and two preallocated files."""
+"""The limit of shards, because each has a thread and two preallocated files."""
 
 _LEASE_MS: Final = (100, 86_400_000)
 _JITTER_MS_MAX: Final = 5000
@@ -162,7 +162,7 @@ def _check_cold_dir(cold: str, data: str) -> None:
         raise ConfigError(
             "cold_dir: expected a directory or a store URL, or None to keep all segments in data_dir"
         )
-    # Tiering removes the hot copy at the end, which must not be the only copy.
+    # Tiering finally removes the hot copy, which must not be the only copy.
     local = cold.removeprefix("file://")
     if "://" not in local and os.path.realpath(os.path.expanduser(local)) == os.path.realpath(data):
         raise ConfigError("cold_dir: expected a directory other than data_dir, found the same directory")

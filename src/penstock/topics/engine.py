@@ -1,12 +1,12 @@
-"""The event log: named topics with dense sequences, a durability each, and no silent loss.
+"""The event log: named topics with dense sequences, a durability per topic, and no silent loss.
 
     async with await Engine.open(EngineConfig(data_dir="/var/lib/topics")) as engine:
         await engine.put_topic("clicks", TopicConfig(durable=True))
         written = await engine.write("clicks", [NewRecord(msgspec.Raw(b'{"user":1}'))])
         page = await engine.diff("clicks", from_seq=0, wait_ms=1000)
 
-One event loop owns an engine. What a call changes is durable, as far as the topic's class promises, before
-the call returns, and not visible before that.
+One event loop owns an engine. A change becomes durable, as the topic's durability class promises, before its
+call returns. It is not visible before that.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _LOGGER = logging.getLogger(__name__)
 class Engine:
     """All topics of one data directory, which no other process may have open.
 
-    `start` recovers; until then every call raises `NotReady`. `open` does both.
+    `start` recovers the state; until then every call raises `NotReady`. `open` creates and starts an engine.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Engine:
         self.config = config
         self.replay_progress = 0.0
         self.problems: list[str] = []
-        """What the last start found to be damaged, a sentence each."""
+        """The damage that the last start found, one sentence each."""
         self._fs = OsFileSystem() if fs is None else fs
         self._clock = clock = SteadyClock(clock)
         self._cold_thread = LooseThreads(1, "topics-move") if workers is None else None
@@ -111,7 +111,7 @@ class Engine:
         self._lock = DirectoryLock(self._fs, self._data_dir, name=LOCK_FILE, note="pid=")
         self._catalog = Catalog(config, clock)
         self.scheduler = Scheduler(clock)
-        """How overloaded the engine is. Nothing that is stored or read depends on it."""
+        """The overload control. It does not affect what is stored or read."""
         self._writer = Writer(self._catalog, clock, self._check_ready, self.scheduler)
         self._reader = Reader(self._catalog, clock, self._workers, self._check_ready)
         self._routing = Routing(
@@ -133,19 +133,19 @@ class Engine:
         workers: Workers | None = None,
         committers: MakeCommitter | None = None,
     ) -> Engine:
-        """An engine that is ready. Raises `LockHeld`, `Damaged`, or what the file system raises."""
+        """Create and start an engine. Raise `LockHeld`, `Damaged`, or the errors of the file system."""
         engine = cls(config, fs=fs, clock=clock, workers=workers, committers=committers)
         await engine.start()
         return engine
 
-    # ---- life ----------------------------------------------------------------------------------------
+    # ---- start and close -----------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         return self._state == "ready"
 
     async def start(self) -> None:
-        """Recover what is on disk and get ready. Damage that leaves the rest usable is in `problems`."""
+        """Recover the state on disk. Damage that leaves the rest usable is in `problems`."""
         assert self._state == "new", "an engine starts once"
         self._state = "starting"
         self._lock.__enter__()
@@ -187,7 +187,7 @@ class Engine:
         self._state = "ready"
 
     def _abandon(self) -> None:
-        """Let go of everything after a start that failed."""
+        """Release everything after a failed start."""
         try:
             if self._wal is not None:
                 with contextlib.suppress(PenstockError):
@@ -197,7 +197,7 @@ class Engine:
             self._lock.__exit__(None, None, None)
 
     def _forget_topic(self, topic: Topic) -> None:
-        """A topic was deleted, durably."""
+        """Clean up after the durable deletion of a topic."""
         self._routing.topic_left(topic)
         assert self._maintenance is not None
         self._maintenance.remove_files(topic)
@@ -208,7 +208,7 @@ class Engine:
         self._workers.close()
 
     def _open_tiers(self) -> Tiers:
-        """Both tiers. Raises `ConfigError` if the cold one cannot be one."""
+        """Open both tiers. Raise `ConfigError` if the cold place is not usable."""
         hot, place = LocalSegmentRoot(self._fs, self._data_dir), self.config.cold_dir
         if place is None:
             return Tiers(hot)
@@ -218,13 +218,13 @@ class Engine:
         return Tiers(hot, cold, self._owner.check)
 
     def _claim_cold(self, found: Recovered) -> None:
-        """Raises `ConfigError` if the cold place is not the one that old records are in, or not ours."""
+        """Raise `ConfigError` if the cold place lacks the old records, or belongs to another directory."""
         has_cold = any(entry.cold for topic in found.topics for entry in topic.log.segments)
         if self._owner is not None:
             self._owner.claim(has_cold=has_cold)
         elif has_cold:
             raise ConfigError(
-                "old records are in a cold place and none is set; "
+                "old records are in a cold place, but none is configured; "
                 "set TOPICS_COLD_DIR (cold_dir) to the place that was used before"
             )
 
@@ -260,7 +260,7 @@ class Engine:
         return shard
 
     async def close(self) -> None:
-        """Commit what was accepted, write a last snapshot, release the directory. May be called twice."""
+        """Commit accepted writes, write a last snapshot, and release the directory. May be called twice."""
         if self._state != "ready":
             return
         self._state = "closed"
@@ -294,33 +294,33 @@ class Engine:
 
     @property
     def topic_count(self) -> int:
-        """How many topics there are."""
+        """Return how many topics there are."""
         return len(self._catalog)
 
     def exists(self, name: str) -> bool:
-        """Whether a topic of this name exists now and is not being deleted."""
+        """Return whether a topic of this name exists and is not being deleted."""
         self._check_ready()
         return self._catalog.find(name) is not None
 
     async def put_topic(self, name: str, config: TopicConfig) -> PutResult:
-        """Create a topic, or give an existing one this whole config.
+        """Create a topic, or replace the whole config of an existing one.
 
-        Raises `InvalidRequest`, `IncompatibleTopic` for another type, `Throttled` when there are too many.
+        Raises `InvalidRequest`, `IncompatibleTopic` for another type, and `Throttled` if there are too many.
         """
         self._check_ready()
         return await self._catalog.put(name, config)
 
     async def remove_topic(self, name: str, *, if_empty: bool = False) -> RemoveResult:
-        """Delete a topic with everything in it; a topic that is not there counts as deleted.
+        """Delete a topic with all its records. A missing topic counts as deleted.
 
-        Raises `TopicNotEmpty` when it was to be empty and is not.
+        Raises `TopicNotEmpty` if `if_empty` is set and the topic has records.
         """
         self._check_ready()
         await self._routing.drain_from(name)
         return await self._catalog.remove(name, if_empty=if_empty)
 
     def state(self, name: str, *, touch: bool = True) -> TopicState:
-        """One topic now. With `touch` the look counts as a read. Raises `TopicNotFound`."""
+        """Return the state of a topic. With `touch` this counts as a read. Raise `TopicNotFound`."""
         self._check_ready()
         topic = self._catalog.get(name)
         now_ms = self._clock.now_ms()
@@ -338,7 +338,7 @@ class Engine:
         touch: bool = False,
         allowed: Callable[[str], bool] | None = None,
     ) -> tuple[list[TopicState], str | None]:
-        """Topics by name, at most `limit`, and the `after` of the next page, None at the end."""
+        """Return at most `limit` topics by name, and the `after` of the next page or None at the end."""
         self._check_ready()
         return self._catalog.page(prefix=prefix, after=after, limit=limit, touch=touch, allowed=allowed)
 
@@ -356,11 +356,11 @@ class Engine:
         parsed: bool = False,
         insist: bool = False,
     ) -> WriteResult:
-        """Append records, all or none, and return where they are once the topic's class allows it.
+        """Append records atomically. Return their position when the topic's durability is reached.
 
         `create` says whether a missing topic may be created, with `config`; by default `config.auto_create`
-        decides. `parsed` promises that all JSON came out of a decoder. `insist` writes even while the engine
-        is overloaded and rejects other writes. Raises the errors of `penstock.topics.errors`; after
+        decides. `parsed` promises that all JSON comes from a decoder. `insist` writes even while the engine
+        is overloaded and rejects other writes. Raises the errors of `penstock.topics.errors`. After
         `CommitFailed` nothing was published.
         """
         outcome = WriteOutcome()
@@ -390,11 +390,11 @@ class Engine:
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """Write without a coroutine: `done` is called once with what `write` returns or raises.
+        """Write without a coroutine: call `done` once with what `write` returns or raises.
 
-        That may happen before this returns. Errors that are known immediately are raised instead. Returns
-        whether the records have their place in the topic already: False while the topic is being created or
-        deleted, or while an earlier write with the same key is undecided.
+        `done` may be called before this returns. Errors that are known immediately are raised instead. Return
+        whether the records already have their position in the topic. This is False while the topic is being
+        created or deleted, or while an earlier write with the same key is undecided.
         """
         self._check_ready()
         return self._writer.append(
@@ -419,7 +419,10 @@ class Engine:
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """Append to a topic that exists; return False and do nothing if it does not, or is being deleted."""
+        """Append to an existing topic.
+
+        Return False and do nothing if it does not exist or is being deleted.
+        """
         self._check_ready()
         if self._catalog.find(name) is None:
             return False
@@ -439,10 +442,10 @@ class Engine:
         max_batch_bytes: int = 0,
         match: Predicate | None = None,
     ) -> Page:
-        """The records after `from_seq`, and a tombstone if some were lost without having been deleted.
+        """Return the records after `from_seq`, with a tombstone if some were lost without a deletion.
 
-        With `match` only those with such a tag. With `wait_ms` and nothing new, returns as soon as there is,
-        or when the time is over. Raises `TopicNotFound`, and `Damaged` when the next record cannot be read.
+        With `match`, only records with a matching tag. With `wait_ms`, wait up to that time if there is
+        nothing new. Raises `TopicNotFound`, and `Damaged` if the next record cannot be read.
         """
         self._check_ready()
         if self._routing.is_fed(name):
@@ -461,22 +464,22 @@ class Engine:
         return await self._reader.read(topic, request, wait_ms=wait_ms)
 
     def feed(self, name: str) -> Feed:
-        """The topic as it is now, for its watchers. Raises `TopicNotFound`."""
+        """Return the current topic of this name for watchers. Raise `TopicNotFound`."""
         self._check_ready()
         assert self._wal is not None
         topic = self._catalog.get(name)
         return Feed(topic, self._reader, partial(self._routing.refresh, name), self._wal.shards)
 
     def on_topic(self, tell: Callable[[str], None]) -> None:
-        """Call this with the name of every topic that is there from now on; it must not raise."""
+        """Call `tell` with the name of every topic that is created from now on. It must not raise."""
         self._catalog.on_entered(tell)
 
     async def delete(
         self, name: str, *, before_seq: int | None = None, match: Predicate | None = None
     ) -> DeleteResult:
-        """Remove records for good: all below `before_seq`, those whose tag matches, or those that are both.
+        """Delete the records below `before_seq`, those whose tag matches, or those that meet both.
 
-        Records written after the call are not meant. Raises `InvalidRequest` without a selector, and
+        Records written after the call are kept. Raises `InvalidRequest` without a selector, and
         `TopicNotFound`.
         """
         self._check_ready()
@@ -505,13 +508,13 @@ class Engine:
             return apply()
         return await self._catalog.change(topic, FrameType.DELETE, deletion.encode(), apply)
 
-    # ---- queues ------------------------------------------------------------------------------------------
+    # ---- queues --------------------------------------------------------------------------------------
 
     async def claim(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
-        """Take up to `max` jobs of a queue for a while; no other worker gets them until the lease ends.
+        """Lease up to `max` jobs of a queue. No other worker gets them until the lease ends.
 
-        Jobs that came back go first, the others in order. One that was delivered as often as the queue allows
-        goes to its dead letters instead. Raises `TopicNotFound`, `NotAQueue` and `InvalidRequest`.
+        Returned jobs come first, then the others in order. A job that reached the delivery limit moves to the
+        dead letters instead. Raises `TopicNotFound`, `NotAQueue` and `InvalidRequest`.
         """
         self._check_ready()
         topic = await self._queues.find(name)
@@ -522,9 +525,9 @@ class Engine:
     async def ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = ()
     ) -> AckResult:
-        """Delete jobs that are done, those that `node` holds; durable as the topic's class says.
+        """Delete finished jobs that `node` holds, with the durability of the topic.
 
-        With `lease_ids` only those that are held under that very lease; an empty text fences nothing.
+        With `lease_ids`, delete only jobs held under exactly that lease. An empty id accepts any lease.
         """
         self._check_ready()
         return await self._queues.ack(name, node, seqs, lease_ids)
@@ -532,19 +535,19 @@ class Engine:
     async def nack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, delay_ms: int = 0
     ) -> NackResult:
-        """Return jobs, to be claimed again immediately or after `delay_ms`; fenced as by `ack`."""
+        """Return jobs to the queue, immediately or after `delay_ms`. Fenced as in `ack`."""
         self._check_ready()
         return await self._queues.nack(name, node, seqs, lease_ids, delay_ms)
 
     async def extend(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, lease_ms: int
     ) -> ExtendResult:
-        """Let leases end `lease_ms` from now; fenced as by `ack`."""
+        """Extend leases to `lease_ms` from now. Fenced as in `ack`."""
         self._check_ready()
         return await self._queues.extend(name, node, seqs, lease_ids, lease_ms)
 
     async def work(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> WorkStream:
-        """Jobs as they come, never more than `max` at a time; close it to give them back."""
+        """Return a stream of jobs, at most `max` at a time. Close it to return them to the queue."""
         self._check_ready()
         check_node(node)
         topic = await self._queues.find(name)
@@ -558,25 +561,28 @@ class Engine:
             lease_ms=lease_ms,
         )
 
-    # ---- routers -----------------------------------------------------------------------------------------
+    # ---- routers -------------------------------------------------------------------------------------
 
     async def put_router(self, name: str, config: RouterConfig) -> RouterPut:
-        """Copy what is appended to one topic from now on into another one, or change how.
+        """Copy records appended to one topic from now on into another, or change an existing router.
 
         Missing topics are created. Raises `InvalidRequest`, `TopicNotFound` for a destination that may not be
-        created, `IncompatibleTopic` for one with another source or a router with other topics, `RouterCycle`,
-        and `Throttled` when there are too many.
+        created, `IncompatibleTopic` for a destination with another source or a router with other topics,
+        `RouterCycle`, and `Throttled` if there are too many.
         """
         self._check_ready()
         return await self._routers.put(name, config)
 
     async def remove_router(self, name: str) -> RouterRemoved:
-        """Copy nothing more; what was copied stays. A router that is not there counts as deleted."""
+        """Remove a router. Its copies stay. A missing router counts as deleted."""
         self._check_ready()
         return await self._routers.remove(name)
 
     async def router(self, name: str, *, drain: bool = True) -> RouterState:
-        """One router, after it has copied what there is. Raises `RouterNotFound`."""
+        """Return the state of a router, by default after it has copied all current records.
+
+        Raise `RouterNotFound`.
+        """
         self._check_ready()
         return await self._routers.state(name) if drain else self._routers.peek(name)
 
@@ -590,7 +596,7 @@ class Engine:
         dest: str | None = None,
         allowed: Callable[[RouterState], bool] | None = None,
     ) -> tuple[Sequence[RouterState], str | None]:
-        """Routers by name, at most `limit`, and the `after` of the next page, None at the end."""
+        """Return at most `limit` routers by name, and the `after` of the next page or None at the end."""
         self._check_ready()
         return self._routers.page(
             prefix=prefix, after=after, limit=limit, source=source, dest=dest, allowed=allowed
@@ -598,46 +604,46 @@ class Engine:
 
     @property
     def router_count(self) -> int:
-        """How many routers there are."""
+        """Return how many routers there are."""
         return len(self._routing)
 
     def refresh(self, name: str) -> None:
-        """Begin to copy what routers feed into the topic; its watchers are notified when it arrives.
+        """Start copying records into the topic from its routers. Watchers are notified when they arrive.
 
-        Costs nothing where none does.
+        Free of cost for a topic without routers.
         """
         self._routing.refresh(name)
 
     def is_fed(self, name: str) -> bool:
-        """Whether a router brings records into the topic."""
+        """Return whether a router copies records into the topic."""
         return self._routing.is_fed(name)
 
     async def drain(self, name: str) -> None:
-        """Return when the topic has what its routers have to bring; `state` then counts it."""
+        """Wait until the routers have copied all current records, so that `state` counts them."""
         self._check_ready()
         await self._routing.drain(name)
 
-    # ---- the rest ------------------------------------------------------------------------------------
+    # ---- operations ----------------------------------------------------------------------------------
 
     async def checkpoint(self) -> None:
-        """Move what is in the log into segments now, instead of when it is due."""
+        """Take a checkpoint now: move records from the log into segments."""
         self._check_ready()
         assert self._maintenance is not None
         await self._maintenance.checkpoint()
 
     def stats(self) -> EngineStats:
-        """Numbers for metrics."""
+        """Return statistics for metrics."""
         shards = () if self._wal is None else self._wal.shards
         now_ms = self._clock.now_ms()
         for topic in self._catalog.all():
-            topic.queue_counts(now_ms)  # leases that are over are not counted
+            topic.queue_counts(now_ms)  # leases that have ended are not counted
         return collect_stats(self._catalog.all(), shards, self._sync_times, ready=self.ready)
 
     async def check_writable(self) -> None:
-        """Raises `NotReady`, with the reason, while the log takes no writes.
+        """Raise `NotReady` with the reason if the log accepts no writes.
 
-        After a commit failed, a frame that changes nothing is written to see whether the log works again: no
-        client is needed to find that out.
+        After a failed commit, write a frame that changes nothing. So the recovery of the log is detected
+        without a client's write.
         """
         self._check_ready()
         assert self._wal is not None

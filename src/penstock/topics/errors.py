@@ -1,7 +1,7 @@
-"""The errors of the event log, by what the caller should do about them.
+"""The errors of the event log, grouped by what the caller should do about them.
 
-Every error carries the `code` of the `/v0` contract and the `detail` that goes with it, so that the HTTP edge
-only has to add a status. The classes derive from `penstock.errors`: `except Unavailable` keeps its meaning.
+Every error carries the `code` of the `/v0` contract and its `detail`, so the HTTP layer only adds a status.
+The classes derive from `penstock.errors`: `except Unavailable` keeps its meaning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class TopicError(Exception):
-    """The part that all errors of this room share; always together with a class of `penstock.errors`."""
+    """The base of all errors of this package. It is always combined with a class of `penstock.errors`."""
 
     code: ClassVar[str] = "internal"
 
@@ -42,19 +42,19 @@ class TopicError(Exception):
 
 
 class InvalidRequest(TopicError, InvalidInput):
-    """A name, a value or a combination of values breaks a rule of the contract."""
+    """A name, a value or a combination of values violates a rule of the contract."""
 
     code = "invalid_request"
 
 
 class BatchTooLarge(TopicError, LimitExceeded):
-    """More records in one write, or more sequences in one call, than the contract allows."""
+    """More records in one write, or more sequence numbers in one call, than the contract allows."""
 
     code = "batch_too_large"
 
 
 class RecordTooLarge(TopicError, LimitExceeded):
-    """One record is above its cap, or a write alone is larger than a topic that rejects."""
+    """A record exceeds its size limit, or a single write exceeds the caps of a topic that rejects."""
 
     code = "record_too_large"
 
@@ -69,7 +69,7 @@ class TopicNotFound(TopicError, NotFound):
 
 
 class IncompatibleTopic(TopicError, Conflict):
-    """The topic exists and cannot become what is asked for."""
+    """The topic exists and cannot be changed as requested."""
 
     code = "topic_exists_incompatible"
 
@@ -84,19 +84,19 @@ class RouterNotFound(TopicError, NotFound):
 
 
 class RouterCycle(TopicError, Conflict):
-    """The router would lead records back to where they came from, and is not allowed to."""
+    """The router would copy records back to their source, and its config does not allow this."""
 
     code = "router_cycle"
 
 
 class TopicNotEmpty(TopicError, Conflict):
-    """The topic was to be deleted only if it is empty."""
+    """The topic has records, and was to be deleted only if empty."""
 
     code = "topic_not_empty"
 
 
 class NotAQueue(TopicError, Conflict):
-    """Jobs are asked of a topic that is a log."""
+    """A queue operation was called on a topic that is a log."""
 
     code = "not_a_queue"
 
@@ -107,19 +107,19 @@ class NotAQueue(TopicError, Conflict):
 
 
 class TopicFull(TopicError, LimitExceeded):
-    """The topic rejects new records until old ones are deleted; nothing was appended."""
+    """The topic rejects new records until old ones are deleted. Nothing was appended."""
 
     code = "topic_full"
 
 
 class Throttled(TopicError, Unavailable):
-    """A cap of the server is reached; nothing was applied. Retry later."""
+    """A limit of the server is reached. Nothing was applied; retry later."""
 
     code = "throttled"
 
 
 class CommitFailed(TopicError, Unavailable):
-    """The log could not be written or made durable; nothing was published."""
+    """The log could not be written or synced. Nothing was published."""
 
     code = "internal"
 
@@ -137,6 +137,6 @@ class ShuttingDown(TopicError, Unavailable):
 
 
 class Damaged(TopicError, Corrupt):
-    """Stored records cannot be read back as they were written; `detail` names topic and range."""
+    """Stored records cannot be read as they were written. `detail` names their topic and range."""
 
     code = "internal"

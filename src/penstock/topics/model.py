@@ -1,4 +1,4 @@
-"""The arguments and results of the engine, as plain values: records, pages, predicates and jobs."""
+"""The arguments and results of the engine as plain values: records, pages, predicates and jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEASE_NAME: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 
 
 class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One job and the lease it is held under; `data` and `meta` are JSON text."""
+    """One job and its lease. `data` and `meta` are JSON text."""
 
     seq: int = msgspec.field(name="$seq")
     lease_id: str
@@ -32,7 +32,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def meta(self) -> msgspec.Raw | None:
-        """None if the job has none."""
+        """Return the meta, or None if the job has none."""
         return None if self.meta_text is _ABSENT else self.meta_text
 
 
@@ -41,7 +41,7 @@ _TEXTS = ("data", "meta")
 
 
 def job_of(fragment: bytes) -> ClaimedJob:
-    """A job from its JSON object, of any depth."""
+    """Decode a job from its JSON object, of any depth."""
     try:
         return _JOB.decode(fragment)
     except RecursionError:
@@ -56,22 +56,22 @@ def job_of(fragment: bytes) -> ClaimedJob:
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to a claim. `fragments` are the jobs as JSON objects, ready to be joined by commas."""
+    """A response to a claim. `fragments` are the jobs as JSON objects, ready to be joined by commas."""
 
     topic: str
     fragments: Sequence[bytes]
     seqs: Sequence[int]
     ready: int
-    """Jobs that are left for others."""
+    """The number of ready jobs that remain."""
 
     def jobs(self) -> list[ClaimedJob]:
-        """The jobs as objects, for callers that live in the same process."""
+        """Return the jobs as objects, for callers in the same process."""
         return [job_of(fragment) for fragment in self.fragments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCounts:
-    """`ready` can be claimed now, `in_flight` are held; `dead_lettered` counts from the queue's creation."""
+    """The job counts of a queue. `dead_lettered` counts from the queue's creation."""
 
     ready: int
     in_flight: int
@@ -80,7 +80,7 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckResult:
-    """Jobs that are done and deleted, and those that the caller did not hold."""
+    """Acked and deleted jobs, and those that the caller did not hold."""
 
     topic: str
     acked: int
@@ -92,7 +92,7 @@ class AckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NackResult:
-    """Jobs that were given back, and those that the caller did not hold."""
+    """Jobs returned to the queue, and those that the caller did not hold."""
 
     topic: str
     nacked: int
@@ -103,7 +103,7 @@ class NackResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendResult:
-    """New ends of leases by sequence number, and the jobs that the caller did not hold."""
+    """New lease deadlines by sequence number, and the jobs that the caller did not hold."""
 
     topic: str
     deadlines_ms: dict[int, int]
@@ -111,12 +111,12 @@ class ExtendResult:
 
 
 def lease_name(lease_id: int) -> str:
-    """The fencing token of a lease."""
+    """Return the fencing token of a lease."""
     return f"lease_{lease_id:x}"
 
 
 def parse_lease_ids(names: Sequence[str]) -> list[int]:
-    """The numbers of fencing tokens, 0 for an empty one. Raises `InvalidRequest`."""
+    """Return the numbers of fencing tokens, 0 for an empty one. Raise `InvalidRequest`."""
     return [_parse(name) if name else 0 for name in names]
 
 
@@ -125,7 +125,7 @@ def _parse(name: str) -> int:
     number = int(found[1], 16) if found is not None else 0
     if not number:
         raise InvalidRequest(
-            f"{name[:40]!r} is no lease id; send what the claim gave out, or an empty text to go without"
+            f"{name[:40]!r} is not a lease id; send the lease_id of the claim, or an empty text for any lease"
         )
     return number
 
@@ -133,17 +133,17 @@ def _parse(name: str) -> int:
 TombstoneReason: TypeAlias = Literal[
     "cap", "ttl", "mixed", "source_trim", "lost", "recreated", "from_seq_too_old"
 ]
-"""The last one is only for watches: the position where it began was already lost, for any reason."""
+"""Why records are missing. The last reason is only for watches: their start position was already lost."""
 
 
 class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """One record of a write that has nothing but data, as most have."""
+    """One record of a write with only data, the common case."""
 
     data: msgspec.Raw
 
 
 class NewRecord(BareRecord, gc=False, forbid_unknown_fields=False):
-    """One record of a write. `data` and `meta` are JSON text; it is checked, compacted and kept as it is."""
+    """One record of a write. `data` and `meta` are JSON text, which is checked and compacted."""
 
     tag: FreeText | None = None
     node: FreeText | None = None
@@ -152,7 +152,7 @@ class NewRecord(BareRecord, gc=False, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicate:
-    """Which tags a delete means: one tag, or every tag that starts with `value`."""
+    """A tag filter: one tag, or every tag that starts with `value`."""
 
     value: str
     is_prefix: bool = False
@@ -160,7 +160,7 @@ class Predicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """Records `gap_from` to `gap_to` were lost without having been deleted."""
+    """A gap in a topic: records `gap_from` to `gap_to` were lost without a deletion."""
 
     gap_from: int
     gap_to: int
@@ -171,7 +171,7 @@ class Tombstone:
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One stored record as a diff tells it; `data` and `meta` are JSON text."""
+    """One stored record in a response to a diff. `data` and `meta` are JSON text."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
@@ -182,7 +182,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def meta(self) -> msgspec.Raw | None:
-        """None if the record has none, or it was not asked for."""
+        """Return the meta, or None if the record has none or the caller did not ask for it."""
         return None if self.meta_text is _ABSENT else self.meta_text
 
 
@@ -191,7 +191,7 @@ _RECORDS = msgspec.json.Decoder(list[Record])
 
 
 def records_of(fragments: Sequence[bytes]) -> list[Record]:
-    """Records from their JSON objects. One nested deeper than a decoder goes is among them, as its text."""
+    """Decode records from their JSON objects, including records nested deeper than the decoder allows."""
     try:
         return _RECORDS.decode(b"[" + b",".join(fragments) + b"]")
     except RecursionError:
@@ -199,7 +199,7 @@ def records_of(fragments: Sequence[bytes]) -> list[Record]:
 
 
 def record_of(fragment: bytes) -> Record:
-    """One record from its JSON object, of any depth."""
+    """Decode one record from its JSON object, of any depth."""
     try:
         return _RECORD.decode(fragment)
     except RecursionError:
@@ -222,7 +222,7 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveResult:
-    """The result of deleting a topic; `routers_removed` is sorted."""
+    """The result of deleting a topic. `routers_removed` is sorted."""
 
     topic: str
     deleted: bool
@@ -241,7 +241,7 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wal_append_ms: float = 0.0
     fsync_ms: float = 0.0
     throttle_wait_ms: float = 0.0
-    """How long the commit was held open for more, under pressure."""
+    """How long the commit was delayed under overload to include more writes."""
 
     @property
     def count(self) -> int:
@@ -250,7 +250,7 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """One topic at one moment. `count` and `bytes` are exact: nothing deleted or expired is in them."""
+    """One topic at one moment. `count` and `bytes` are exact and exclude deleted and expired records."""
 
     topic: str
     config: TopicConfig
@@ -267,7 +267,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteResult:
-    """The result of deleting records; `deleted` counts those that were live before."""
+    """The result of deleting records. `deleted` counts those that were live."""
 
     topic: str
     deleted: int
@@ -278,7 +278,7 @@ class DeleteResult:
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to a diff. `fragments` are the records as JSON objects, ready to be joined by commas."""
+    """A response to a diff. `fragments` are the records as JSON objects, ready to be joined by commas."""
 
     topic: str
     fragments: Sequence[bytes]
@@ -290,7 +290,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cold_segments_read: int = 0
 
     def records(self) -> list[Record]:
-        """The records as objects, for callers that live in the same process."""
+        """Return the records as objects, for callers in the same process."""
         return records_of(self.fragments)
 
     @property
@@ -303,7 +303,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored record that decoders may refuse, by its place; an earlier version took it."""
+    """The position of a stored record that decoders may reject. An earlier version accepted it."""
 
     seq: int
     ts_ms: int
@@ -319,7 +319,7 @@ _PLACE = msgspec.json.Decoder(_Place)
 
 
 def unreadable(fragment: bytes) -> UnreadableRecord | None:
-    """Which record breaks the limits of JSON, and why; None for one that decodes."""
+    """Return which record breaks the limits of JSON, and why, or None for one that decodes."""
     problem = stored_problem(fragment)
     if problem is None:
         return None
@@ -331,7 +331,7 @@ _FORMS = '["tag","Eq",value], ["tag","Glob","prefix*"] or a bare string'
 
 
 def parse_match(value: object) -> Predicate:
-    """The predicate in a decoded JSON value. Raises `InvalidRequest` when it is none."""
+    """Parse the predicate in a decoded JSON value. Raise `InvalidRequest` if it is not a predicate."""
     if isinstance(value, str):
         return Predicate(value=value[:-1], is_prefix=True) if value.endswith("*") else Predicate(value=value)
     if not isinstance(value, (list, tuple)) or len(value) != 3 or not isinstance(value[2], str):
@@ -349,14 +349,14 @@ def parse_match(value: object) -> Predicate:
 
 
 def canonical(predicate: Predicate) -> tuple[str, str, str]:
-    """The predicate as it is shown to clients."""
+    """Return the predicate as clients see it."""
     if predicate.is_prefix:
         return ("tag", "Glob", predicate.value + "*")
     return ("tag", "Eq", predicate.value)
 
 
 def matches(predicate: Predicate, tag: str | None) -> bool:
-    """Whether a record with this tag is meant; one without a tag never is."""
+    """Return whether a record with this tag matches. A record without a tag never does."""
     if tag is None:
         return False
     return tag.startswith(predicate.value) if predicate.is_prefix else tag == predicate.value

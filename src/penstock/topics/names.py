@@ -1,4 +1,4 @@
-"""Names of topics and routers: what is allowed where something would be created."""
+"""The rules for names of topics and routers, and the topic names in a request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import msgspec.inspect
 from penstock.topics.errors import InvalidRequest
 
 TopicName: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "topic name"})]
-"""Text in a request that names a topic. `names_in` finds it, so that a server checks it against the key."""
+"""Request text that names a topic. `names_in` finds it, so that a server checks it against the key."""
 FreeText: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "free"})]
-"""Text in a request that names no topic, whatever it says. Every text of a request is one of the two."""
+"""Request text that does not name a topic. Every text field of a request has one of these two types."""
 
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
@@ -23,12 +23,12 @@ _ROUTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a topic may be called so."""
+    """Return whether this is a valid topic name."""
     return _TOPIC.fullmatch(name) is not None
 
 
 def check_topic_name(name: str) -> str:
-    """The name itself. Raises `InvalidRequest` when no topic may be called so."""
+    """Return the name. Raise `InvalidRequest` if it is not a valid topic name."""
     if not is_topic_name(name):
         raise InvalidRequest(
             f"{name[:80]!r} is not a topic name: start with a letter or digit, then letters, digits, "
@@ -38,7 +38,7 @@ def check_topic_name(name: str) -> str:
 
 
 def check_router_name(name: str) -> str:
-    """The name itself. Raises `InvalidRequest` when no router may be called so."""
+    """Return the name. Raise `InvalidRequest` if it is not a valid router name."""
     if _ROUTER.fullmatch(name) is None:
         raise InvalidRequest(
             f"{name[:80]!r} is not a router name: start with a letter or digit, then letters, digits, "
@@ -48,7 +48,7 @@ def check_router_name(name: str) -> str:
 
 
 def names_in(body: msgspec.Struct) -> Iterator[str]:
-    """Every topic name in a request, at any depth: what is declared as `TopicName`."""
+    """Yield every topic name in a request, at any depth: the fields declared as `TopicName`."""
     for field, find in _finders(type(body)):
         value = getattr(body, field)
         if value is not None:
@@ -67,7 +67,7 @@ def _finders(kind: type[msgspec.Struct]) -> tuple[tuple[str, _Find], ...]:
 
 
 def _finder(shown: msgspec.inspect.Type) -> _Find | None:
-    """Return the function that finds names in a value of this type; None if it has none."""
+    """Return the function that finds names in a value of this type, or None if it can have none."""
     if isinstance(shown, msgspec.inspect.Metadata):
         return _itself if shown.extra == {"text": "topic name"} else _finder(shown.type)
     if isinstance(shown, msgspec.inspect.StructType):

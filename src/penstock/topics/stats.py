@@ -1,4 +1,4 @@
-"""Numbers about an engine, for metrics."""
+"""Statistics of an engine, for metrics."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.topics.log.wal import WalShard
 from penstock.topics.topic.topic import Topic
 
 SYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1000, 5000, 10_000, 50_000, 100_000)
-"""Upper bounds of the sync latency histogram; one more bucket is above all of them."""
+"""Upper bounds of the sync latency histogram. One more bucket is above all of them."""
 
 
 class SyncTimes:
-    """How long syncs took. Told by the commit threads, one at a time each; a lost count does no harm."""
+    """Durations of syncs, reported by the commit threads without a lock. A lost count is acceptable."""
 
     __slots__ = ("counts", "total_us")
 
@@ -36,7 +36,7 @@ class SyncTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
-    """One topic."""
+    """The statistics of one topic."""
 
     topic: str
     head_seq: int
@@ -47,7 +47,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalStats:
-    """All shards of the log together."""
+    """The statistics of all shards of the log."""
 
     frames: int = 0
     batches: int = 0
@@ -81,7 +81,7 @@ class EngineStats:
 def collect_stats(
     topics: Iterable[Topic], shards: Sequence[WalShard], times: SyncTimes, *, ready: bool
 ) -> EngineStats:
-    """The numbers of all topics and shards."""
+    """Collect the statistics of all topics and shards."""
     by_class = dict.fromkeys(Durability, 0)
     per_topic: list[TopicStats] = []
     queues = leased = 0

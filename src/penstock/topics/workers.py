@@ -1,7 +1,7 @@
-"""Threads for blocking work: one that tidies up, a few that read from the cold tier.
+"""Threads for blocking work: one for maintenance, and a few for reads from the cold tier.
 
-They are kept apart so that a slow cold store never holds up a checkpoint, and neither holds up the loop. Nor
-does a cold store that hangs delay the end: no call waits for the threads that talk to it.
+They are separate so that a slow cold store delays neither checkpoints nor the event loop. A cold store that
+hangs does not delay the close either, because no call waits for its threads.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ _COLD_READS: Final = 4
 
 
 class Workers(Protocol):
-    """Runs blocking calls for the event loop."""
+    """Run blocking calls for the event loop."""
 
     async def tidy(self, work: Callable[[], T]) -> T:
-        """One after the other, in the order of the calls."""
+        """Run calls one after the other, in order."""
         ...
 
     async def fetch(self, work: Callable[[], T]) -> T:
-        """A few at a time. Raises `ShuttingDown` for what was not begun when the workers were closed."""
+        """Run a few calls at a time.
+
+        Raise `ShuttingDown` for calls that were not started before the close.
+        """
         ...
 
     def close(self) -> None:
-        """Wait for what tidies up, not for what is fetched; not to be used afterwards."""
+        """Wait for maintenance calls, but not for fetches. The workers must not be used afterwards."""
         ...
 
 
@@ -50,25 +53,25 @@ class _Job(Generic[T]):
             return
         try:
             result = self._work()
-        except BaseException as error:  # noqa: BLE001 - the waiter gets it
+        except BaseException as error:  # noqa: BLE001 - the waiter receives it
             self.fail(error)
         else:
-            self._tell(lambda: self.done.set_result(result))
+            self._settle_soon(lambda: self.done.set_result(result))
 
     def fail(self, error: BaseException) -> None:
-        self._tell(lambda: self.done.set_exception(error))
+        self._settle_soon(lambda: self.done.set_exception(error))
 
-    def _tell(self, settle: Callable[[], None]) -> None:
+    def _settle_soon(self, settle: Callable[[], None]) -> None:
         def unless_done() -> None:
             if not self.done.done():
                 settle()
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             self._loop.call_soon_threadsafe(unless_done)
 
 
 class LooseThreads:
-    """Threads, started when first needed, that are not waited for at the end, not even by the process."""
+    """Threads that start when first needed and that nothing waits for at the end, not even the process."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -78,7 +81,7 @@ class LooseThreads:
         self._closed = False
 
     async def __call__(self, work: Callable[[], T], /) -> T:
-        """Run a blocking call; one thread runs them in order."""
+        """Run a blocking call. A single thread runs them in order."""
         job = _Job(work)
         self._start()
         self._jobs.put(job)  # type: ignore[arg-type]
@@ -91,7 +94,7 @@ class LooseThreads:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Start nothing more; running calls may end or not."""
+        """Start no more calls. Running calls may or may not finish."""
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -105,7 +108,7 @@ class LooseThreads:
 
 
 class ThreadWorkers:
-    """`Workers` with threads of their own."""
+    """The workers of an engine, with their own threads."""
 
     def __init__(self) -> None:
         self._tidy = ThreadPoolExecutor(1, thread_name_prefix="topics-tidy")

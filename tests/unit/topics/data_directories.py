@@ -1,4 +1,4 @@
-"""A small data directory with a file of every kind, made by hand."""
+"""A small hand-made data directory with every kind of file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<BQQHHI")
 
 
 def segment(first_seq: int, count: int, tag: bytes = b"") -> tuple[bytes, bytes]:
-    """Data and index of a segment whose records tell their numbers."""
+    """Return data and index of a segment whose records contain their numbers."""
     data = b""
     rows = np.zeros(count, IDX_DTYPE)
     for place in range(count):
@@ -70,7 +70,7 @@ def topic_entry(*segments: SegmentEntry, name: str = "clicks", id: int = 1) -> T
 
 
 class DataDirectory:
-    """Topic 1 with a sealed segment (tags, deletions) and a growing one; one log; snapshot 3."""
+    """Topic 1 with a sealed segment (tags, deletions) and a growing one, one log, and snapshot 3."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class DataDirectory:
         self.log.append(batch, sum(map(len, batch)), frames, sync=True)
 
     def remove_topic(self) -> None:
-        """As a server does: the log says so, then the files go; the snapshot is later."""
+        """Delete a topic as a server does: first in the log, then the files, and the snapshot later."""
         frame = encode_control(FrameType.TOPIC_DELETE, 1, struct.pack("<I6sI", 6, b"clicks", 0))
         self.log.append([frame], len(frame), 1, sync=True)
         self.root.remove_topic(1)

@@ -1,4 +1,4 @@
-"""An engine on a disk in memory, with a clock that stands still, and what tests ask of it."""
+"""An engine on a disk in memory with a fixed clock, and helpers for its tests."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def recs(*values: object, tag: str | None = None) -> list[NewRecord]:
 
 
 class DetachedWorkers(InlineWorkers):
-    """Work goes on when whoever waits for it is gone, as it does in a thread."""
+    """Workers whose work continues after its caller is cancelled, as in a thread."""
 
     async def tidy(self, work: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.ensure_future(self._do(work)))
 
 
 class World:
-    """One data directory: open it, stop it, pull the plug, open it again."""
+    """One data directory: open it, stop it, cut the power, open it again."""
 
     def __init__(
         self,
@@ -76,19 +76,22 @@ class World:
         return self.engine
 
     async def restart(self, **changes: object) -> Engine:
-        """A clean stop and a start."""
+        """Stop cleanly and start again."""
         await self.engine.close()
         return await self.open(**changes)
 
     async def crash(
         self, survival: Survival = Survival.NOTHING, *, rng: random.Random | None = None, **changes: object
     ) -> Engine:
-        """The power goes, with this much of what was not durable, and comes back."""
+        """Cut the power, keep this part of the data that was not durable, and start again."""
         self.unplug(survival, rng)
         return await self.open(**changes)
 
     async def abandon(self) -> Engine:
-        """The process dies and comes back while the disk has power: what is not durable still is not."""
+        """Kill the process and start again without a power failure.
+
+        Data that was not durable still is not.
+        """
         self._stop_ticking()
         self.engine._lock.__exit__(None, None, None)
         return await self.open()
@@ -108,7 +111,7 @@ class World:
                 ticking.cancel()
 
     async def kill(self, **changes: object) -> Engine:
-        """The process dies; the machine goes on."""
+        """Kill the process while the machine keeps running."""
         return await self.crash(Survival.EVERYTHING, **changes)
 
     def files(self) -> list[str]:
@@ -116,7 +119,7 @@ class World:
 
 
 def flip_bit(disk: FakeDisk, path: str, bit: int) -> None:
-    """One bit of a file turns, durably."""
+    """Flip one bit of a file durably."""
     file = disk.open_log(path)
     byte = disk.read(path, bit // 8, 1)[0] ^ (1 << bit % 8)
     file.write_durably_at(bit // 8, [bytes([byte])])
@@ -132,7 +135,7 @@ def seqs(page: Page) -> list[int]:
 
 
 async def read_all(engine: Engine, topic: str, from_seq: int = 0) -> dict[int, object]:
-    """Every live record by its sequence number, page by page."""
+    """Return every live record by its sequence number, read page by page."""
     found: dict[int, object] = {}
     while True:
         page = await engine.diff(topic, from_seq, limit=1000)
@@ -144,13 +147,13 @@ async def read_all(engine: Engine, topic: str, from_seq: int = 0) -> dict[int, o
 
 
 async def settle() -> None:
-    """Let everything that is ready run."""
+    """Let all ready tasks run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 def run_until_power_cut(work: Coroutine[object, None, object]) -> None:
-    """Run something to its end, or until the power goes, also where an event loop would only log that."""
+    """Run to the end or until a power cut, even where an event loop would only log the error."""
     with contextlib.suppress(PowerCut):
         asyncio.run(_until_power_cut(work))
 
@@ -170,7 +173,7 @@ async def _until_power_cut(work: Coroutine[object, None, object]) -> None:
     await asyncio.wait([working, cut], return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         await working
-    # Whatever still waits is cancelled with the loop, and hears nothing more of its outcome.
+    # Waiting tasks are cancelled with the loop and get no outcome.
 
 
 async def gather_outcomes(calls: Iterable[asyncio.Future[object]]) -> list[object]:
@@ -178,7 +181,7 @@ async def gather_outcomes(calls: Iterable[asyncio.Future[object]]) -> list[objec
 
 
 async def fail_to_sync_the_snapshot(world: World) -> None:
-    """A checkpoint that is complete but for the name of its snapshot."""
+    """Leave a checkpoint complete except for the durable name of its snapshot."""
     sync_dir = world.disk.sync_dir
 
     def failing(path: str) -> None:

@@ -1,4 +1,4 @@
-"""A topic without a disk: log files and segments in memory, and a model that says what must come out."""
+"""A topic without a disk: log files and segments in memory, and a model of the expected results."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def encoded(
 
 @dataclass
 class StoredSegment:
-    """A segment's data, and whether it must be fetched to be read."""
+    """The data of a segment, and whether it must be fetched before a read."""
 
     data: bytearray
     cold: bool = False
 
 
 class MemoryTopic:
-    """Index, floors and tags of one topic, driven as an engine drives them."""
+    """Index, floors and tags of one topic, used as an engine uses them."""
 
     def __init__(self) -> None:
         self.index = TopicIndex()
@@ -84,14 +84,14 @@ class MemoryTopic:
         self.floors.raise_ttl(self.index.expire(self.now_ms, ttl_ms))
 
     def segment_of(self, last_seq: int, copied: Columns | None = None) -> Columns:
-        """A segment of the log rows up to `last_seq`, as a checkpoint makes it, not promoted yet."""
+        """Build a segment from the log rows up to `last_seq`, as a checkpoint does, without promoting it."""
         rows = self.index.copy(self.index.first_log_seq, last_seq) if copied is None else copied
         built = build(rows, lambda file: memoryview(self.files[file]))
         stored = StoredSegment(bytearray(b"".join(built.data)))
         return Columns.of_segment(rows.first_seq, built.idx, source=stored)
 
     def extended(self, segment: Columns, last_seq: int) -> Columns:
-        """The same segment with the log rows up to `last_seq` appended."""
+        """Append the log rows up to `last_seq` to the segment."""
         assert isinstance(segment.source, StoredSegment)
         rows = self.index.copy(segment.end_seq, last_seq)
         data = segment.source.data
@@ -172,7 +172,7 @@ class Model:
         return [seq for seq, kept in self.live.items() if matches(predicate, kept.record.tag)]
 
     def read(self, request: DiffRequest, now_ms: int, ttl_ms: int) -> tuple[list[dict[str, object]], int]:
-        """The records of a page, and the cursor after it."""
+        """Return the records of a page, and the cursor after it."""
         behind = request.from_seq if request.from_seq <= self.head else 0
         cursor = max(behind, self.earliest - 1)
         out: list[dict[str, object]] = []

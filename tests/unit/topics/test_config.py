@@ -32,14 +32,12 @@ from penstock.topics.config import EngineConfig
         ("cold_dir", "", "a directory or a store URL"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_with_what_was_expected(
-    name: str, wrong: object, expected: str
-) -> None:
+def test_an_invalid_value_is_refused_with_the_expected_one(name: str, wrong: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}: expected .*{expected}"):
         EngineConfig(**{"data_dir": "/data", name: wrong})  # type: ignore[arg-type]
 
 
-def test_the_least_values_are_taken() -> None:
+def test_the_lowest_values_are_accepted() -> None:
     EngineConfig(
         data_dir="/data",
         wal_shards=64,

@@ -1,4 +1,4 @@
-"""Deleting records: which ones, for how long, and what it does not touch."""
+"""Deletion of records: which records, for how long, and what stays unaffected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tagged() -> list[NewRecord]:
     return [rec(n, tag=tag) for n, tag in enumerate(TAGGED, 1)]
 
 
-async def test_a_prefix_is_everything_below_and_stops_at_the_head(world: World) -> None:
+async def test_a_prefix_covers_everything_below_and_stops_at_the_head(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3))
     result = await engine.delete("t", before_seq=3)
@@ -54,7 +54,7 @@ async def test_a_prefix_is_everything_below_and_stops_at_the_head(world: World) 
     ],
 )
 @pytest.mark.parametrize("where", ["log", "active segment", "sealed segments"])
-async def test_who_is_meant_is_the_same_wherever_the_records_are(
+async def test_a_delete_selects_the_same_records_in_every_tier(
     world: World, match: Predicate | None, before_seq: int | None, left: list[int], where: str
 ) -> None:
     engine = await world.open(segment_max_events=2 if where == "sealed segments" else 1000)
@@ -84,7 +84,7 @@ async def test_a_prefix_with_a_match_moves_no_watermark(world: World) -> None:
     assert seqs(await engine.diff("t")) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_delete_is_for_what_was_there_when_it_was_called(world: World) -> None:
+async def test_a_delete_covers_only_records_that_existed_at_the_call(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, tag="x"), config=FSYNC)
     world.committers.hold()
@@ -134,7 +134,7 @@ async def test_deletes_during_a_checkpoint_are_not_undone_by_it(world: World) ->
 async def test_the_tags_of_every_segment_are_read_by_the_workers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither before their turn comes nor when the delete is applied: the event loop is not held up."""
+    """Workers read them, once and before the delete is applied, so the event loop is not blocked."""
     engine = await world.open(segment_max_events=4)
     await engine.write("t", tagged(), config=FSYNC)
     await engine.checkpoint()
@@ -160,7 +160,7 @@ async def test_the_tags_of_every_segment_are_read_by_the_workers(
     assert read == [1, 5]
 
 
-async def test_a_segment_that_grows_while_its_tags_are_read_keeps_none_of_them(world: World) -> None:
+async def test_a_delete_by_tag_covers_a_segment_that_grows_while_its_tags_are_read(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, tag="x"), config=FSYNC)
     await engine.checkpoint()
@@ -189,7 +189,7 @@ async def test_deleting_everything_keeps_the_head(world: World) -> None:
     assert (await engine.write("t", recs(4))).first_seq == 4
 
 
-async def test_deletes_of_records_that_were_kept_before_the_topic_became_ephemeral_last(world: World) -> None:
+async def test_deletes_of_records_stored_before_the_topic_became_ephemeral_are_durable(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, tag="x"), config=FSYNC)
     await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL))

@@ -1,4 +1,4 @@
-"""What each class of topic keeps, and what it may lose."""
+"""What each durability class keeps, and what it may lose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_disk_keeps_everything_when_the_process_dies(world: World) -> None
     assert await read_all(engine, "t") == {n + 1: n for n in range(30)}
 
 
-async def test_disk_never_uses_a_sequence_twice_and_its_holes_are_silent(world: World) -> None:
+async def test_disk_never_reuses_a_sequence_and_its_holes_have_no_tombstone(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(0), config=DISK)
     world.committers.tend()
@@ -74,7 +74,7 @@ async def test_a_clean_stop_leaves_no_holes(world: World) -> None:
     assert (await engine.write("t", recs(2))).first_seq == 2
 
 
-async def test_memory_comes_back_to_what_survived(world: World) -> None:
+async def test_memory_recovers_the_records_that_survived(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=MEMORY)
     world.committers.tend()
@@ -108,7 +108,7 @@ async def test_ephemeral_writes_nothing_and_keeps_config_and_checkpointed_head(w
     assert engine.problems == []
 
 
-async def test_an_ephemeral_topic_with_a_cap_lets_go_of_its_memory(world: World) -> None:
+async def test_an_ephemeral_topic_with_a_cap_frees_its_memory(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_records=10))
     for n in range(1000):
@@ -133,7 +133,7 @@ async def test_an_ephemeral_topic_holds_no_more_memory_than_its_live_records_nee
     assert sum(map(len, topic.log._chunks.values())) < 512 * 1024
 
 
-async def test_a_topic_that_becomes_ephemeral_keeps_what_it_had(world: World) -> None:
+async def test_a_topic_that_becomes_ephemeral_keeps_its_records(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.put_topic("t", EPHEMERAL)
@@ -147,7 +147,7 @@ async def test_a_topic_that_becomes_ephemeral_keeps_what_it_had(world: World) ->
     assert engine.problems == []
 
 
-async def test_what_was_evicted_from_it_while_ephemeral_does_not_come_back(world: World) -> None:
+async def test_records_evicted_while_ephemeral_do_not_come_back(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_records=2))
@@ -160,7 +160,7 @@ async def test_what_was_evicted_from_it_while_ephemeral_does_not_come_back(world
 
 
 @pytest.mark.parametrize("config", [FSYNC, DISK, MEMORY])
-async def test_a_topic_that_was_ephemeral_keeps_what_comes_after(world: World, config: TopicConfig) -> None:
+async def test_a_formerly_ephemeral_topic_keeps_later_records(world: World, config: TopicConfig) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=EPHEMERAL)
     await engine.put_topic("t", config)
@@ -192,10 +192,10 @@ async def test_no_sequence_of_an_ephemeral_topic_is_used_again_once_it_is_durabl
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("how", ["deleted", "by the cap"])
-async def test_what_is_written_after_records_were_lost_with_the_memory_is_not_taken_for_them(
+async def test_records_written_after_a_memory_loss_are_not_mistaken_for_the_lost_ones(
     world: World, how: str, checkpoint: bool
 ) -> None:
-    """1. records in memory are deleted or evicted; 2. they are gone with a crash; 3. fsync records follow."""
+    """1. records in memory are deleted or evicted; 2. a crash loses them; 3. fsync records follow."""
     cap_records = 3 if how == "by the cap" else 0
     fsync = TopicConfig(durable=True, cap_records=cap_records)
     engine = await world.open()
@@ -217,7 +217,7 @@ async def test_what_is_written_after_records_were_lost_with_the_memory_is_not_ta
         assert engine.problems == []
 
 
-async def test_what_an_ephemeral_topic_held_is_kept_by_the_first_checkpoint_after_the_change(
+async def test_the_first_checkpoint_after_the_change_stores_the_records_of_an_ephemeral_topic(
     world: World,
 ) -> None:
     engine = await world.open()
@@ -230,7 +230,7 @@ async def test_what_an_ephemeral_topic_held_is_kept_by_the_first_checkpoint_afte
 
 
 async def test_writes_that_cross_a_change_to_ephemeral_stay_in_order_and_readable(world: World) -> None:
-    """1. the change is submitted; 2. so is a write; 3. the change is applied; 4. another write comes."""
+    """1. the change is submitted; 2. a write is submitted; 3. the change is applied; 4. another write."""
     engine = await world.open(wal_file_bytes=700)
     await engine.write("t", recs(1), config=DISK)
     world.committers.hold()
@@ -251,7 +251,7 @@ async def test_writes_that_cross_a_change_to_ephemeral_stay_in_order_and_readabl
         assert await read_all(engine, "t") == {1: 1, 2: 2, 3: 3}
 
 
-async def test_writes_under_way_when_the_engine_closes_are_acknowledged_and_kept(world: World) -> None:
+async def test_writes_in_flight_when_the_engine_closes_are_acknowledged_and_stored(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     world.committers.hold()

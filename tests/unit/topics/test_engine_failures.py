@@ -1,4 +1,4 @@
-"""When the disk does not do what it is told: nothing is acknowledged that is not so, and life goes on."""
+"""Disk failures: nothing is acknowledged falsely, and the engine keeps working."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.topics.topic.topic import Topic
 async def failing(
     world: World, kind: DiskFault = DiskFault.FAIL_ALWAYS, after: int = 0
 ) -> AsyncIterator[None]:
-    """The disk fails from now on (or after so many calls), until the end of the block."""
+    """Fail the disk from now on, or after this number of calls, until the end of the block."""
     world.disk.plan = PlannedFault(call=len(world.disk.calls) + after, kind=kind)
     yield
     await settle()
@@ -62,7 +62,7 @@ async def test_after_a_failed_commit_nothing_is_published_and_the_sequences_are_
         assert engine.problems == []
 
 
-async def test_everything_queued_behind_a_failure_fails_too(world: World) -> None:
+async def test_everything_queued_after_a_failure_fails_too(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     await engine.put_topic("u", FSYNC)
@@ -72,7 +72,7 @@ async def test_everything_queued_behind_a_failure_fails_too(world: World) -> Non
     await settle()
     async with failing(world):
         world.committers.release()
-        # Built on what has failed, before anybody could know.
+        # These writes depend on the failed one, before the failure is known.
         late = [asyncio.ensure_future(engine.write(name, recs(4))) for name in ("t", "u")]
         outcomes = await gather_outcomes([*early, *late])
     assert [type(outcome) for outcome in outcomes] == [CommitFailed] * 5
@@ -82,7 +82,7 @@ async def test_everything_queued_behind_a_failure_fails_too(world: World) -> Non
     assert (await read_all(engine, "t"), await read_all(engine, "u")) == ({1: "x"}, {1: "y"})
 
 
-async def test_what_fails_on_one_shard_leaves_the_others_alone(world: World) -> None:
+async def test_a_failure_on_one_shard_does_not_affect_the_others(world: World) -> None:
     engine = await world.open(wal_shards=4)
     for n in range(8):
         await engine.put_topic(f"t{n}", TopicConfig(durability=Durability.MEMORY))
@@ -106,7 +106,7 @@ async def test_a_failed_sync_never_acknowledges(world: World) -> None:
     await engine.write("loose", recs(1))
     written = len(world.disk.calls)
     async with failing(world, DiskFault.FAIL_ONCE, after=1):
-        # Not alone in the log, so it takes a write and a sync: the second one fails.
+        # There are other records in the log, so this takes a write and a sync. The sync fails.
         with pytest.raises(CommitFailed):
             await engine.write("t", recs("not durable"))
     assert world.disk.calls[written : written + 2] == ["write_at", "datasync"]
@@ -115,7 +115,7 @@ async def test_a_failed_sync_never_acknowledges(world: World) -> None:
     assert await read_all(engine, "t") == {1: "durable"}
 
 
-async def test_a_full_disk_says_so_and_is_over_when_there_is_space_again(world: World) -> None:
+async def test_a_full_disk_is_reported_until_there_is_space_again(world: World) -> None:
     engine = await world.open(wal_file_bytes=600)
     await engine.put_topic("t", FSYNC)
     written = 0
@@ -137,7 +137,7 @@ async def test_a_full_disk_says_so_and_is_over_when_there_is_space_again(world: 
 
 
 async def _fill(world: World, topic: str) -> int:
-    """Write until there is no space; how many records that were."""
+    """Write until the disk is full. Return the number of records."""
     for written in range(1000):
         try:
             await world.engine.write(topic, recs("x" * 30, tag="odd" if written % 2 else None))
@@ -146,7 +146,7 @@ async def _fill(world: World, topic: str) -> int:
     raise AssertionError("it never gets full")
 
 
-async def test_what_makes_room_is_taken_when_there_is_none_for_another_log_file(
+async def test_deletions_are_accepted_without_room_for_another_log_file(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await world.open(wal_file_bytes=1 << 14)
@@ -220,7 +220,7 @@ async def test_a_failed_config_change_changes_nothing(world: World) -> None:
     assert engine.state("t").count == 2
 
 
-async def test_a_creation_whose_caller_is_gone_still_makes_one_topic(world: World) -> None:
+async def test_a_creation_whose_caller_is_cancelled_still_creates_one_topic(world: World) -> None:
     engine = await world.open()
     world.committers.hold()
     first = asyncio.create_task(engine.put_topic("t", FSYNC))
@@ -238,7 +238,7 @@ async def test_a_creation_whose_caller_is_gone_still_makes_one_topic(world: Worl
     assert await read_all(engine, "t") == {1: 1}
 
 
-async def test_a_deletion_whose_caller_is_gone_swallows_no_later_write(world: World) -> None:
+async def test_a_deletion_whose_caller_is_cancelled_loses_no_later_write(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     world.committers.hold()
@@ -256,7 +256,7 @@ async def test_a_deletion_whose_caller_is_gone_swallows_no_later_write(world: Wo
     assert await read_all(engine, "t") == {1: 1}
 
 
-async def test_an_engine_whose_start_failed_lets_go_of_the_directory(world: World) -> None:
+async def test_an_engine_whose_start_failed_releases_the_directory(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     plugged = world.disk
@@ -282,7 +282,7 @@ async def test_a_directory_has_one_engine(world: World) -> None:
         await World(disk=world.disk, clock=world.clock).open()
 
 
-async def test_nothing_is_answered_before_the_start_is_over(world: World) -> None:
+async def test_no_call_is_served_before_the_start_is_complete(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     await engine.close()
@@ -305,7 +305,7 @@ async def test_a_close_on_a_broken_disk_ends_and_loses_nothing(world: World) -> 
     assert await read_all(engine, "t") == {1: 1}
 
 
-async def test_a_full_queue_does_not_keep_the_engine_from_closing(world: World) -> None:
+async def test_a_full_queue_does_not_prevent_the_engine_from_closing(world: World) -> None:
     engine = await world.open(wal_queue_max=2)
     await engine.put_topic("t", TopicConfig())
     world.committers.hold()
@@ -320,7 +320,7 @@ async def test_a_full_queue_does_not_keep_the_engine_from_closing(world: World) 
     assert await read_all(engine, "t") == {1: 0, 2: 1}
 
 
-async def test_reading_a_topic_that_is_deleted_meanwhile_says_that_it_is_gone(world: World) -> None:
+async def test_reading_a_topic_that_is_deleted_meanwhile_raises_not_found(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     waiting = asyncio.create_task(engine.diff("t", wait_ms=1000))
@@ -331,7 +331,7 @@ async def test_reading_a_topic_that_is_deleted_meanwhile_says_that_it_is_gone(wo
     assert seqs(await engine.diff((await engine.write("t", recs(1))).topic)) == [1]
 
 
-async def test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_them_again(
+async def test_a_server_whose_log_accepts_no_writes_is_not_ready_until_it_accepts_them_again(
     world: World,
 ) -> None:
     engine = await world.open()
@@ -394,7 +394,7 @@ async def test_a_deletion_on_a_full_disk_does_not_make_the_server_ready(
     with monkeypatch.context() as full:
         full.setattr(world.disk, "allocate", no_space)
         await _fill(world, "t")
-        while True:  # what the probes write takes the rest of the file
+        while True:  # the probes fill the rest of the file
             try:
                 await engine.check_writable()
                 with pytest.raises(StorageFull):

@@ -1,4 +1,4 @@
-"""Queues on an engine: who gets which job, for how long, and what becomes of it."""
+"""Queues on an engine: which worker gets which job, for how long, and with what result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def opened(world: World, jobs: int = 3, config: TopicConfig = QUEUE) -> En
     return engine
 
 
-async def test_a_claim_hands_out_the_oldest_jobs_with_everything_that_belongs_to_them(world: World) -> None:
+async def test_a_claim_returns_the_oldest_jobs_with_all_their_fields(world: World) -> None:
     engine = await opened(world, 0)
     await engine.write("q", [rec({"a": 1}, tag="t", node="n", meta={"m": 2}), rec(None), rec("x")])
     result = await engine.claim("q", "w", max=2)
@@ -71,14 +71,14 @@ async def test_a_claim_hands_out_the_oldest_jobs_with_everything_that_belongs_to
     assert counts(engine) == (1, 2, 0)
 
 
-async def test_nobody_else_gets_a_job_while_it_is_held(world: World) -> None:
+async def test_no_other_worker_gets_a_leased_job(world: World) -> None:
     engine = await opened(world)
     assert taken(await engine.claim("q", "a", max=2)) == [1, 2]
     assert taken(await engine.claim("q", "b", max=5)) == [3]
     assert taken(await engine.claim("q", "c", max=5)) == []
 
 
-async def test_an_ack_deletes_for_good_and_only_what_the_node_holds(world: World) -> None:
+async def test_an_ack_permanently_deletes_only_jobs_that_the_node_holds(world: World) -> None:
     engine = await opened(world)
     await engine.claim("q", "a", max=2)
     result = await engine.ack("q", "b", [1])
@@ -93,7 +93,7 @@ async def test_an_ack_deletes_for_good_and_only_what_the_node_holds(world: World
         assert counts(engine) == (2, 0, 0)
 
 
-async def test_an_ack_of_nothing_is_no_mistake(world: World) -> None:
+async def test_an_empty_ack_is_valid(world: World) -> None:
     engine = await opened(world)
     result = await engine.ack("q", "a", [])
     assert (result.acked, result.skipped, result.ready, result.in_flight) == (0, [], 3, 0)
@@ -112,13 +112,13 @@ async def test_a_stale_lease_id_acks_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("fence", ["", "lease_1"])
-async def test_an_empty_lease_id_fences_nothing(world: World, fence: str) -> None:
+async def test_an_empty_lease_id_accepts_any_lease(world: World, fence: str) -> None:
     engine = await opened(world, 1)
     await engine.claim("q", "w")
     assert (await engine.ack("q", "w", [1], [fence])).acked == 1
 
 
-async def test_a_lease_holds_to_the_end_of_its_last_millisecond(world: World) -> None:
+async def test_a_lease_includes_its_last_millisecond(world: World) -> None:
     engine = await opened(world, 1)
     await engine.claim("q", "a")
     await world.clock.advance(1.0)
@@ -130,7 +130,7 @@ async def test_a_lease_holds_to_the_end_of_its_last_millisecond(world: World) ->
     assert taken(await engine.claim("q", "b")) == [1]
 
 
-async def test_what_came_back_goes_before_what_is_fresh_the_lowest_first(world: World) -> None:
+async def test_returned_jobs_are_delivered_before_fresh_ones_lowest_first(world: World) -> None:
     engine = await opened(world, 5)
     await engine.claim("q", "a", max=3)
     await engine.nack("q", "a", [3])
@@ -139,7 +139,7 @@ async def test_what_came_back_goes_before_what_is_fresh_the_lowest_first(world: 
     assert taken(await engine.claim("q", "b", max=3)) == [3, 4, 5]
 
 
-async def test_a_delayed_nack_is_ready_when_its_time_has_come(world: World) -> None:
+async def test_a_job_nacked_with_a_delay_is_ready_after_it(world: World) -> None:
     engine = await opened(world, 2)
     await engine.claim("q", "a", max=2)
     result = await engine.nack("q", "a", [2], delay_ms=500)
@@ -170,7 +170,7 @@ async def test_extending_sets_the_end_and_keeps_the_lease(world: World) -> None:
 @pytest.mark.parametrize(
     ("asked", "given"), [(None, 1000), (0, 100), (1, 100), (5000, 5000), (10**12, 86_400_000)]
 )
-async def test_leases_are_as_long_as_asked_within_the_limits(
+async def test_leases_have_the_requested_length_within_the_limits(
     world: World, asked: int | None, given: int
 ) -> None:
     engine = await opened(world, 1)
@@ -186,7 +186,7 @@ async def test_a_claim_takes_one_to_a_thousand_jobs(world: World, asked: int, gi
     assert result.ready == 1200 - given
 
 
-async def test_deleted_evicted_and_expired_jobs_are_nobodys(world: World) -> None:
+async def test_deleted_evicted_and_expired_jobs_have_no_holder(world: World) -> None:
     engine = await opened(world, 4)
     await engine.claim("q", "a", max=3)
     await engine.nack("q", "a", [2])
@@ -203,7 +203,7 @@ async def test_deleted_evicted_and_expired_jobs_are_nobodys(world: World) -> Non
 
 
 @pytest.mark.parametrize("where", ["log", "segments", "memory"])
-async def test_jobs_are_the_same_wherever_they_are(world: World, where: str) -> None:
+async def test_jobs_are_the_same_in_every_tier(world: World, where: str) -> None:
     engine = await world.open(segment_max_events=4)
     config = TopicConfig(type="queue", durability="ephemeral" if where == "memory" else "disk")  # type: ignore[arg-type]
     await engine.put_topic("q", config)
@@ -221,7 +221,7 @@ async def test_jobs_are_the_same_wherever_they_are(world: World, where: str) -> 
     assert taken(await engine.claim("q", "w", max=5)) == [21, 22, 23, 24, 25]
 
 
-async def test_jobs_in_a_cold_segment_are_handed_out_too() -> None:
+async def test_jobs_in_a_cold_segment_are_delivered_too() -> None:
     world = World(cold_dir="/cold", segment_max_events=4, hot_retain_segments=0)
     engine = await opened(world, 8)
     await engine.checkpoint()
@@ -268,7 +268,7 @@ async def test_a_malformed_lease_id_is_refused_before_anything_else(world: World
         await engine.ack("none", "", [1] * 2000, [token])
 
 
-async def test_lease_ids_are_as_many_as_jobs_and_those_at_most_a_thousand(world: World) -> None:
+async def test_there_is_one_lease_id_per_job_and_at_most_a_thousand_jobs(world: World) -> None:
     engine = await opened(world)
     with pytest.raises(InvalidRequest, match="lease_ids"):
         await engine.nack("none", "w", [1, 2], ["lease_1"])
@@ -279,7 +279,7 @@ async def test_lease_ids_are_as_many_as_jobs_and_those_at_most_a_thousand(world:
         await engine.ack("none", "w", [1] * 1000, [""] * 1000)
 
 
-async def test_while_an_ack_is_being_committed_nobody_gets_the_job(world: World) -> None:
+async def test_a_job_whose_ack_is_being_committed_is_not_delivered(world: World) -> None:
     engine = await opened(world, 1)
     await engine.claim("q", "a")
     world.committers.hold()
@@ -307,7 +307,7 @@ async def test_an_ack_whose_commit_fails_leaves_the_lease_as_it_was(world: World
     assert seqs(await engine.diff("q")) == [2]
 
 
-async def test_an_ack_goes_on_without_its_caller(world: World) -> None:
+async def test_an_ack_continues_without_its_caller(world: World) -> None:
     engine = await opened(world, 1)
     await engine.claim("q", "a")
     world.committers.hold()
@@ -328,7 +328,7 @@ async def test_an_fsync_ack_survives_a_power_cut(world: World) -> None:
     assert counts(engine) == (2, 0, 0)
 
 
-async def test_a_deleted_queue_begins_anew(world: World) -> None:
+async def test_a_recreated_queue_starts_over(world: World) -> None:
     engine = await opened(world, 2)
     await engine.claim("q", "a")
     await engine.remove_topic("q")
@@ -339,7 +339,7 @@ async def test_a_deleted_queue_begins_anew(world: World) -> None:
     assert (job.seq, job.lease_id, job.deliveries) == (1, "lease_1", 1)
 
 
-async def test_a_claim_whose_queue_is_deleted_meanwhile_is_told(world: World) -> None:
+async def test_a_claim_whose_queue_is_deleted_meanwhile_fails(world: World) -> None:
     engine = await opened(world, 1)
     world.committers.hold()
     claiming = asyncio.ensure_future(engine.claim("q", "a"))  # waits for its lease number
@@ -352,7 +352,7 @@ async def test_a_claim_whose_queue_is_deleted_meanwhile_is_told(world: World) ->
         await claiming
 
 
-async def test_a_job_that_cannot_be_read_does_not_hold_up_the_others(world: World) -> None:
+async def test_an_unreadable_job_does_not_block_the_others(world: World) -> None:
     engine = await opened(world, 3)
     topic = engine._catalog.get("q")
     topic.log.index.runs[0].mark(0, DAMAGED)
@@ -365,7 +365,7 @@ async def test_a_job_that_cannot_be_read_does_not_hold_up_the_others(world: Worl
     assert told.value.detail == {"topic": "q", "first_seq": 1, "last_seq": 1}
 
 
-async def test_a_closed_engine_hands_out_nothing(world: World) -> None:
+async def test_a_closed_engine_delivers_no_jobs(world: World) -> None:
     engine = await opened(world, 1)
     await engine.close()
     with pytest.raises(ShuttingDown):

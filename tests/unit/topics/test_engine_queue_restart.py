@@ -1,4 +1,4 @@
-"""What a queue knows after a stop, a crash and a checkpoint: leases, deliveries, numbers."""
+"""The state of a queue after a stop, a crash and a checkpoint: leases, deliveries, numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def opened(world: World, jobs: int = 3, **fields: object) -> Engine:
 async def test_without_durable_leases_every_job_is_claimable_and_its_deliveries_are_those_of_the_snapshot(
     world: World, stop: str, checkpointed: bool
 ) -> None:
-    """A clean stop is a snapshot too."""
+    """A clean stop also takes a snapshot."""
     engine = await opened(world)
     await engine.checkpoint()
     await claimed(engine, most=2)
@@ -58,9 +58,7 @@ async def test_without_durable_leases_every_job_is_claimable_and_its_deliveries_
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-async def test_a_job_had_its_last_delivery_whatever_stops_came_in_between(
-    world: World, leases_durable: bool
-) -> None:
+async def test_the_delivery_limit_holds_across_any_restarts(world: World, leases_durable: bool) -> None:
     engine = await opened(world, 1, leases_durable=leases_durable, max_deliveries=3, dead_letter="dead")
     for delivery in (1, 2, 3):
         (job,) = await claimed(engine)
@@ -83,7 +81,7 @@ async def test_a_claim_after_a_checkpoint_is_in_the_next_snapshot(world: World, 
     assert [job.deliveries for job in await claimed(engine)] == [3]
 
 
-async def test_a_snapshot_knows_the_deliveries_of_jobs_that_are_there_and_of_no_others(world: World) -> None:
+async def test_a_snapshot_stores_the_deliveries_of_existing_jobs_only(world: World) -> None:
     engine = await opened(world, 5)
     await claimed(engine, most=4)
     await engine.ack("q", "w", [1])
@@ -101,7 +99,7 @@ async def test_a_snapshot_knows_the_deliveries_of_jobs_that_are_there_and_of_no_
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("leases_durable", [False, True])
-async def test_a_lease_number_is_never_given_out_twice(world: World, stop: str, leases_durable: bool) -> None:
+async def test_a_lease_number_is_never_reused(world: World, stop: str, leases_durable: bool) -> None:
     engine = await opened(world, 1, leases_durable=leases_durable)
     seen: set[str] = set()
     for _ in range(3):
@@ -160,7 +158,7 @@ async def test_durable_leases_outlive_the_process(world: World, stop: str, check
     assert [job.seq for job in await claimed(engine, "v")] == [2, 3, 6]
 
 
-async def test_a_durable_lease_ends_at_its_time_after_a_crash_too(world: World) -> None:
+async def test_a_durable_lease_ends_on_time_after_a_crash(world: World) -> None:
     engine = await opened(world, 1, leases_durable=True)
     (job,) = await claimed(engine)
     engine = await world.crash()
@@ -170,7 +168,7 @@ async def test_a_durable_lease_ends_at_its_time_after_a_crash_too(world: World) 
     assert [job.deliveries for job in await claimed(engine, "v")] == [2]
 
 
-async def test_a_queue_that_no_longer_keeps_its_leases_starts_without_them(world: World) -> None:
+async def test_a_queue_without_durable_leases_starts_without_them(world: World) -> None:
     engine = await opened(world, 2, leases_durable=True)
     await claimed(engine)
     await engine.checkpoint()
@@ -180,7 +178,7 @@ async def test_a_queue_that_no_longer_keeps_its_leases_starts_without_them(world
     assert [job.deliveries for job in await claimed(engine)] == [2, 2]
 
 
-async def test_a_durable_claim_that_cannot_be_logged_hands_out_nothing(world: World) -> None:
+async def test_a_durable_claim_that_cannot_be_logged_delivers_nothing(world: World) -> None:
     engine = await opened(world, 2, leases_durable=True)
     await claimed(engine, most=1)
     world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ALWAYS)
@@ -195,7 +193,7 @@ async def test_a_durable_claim_that_cannot_be_logged_hands_out_nothing(world: Wo
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("leases_durable", [False, True])
-async def test_dead_letters_are_counted_exactly_for_as_long_as_the_queue_is_there(
+async def test_dead_letters_are_counted_exactly_while_the_queue_exists(
     world: World, stop: str, checkpointed: bool, leases_durable: bool
 ) -> None:
     engine = await opened(world, 6, leases_durable=leases_durable, max_deliveries=1, dead_letter="dead")
@@ -215,7 +213,7 @@ async def test_dead_letters_are_counted_exactly_for_as_long_as_the_queue_is_ther
         assert engine.state("dead").count == total
 
 
-async def test_a_disk_queue_that_loses_its_tail_hands_the_job_out_again(world: World) -> None:
+async def test_a_disk_queue_that_loses_its_tail_delivers_the_job_again(world: World) -> None:
     engine = await world.open()
     config = TopicConfig(type="queue", durability=Durability.DISK)
     await engine.put_topic("q", config)

@@ -1,4 +1,4 @@
-"""What a reader gets, at once or as soon as there is something."""
+"""Reads: immediate results, and results as soon as there are records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_reading_never_creates(world: World) -> None:
     assert not engine.exists("t")
 
 
-async def test_pages_follow_each_other_without_a_gap(world: World) -> None:
+async def test_consecutive_pages_have_no_gap(world: World) -> None:
     engine = await world.open(segment_max_events=7)
     await engine.write("t", recs(*range(25)), config=FSYNC)
     await engine.checkpoint()
@@ -40,7 +40,7 @@ async def test_pages_follow_each_other_without_a_gap(world: World) -> None:
     assert found == list(range(1, 41))
 
 
-async def test_a_readers_own_records_are_skipped_and_consumed(world: World) -> None:
+async def test_a_readers_own_records_are_skipped(world: World) -> None:
     engine = await world.open()
     await engine.write("t", [rec(1, node="a"), rec(2, node="b"), rec(3), rec(4, node="a")])
     page = await engine.diff("t", node=["a"])
@@ -75,8 +75,8 @@ async def test_a_reader_that_waits_is_woken_by_a_commit_and_not_before(world: Wo
     assert seqs(await waiting) == [1]
 
 
-async def test_a_record_published_between_the_look_and_the_wait_is_not_missed(world: World) -> None:
-    """The first look waits for a cold segment; the record comes while it does."""
+async def test_a_record_published_between_the_read_and_the_wait_is_not_missed(world: World) -> None:
+    """The first read waits for a cold segment. The record arrives during that wait."""
     engine = await world.open(cold_dir=COLD, segment_max_events=1, hot_retain_segments=0)
     await engine.write("t", [rec(1, node="me")], config=FSYNC)
     await engine.checkpoint()
@@ -89,7 +89,7 @@ async def test_a_record_published_between_the_look_and_the_wait_is_not_missed(wo
     assert seqs(await asyncio.wait_for(waiting, 5)) == [2]
 
 
-async def test_waiting_ends_when_the_time_is_over(world: World) -> None:
+async def test_waiting_ends_at_the_timeout(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     waiting = asyncio.create_task(engine.diff("t", wait_ms=500))
@@ -101,7 +101,7 @@ async def test_waiting_ends_when_the_time_is_over(world: World) -> None:
     assert len(engine._catalog.get("t").subscribers) == 0
 
 
-async def test_nobody_waits_who_has_something_to_read_or_to_be_told(world: World) -> None:
+async def test_a_reader_with_records_or_a_tombstone_does_not_wait(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=1))
     await engine.write("t", recs(1, 2))
@@ -110,7 +110,7 @@ async def test_nobody_waits_who_has_something_to_read_or_to_be_told(world: World
     assert (await engine.diff("t", 0, wait_ms=30_000)).tombstone is not None
 
 
-async def test_many_wait_and_all_are_woken(world: World) -> None:
+async def test_all_of_many_waiting_readers_are_woken(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     waiting = [asyncio.create_task(engine.diff("t", wait_ms=10_000)) for _ in range(50)]
@@ -145,7 +145,7 @@ async def test_cold_records_read_like_others_and_are_counted(world: World) -> No
     assert len(await read_all(engine, "t")) == 11
 
 
-async def test_records_that_go_while_they_are_fetched_are_not_damage(world: World) -> None:
+async def test_records_removed_during_a_fetch_are_not_damage(world: World) -> None:
     engine = await world.open(cold_dir=COLD, segment_max_events=2, hot_retain_segments=0)
     await engine.write("t", recs(1, 2, 3, 4), config=FSYNC)
     await engine.checkpoint()
@@ -160,7 +160,7 @@ async def test_records_that_go_while_they_are_fetched_are_not_damage(world: Worl
     assert seqs(await reading) == [3, 4]
 
 
-async def test_a_topic_that_goes_while_it_is_read_from_is_not_found(world: World) -> None:
+async def test_a_topic_deleted_during_a_read_is_not_found(world: World) -> None:
     engine = await world.open(cold_dir=COLD, segment_max_events=2, hot_retain_segments=0)
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
@@ -183,7 +183,7 @@ async def test_a_topic_that_goes_while_it_is_read_from_is_not_found(world: World
 
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("nodes", [[], ["n"]])
-async def test_a_segment_that_is_gone_is_told_where_it_begins(
+async def test_a_missing_segment_is_reported_at_its_first_record(
     world: World, cold: bool, nodes: list[str]
 ) -> None:
     engine = await world.open(
@@ -209,7 +209,7 @@ async def test_a_segment_that_is_gone_is_told_where_it_begins(
 
 
 async def _waiting_for_the_cold_tier(world: World, limit: int) -> asyncio.Task[Page]:
-    """A reader of a topic of 30 records in 3 cold segments, which waits for the first one."""
+    """Return a reader of a topic of 30 records in 3 cold segments, which waits for the first one."""
     engine = await world.open(cold_dir=COLD, segment_max_events=10, hot_retain_segments=0)
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=40))
     await engine.write("t", recs(*range(1, 31)))
@@ -221,7 +221,7 @@ async def _waiting_for_the_cold_tier(world: World, limit: int) -> asyncio.Task[P
     return reading
 
 
-async def test_a_reader_is_told_of_what_was_lost_while_it_waited_for_the_cold_tier(world: World) -> None:
+async def test_a_reader_gets_a_tombstone_for_losses_during_a_cold_read(world: World) -> None:
     reading = await _waiting_for_the_cold_tier(world, limit=5)
     await world.engine.write("t", recs(*range(31, 56)))
     world.workers.release()
@@ -231,7 +231,7 @@ async def test_a_reader_is_told_of_what_was_lost_while_it_waited_for_the_cold_ti
     assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 15, "cap")
 
 
-async def test_a_page_that_has_records_ends_before_what_was_lost_meanwhile(world: World) -> None:
+async def test_a_page_with_records_ends_before_a_loss_meanwhile(world: World) -> None:
     reading = await _waiting_for_the_cold_tier(world, limit=25)
     world.workers.release()
     world.workers.hold()

@@ -1,4 +1,4 @@
-"""What a topic lets go of, and how a reader is told: caps, age, tombstones."""
+"""Retention of a topic and its reports to readers: caps, age, tombstones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_age_is_strict(world: World) -> None:
     )
 
 
-async def test_a_reader_that_lost_to_both_is_told_mixed(world: World) -> None:
+async def test_a_reader_that_lost_records_to_both_gets_the_reason_mixed(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(ttl_ms=1000, cap_records=2))
     await engine.write("t", recs(1, 2, 3))
@@ -92,7 +92,7 @@ async def test_a_reader_that_lost_to_both_is_told_mixed(world: World) -> None:
     assert reasons == ["mixed", "ttl", "ttl", None, None]
 
 
-async def test_deleting_never_makes_a_tombstone(world: World) -> None:
+async def test_a_deletion_never_causes_a_tombstone(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3))
     await engine.delete("t", before_seq=3)
@@ -100,7 +100,7 @@ async def test_deleting_never_makes_a_tombstone(world: World) -> None:
     assert (seqs(page), page.tombstone, page.earliest_seq) == ([3], None, 3)
 
 
-async def test_a_cursor_beyond_the_head_means_the_topic_was_made_anew(world: World) -> None:
+async def test_a_cursor_beyond_the_head_means_the_topic_was_recreated(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig())
     page = await engine.diff("t", 9)
@@ -118,7 +118,7 @@ async def test_a_cursor_beyond_the_head_means_the_topic_was_made_anew(world: Wor
 # ---- discard: reject ---------------------------------------------------------------------------------
 
 
-async def test_a_full_topic_that_rejects_takes_nothing_and_uses_no_sequence(world: World) -> None:
+async def test_a_full_topic_that_rejects_accepts_nothing_and_uses_no_sequence(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=2, discard="reject"))
     await engine.write("t", recs(1))
@@ -139,7 +139,7 @@ async def test_a_full_topic_that_rejects_takes_nothing_and_uses_no_sequence(worl
 
 
 async def test_a_topic_that_rejects_is_never_evicted_from(world: World) -> None:
-    """Not even when records in the middle are gone, so that the sequences span more than the cap."""
+    """This holds even if records in the middle are gone, so that the sequences span more than the cap."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=3, discard="reject"))
     await engine.write("t", [rec(1), rec(2, tag="x"), rec(3, tag="x")])
@@ -153,7 +153,7 @@ async def test_a_topic_that_rejects_is_never_evicted_from(world: World) -> None:
     assert (seqs(page), page.tombstone) == ([1, 4, 5], None)
 
 
-async def test_writes_under_way_count_for_a_topic_that_rejects(world: World) -> None:
+async def test_writes_in_flight_count_for_a_topic_that_rejects(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=3, discard="reject"))
     await engine.put_topic("b", TopicConfig(cap_bytes=5, discard="reject"))
@@ -167,7 +167,7 @@ async def test_writes_under_way_count_for_a_topic_that_rejects(world: World) -> 
     assert engine.state("t").count == 3
 
 
-async def test_what_expired_makes_room_in_a_topic_that_rejects(world: World) -> None:
+async def test_expired_records_make_room_in_a_topic_that_rejects(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=1, ttl_ms=1000, discard="reject"))
     await engine.write("t", recs(1))
@@ -178,7 +178,7 @@ async def test_what_expired_makes_room_in_a_topic_that_rejects(world: World) -> 
 # ---- changing the caps -------------------------------------------------------------------------------
 
 
-async def test_tightened_caps_take_effect_at_once_and_loosened_ones_bring_nothing_back(world: World) -> None:
+async def test_lower_caps_take_effect_immediately_and_higher_ones_restore_nothing(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(1, 11)))
     await engine.put_topic("t", TopicConfig(cap_records=4))
@@ -192,7 +192,7 @@ async def test_tightened_caps_take_effect_at_once_and_loosened_ones_bring_nothin
         engine = await world.kill()
 
 
-async def test_a_shorter_age_takes_effect_at_once(world: World) -> None:
+async def test_a_shorter_age_takes_effect_immediately(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1))
     await world.clock.advance(5)
@@ -208,7 +208,7 @@ async def test_a_shorter_age_takes_effect_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("stop", ["restart", "kill", "crash"])
-async def test_floors_survive(world: World, stop: str) -> None:
+async def test_floors_survive_a_restart(world: World, stop: str) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(cap_records=2, ttl_ms=10_000, durable=True))
     await engine.write("t", recs(1, 2, 3))
@@ -220,10 +220,10 @@ async def test_floors_survive(world: World, stop: str) -> None:
 
 
 @pytest.mark.parametrize(("change", "left"), [("delete", [2, 4]), ("config", [2, 3, 4])])
-async def test_what_a_write_under_way_pushes_out_stays_out(
+async def test_records_evicted_by_a_write_in_flight_stay_evicted(
     world: World, change: str, left: list[int]
 ) -> None:
-    """1. a write is submitted that evicts; 2. so is a change that makes room; 3. both are committed."""
+    """1. a write that evicts is submitted; 2. a change makes room; 3. both are committed."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=3))
     await engine.write("t", [rec(1), rec(2), rec(3, tag="x")])
@@ -247,7 +247,7 @@ async def test_what_a_write_under_way_pushes_out_stays_out(
 
 
 async def test_floors_that_moved_without_a_write_are_logged_in_time(world: World) -> None:
-    """What expired must not come back when the age limit is lifted after a crash that follows."""
+    """Expired records must not come back if the age limit is removed after a later crash."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(ttl_ms=1000, durable=True))
     await engine.write("t", recs(1, 2))

@@ -1,4 +1,4 @@
-"""Topics come, change and go."""
+"""Creation, change and deletion of topics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_topic_keeps_its_type(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "a b", "x" * 256, "é", "."])
-async def test_a_name_that_is_none_is_refused_where_something_would_be_made(world: World, name: str) -> None:
+async def test_an_invalid_name_is_refused_for_a_new_topic(world: World, name: str) -> None:
     engine = await world.open()
     with pytest.raises(InvalidRequest):
         await engine.put_topic(name, TopicConfig())
@@ -78,7 +78,7 @@ async def test_a_name_that_is_none_is_refused_where_something_would_be_made(worl
     assert not (await engine.remove_topic(name)).deleted
 
 
-async def test_there_are_at_most_so_many_topics(world: World) -> None:
+async def test_the_number_of_topics_is_limited(world: World) -> None:
     engine = await world.open(max_topics=2)
     calls = [engine.put_topic(name, FSYNC) for name in ("a", "b", "c")]
     outcomes = await gather_outcomes([asyncio.ensure_future(call) for call in calls])
@@ -110,7 +110,7 @@ async def test_topics_are_listed_by_name_in_pages(world: World) -> None:
 # ---- deleting a topic --------------------------------------------------------------------------------
 
 
-async def test_a_topic_made_again_is_another_one(world: World) -> None:
+async def test_a_recreated_topic_is_a_new_topic(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
     await engine.checkpoint()
@@ -129,7 +129,7 @@ async def test_a_topic_made_again_is_another_one(world: World) -> None:
         assert engine.problems == []
 
 
-async def test_the_files_of_a_deleted_topic_go_and_its_number_is_never_used_again(world: World) -> None:
+async def test_the_files_of_a_deleted_topic_are_removed_and_its_id_is_never_reused(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     await engine.checkpoint()
@@ -143,7 +143,7 @@ async def test_the_files_of_a_deleted_topic_go_and_its_number_is_never_used_agai
     assert engine._catalog.get("u").id == 2
 
 
-async def test_files_that_a_crash_left_of_a_deleted_topic_go_at_the_next_start(world: World) -> None:
+async def test_files_that_a_crash_left_of_a_deleted_topic_are_removed_at_the_next_start(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     await engine.checkpoint()
@@ -155,8 +155,8 @@ async def test_files_that_a_crash_left_of_a_deleted_topic_go_at_the_next_start(w
     assert not any(name.startswith("topics/") for name in world.files())
 
 
-async def test_a_topic_deleted_after_a_snapshot_is_no_damage(world: World) -> None:
-    """1. a snapshot names its segments; 2. it is deleted, the files go; 3. the process dies."""
+async def test_a_topic_deleted_after_a_snapshot_is_not_damage(world: World) -> None:
+    """1. a snapshot names its segments; 2. it is deleted with its files; 3. the process is killed."""
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     await engine.checkpoint()
@@ -166,7 +166,7 @@ async def test_a_topic_deleted_after_a_snapshot_is_no_damage(world: World) -> No
     assert (engine.problems, engine.exists("t")) == ([], False)
 
 
-async def test_a_topic_with_records_is_kept_if_it_was_to_be_empty(world: World) -> None:
+async def test_a_topic_with_records_is_kept_with_if_empty(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     with pytest.raises(TopicNotEmpty) as caught:
@@ -186,7 +186,7 @@ async def test_a_topic_with_records_is_kept_if_it_was_to_be_empty(world: World) 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_topic_that_is_created_during_a_checkpoint_is_not_lost(world: World, when: str) -> None:
-    """1. its number is given out; 2. a snapshot is taken; 3. its creation is committed; 4. a crash."""
+    """1. its id is assigned; 2. a snapshot is taken; 3. its creation is committed; 4. a crash."""
     engine = await world.open()
     await engine.put_topic("other", FSYNC)
     world.committers.hold()
@@ -228,7 +228,7 @@ async def test_a_topic_deleted_during_a_checkpoint_stays_deleted(world: World) -
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_racing_creates_writes_and_deletes_leave_dense_sequences(world: World, seed: int) -> None:
-    """Whatever the order, each life of the topic has its acknowledged writes at 1, 2, 3, ..."""
+    """In any order, each instance of the topic has its acknowledged writes at 1, 2, 3, ..."""
     rng, capped = random.Random(seed), TopicConfig(cap_records=100, durable=True)
     engine = await world.open()
     world.committers.hold()
@@ -261,7 +261,7 @@ async def test_racing_creates_writes_and_deletes_leave_dense_sequences(world: Wo
     assert await read_all(engine, "t") == found
 
 
-async def test_a_recreated_topic_wakes_nobody_with_old_records(world: World) -> None:
+async def test_a_recreated_topic_wakes_no_reader_with_old_records(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs("old"), config=FSYNC)
     await engine.remove_topic("t")

@@ -1,4 +1,4 @@
-"""What a write promises: dense sequences, all or nothing, visible after its commit and not before."""
+"""The promises of a write: dense sequences, atomic, and visible only after its commit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_sequences_start_at_one_and_have_no_gap(world: World) -> None:
     assert (page.next_from_seq, page.head_seq, page.caught_up, page.lag) == (3, 3, True, 0)
 
 
-async def test_records_keep_everything_they_were_written_with(world: World) -> None:
+async def test_records_keep_all_their_fields(world: World) -> None:
     engine = await world.open()
     await engine.write(
         "t",
@@ -52,7 +52,7 @@ async def test_records_keep_everything_they_were_written_with(world: World) -> N
     assert one.ts_ms == two.ts_ms == world.clock.now_ms()
 
 
-async def test_time_never_goes_back_with_the_sequence(world: World) -> None:
+async def test_timestamps_never_decrease_with_the_sequence(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1))
     world.clock.jump_wall(-5000)
@@ -83,7 +83,7 @@ async def test_nothing_is_visible_before_its_commit(world: World, durability: st
     assert values(await engine.diff("t")) == [0, 1, 2]
 
 
-async def test_head_seq_of_an_answer_covers_its_own_records(world: World) -> None:
+async def test_head_seq_of_a_response_covers_its_own_records(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig())
     world.committers.hold()
@@ -104,7 +104,7 @@ async def test_only_the_fsync_class_reports_time_for_a_sync(world: World, durabi
             assert result.fsync_ms == 0.0
 
 
-async def test_a_write_of_nothing_or_too_much_is_refused_and_creates_nothing(world: World) -> None:
+async def test_an_empty_or_too_large_write_is_refused_and_creates_nothing(world: World) -> None:
     engine = await world.open()
     with pytest.raises(InvalidRequest):
         await engine.write("t", [])
@@ -117,7 +117,7 @@ async def test_a_write_of_nothing_or_too_much_is_refused_and_creates_nothing(wor
     assert not engine.exists("t")
 
 
-async def test_whether_a_missing_topic_is_made_is_the_writers_choice(world: World) -> None:
+async def test_the_writer_chooses_whether_a_missing_topic_is_created(world: World) -> None:
     engine = await world.open()
     with pytest.raises(TopicNotFound):
         await engine.write("t", recs(1), create=False)
@@ -131,7 +131,7 @@ async def test_whether_a_missing_topic_is_made_is_the_writers_choice(world: Worl
     assert engine.state("t").config.cap_records == 5
 
 
-async def test_concurrent_first_writes_make_one_topic(world: World) -> None:
+async def test_concurrent_first_writes_create_one_topic(world: World) -> None:
     engine = await world.open()
     results = await asyncio.gather(*(engine.write("t", recs(n)) for n in range(5)))
     assert sum(result.created for result in results) == 1
@@ -156,8 +156,8 @@ async def test_a_full_queue_throttles_and_costs_no_sequence(world: World) -> Non
     assert engine.stats().wal.submit_full == 2
 
 
-async def test_a_write_that_was_throttled_leaves_no_reservation_behind(world: World) -> None:
-    """1. a write that has to reserve finds the queue full; 2. the next one must reserve in its place."""
+async def test_a_throttled_write_leaves_no_reservation(world: World) -> None:
+    """1. a write that must reserve finds the queue full; 2. the next write must reserve instead."""
     engine = await world.open(wal_queue_max=1)
     await engine.put_topic("t", TopicConfig())
     await engine.put_topic("other", FSYNC)
@@ -173,7 +173,7 @@ async def test_a_write_that_was_throttled_leaves_no_reservation_behind(world: Wo
     assert (await engine.write("t", recs("later"))).first_seq > acked.last_seq
 
 
-async def test_the_bytes_of_all_topics_are_bounded_writes_under_way_included(world: World) -> None:
+async def test_the_bytes_of_all_topics_are_bounded_including_writes_in_flight(world: World) -> None:
     engine = await world.open(max_total_bytes=10)
     await engine.put_topic("a", TopicConfig())
     await engine.put_topic("b", TopicConfig())
@@ -195,7 +195,7 @@ async def test_the_bytes_of_all_topics_are_bounded_writes_under_way_included(wor
         await engine.write("a", recs("1234"))
 
 
-async def test_a_write_whose_caller_is_gone_is_published_all_the_same(world: World) -> None:
+async def test_a_write_whose_caller_is_cancelled_is_still_published(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     world.committers.hold()
@@ -245,7 +245,7 @@ async def test_a_key_lives_as_long_as_its_window_and_no_longer(world: World) -> 
     assert (await engine.write("t", recs(1), idempotency_key="k")).first_seq == 2
 
 
-async def test_keys_belong_to_a_topic_and_go_with_it_and_with_the_process(world: World) -> None:
+async def test_keys_belong_to_a_topic_and_end_with_it_or_the_process(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), idempotency_key="k")
     assert not (await engine.write("u", recs(1), idempotency_key="k")).deduped
@@ -265,7 +265,7 @@ async def test_a_refused_write_does_not_use_up_its_key(world: World) -> None:
     assert not (await engine.write("t", recs(2), idempotency_key="k")).deduped
 
 
-async def test_a_caller_that_goes_away_still_leaves_the_outcome_for_its_retry(world: World) -> None:
+async def test_a_cancelled_caller_still_leaves_the_outcome_for_its_retry(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig())
     world.committers.hold()
@@ -279,8 +279,8 @@ async def test_a_caller_that_goes_away_still_leaves_the_outcome_for_its_retry(wo
     assert values(await engine.diff("t")) == [1]
 
 
-async def test_a_write_that_waited_for_its_key_goes_to_the_topic_there_is(world: World) -> None:
-    """1. two writes with one key; 2. the topic is deleted behind the first; 3. the window is over at once."""
+async def test_a_write_that_waited_for_its_key_goes_to_the_current_topic(world: World) -> None:
+    """1. two writes with one key; 2. the topic is deleted after the first; 3. the window ends immediately."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(idempotency_window_ms=0))
     world.committers.hold()
@@ -298,14 +298,14 @@ async def test_a_write_that_waited_for_its_key_goes_to_the_topic_there_is(world:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 257])
-async def test_a_key_that_is_none_is_refused(world: World, key: str) -> None:
+async def test_an_invalid_key_is_refused(world: World, key: str) -> None:
     engine = await world.open()
     with pytest.raises(InvalidRequest):
         await engine.write("t", recs(1), idempotency_key=key)
     assert not engine.exists("t")
 
 
-async def test_a_closed_engine_takes_nothing_and_says_so(world: World) -> None:
+async def test_a_closed_engine_refuses_writes(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1))
     await engine.close()
@@ -316,7 +316,7 @@ async def test_a_closed_engine_takes_nothing_and_says_so(world: World) -> None:
         engine.state("t")
 
 
-async def test_append_has_its_place_unless_it_waits_for_its_topic_or_key(world: World) -> None:
+async def test_append_has_its_position_unless_it_waits_for_its_topic_or_key(world: World) -> None:
     engine = await world.open()
     outcomes: list[WriteResult | Exception] = []
     assert not engine.append("t", recs(1), outcomes.append, create=False)

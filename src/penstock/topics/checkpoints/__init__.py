@@ -1,4 +1,4 @@
-"""The stored state of all topics: the data directory, snapshots, checkpoints, recovery and upkeep."""
+"""The stored state of all topics: data directory, snapshots, checkpoints, recovery and maintenance."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Checkpoints: move records from the log into segments, so that the log stays short and reads stay cheap.
+"""Checkpoints: move records from the log into segments, to keep the log short and reads cheap.
 
-A checkpoint is one cut through all topics, taken in one step of the event loop: everything committed before
-it is in the captured state, everything after it is after the log positions that are captured with it.
+A checkpoint captures all topics in one step of the event loop. Everything committed before that step is in
+the captured state. Everything later is after the captured log positions.
 
-1. `capture` copies what is in the log only, and the floors, deletions and segments of every topic.
-2. `store` writes segments and deletion files, then a snapshot that names them, and says which segments are
-   cold: those that were copied before. Until that is durable nothing refers to them, so a crash anywhere
-   leaves the state before.
-3. The engine puts the new segments into the index and lets go of log files and segments that nothing needs.
+1. `capture` copies the rows that are only in the log, and the floors, deletions and segments of every topic.
+2. `store` writes segments and deletion files, then a snapshot that names them. The snapshot marks segments
+   that were already copied to the cold tier as cold. Nothing refers to the new files until the snapshot is
+   durable, so a crash at any point leaves the earlier state.
+3. The engine adds the new segments to the index, and removes unneeded log files and segments.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class TopicCut:
-    """One topic at the moment of the cut, and what becomes of it."""
+    """One topic at the moment of the cut, and the files written for it."""
 
     topic: Topic
     version: int
     entry: TopicEntry
     rows: list[Columns]
-    """Copies of the rows that are in the log only and worth keeping. Long holes are between them."""
+    """Copies of the rows that are only in the log and have live records, split at long holes."""
     views: dict[int, StoredBytes]
-    """The bytes of the log files that the rows are in."""
+    """The bytes of the log files that the rows point into."""
     files: dict[int, str] | None
-    """The same files by path; None when some of the bytes are in memory only."""
+    """The same files by path. None if some of the bytes are only in memory."""
     deleted: dict[int, DeletedRows]
-    """By first sequence number: what the deletion files of its segments have to say, where it is new."""
+    """By first sequence number: the deleted rows of segments whose deletion file must be rewritten."""
     dead: list[int]
     """Segments without a live record."""
     segments: list[SegmentEntry] = field(default_factory=list)
     grown: list[Segment] = field(default_factory=list)
-    """Segments that are new or have more records than before, or whose records are now elsewhere."""
+    """Segments that are new, have grown, were sealed, or have moved."""
     moved: list[SegmentEntry] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class Cut:
-    """All topics at one moment, and where in each log that moment was."""
+    """All topics at one moment, with the position of that moment in each log."""
 
     topics: list[TopicCut]
     wal: Mapping[str, LogPosition]
@@ -74,7 +74,7 @@ class Cut:
 
 
 Known: TypeAlias = Mapping[int, tuple[int, TopicEntry]]
-"""By topic id: the version of the topic that was stored, and its entry."""
+"""By topic id: the version of the topic that was stored last, and its entry."""
 _NOTHING_KNOWN: Final[Known] = {}
 
 
@@ -86,10 +86,10 @@ def capture(
     routers: Iterable[RouterEntry] = (),
     known: Known = _NOTHING_KNOWN,
 ) -> Cut:
-    """Capture everything that a snapshot of this moment says.
+    """Capture the content of a snapshot of this moment.
 
-    No step of the event loop may come between this and the positions. `known` is what the last checkpoint
-    stored; topics that have not changed since are not captured again.
+    No step of the event loop may come between this call and reading the positions. `known` is the state
+    stored by the last checkpoint; topics that have not changed since are not captured again.
     """
     return Cut(
         topics=[_capture_topic(topic, known.get(topic.id)) for topic in topics],
@@ -103,7 +103,7 @@ def capture(
 def _capture_topic(topic: Topic, known: tuple[int, TopicEntry] | None) -> TopicCut:
     version = topic.version
     if known is not None and known[0] == version:
-        # Nothing changed since the last cut. With many topics that is true of most.
+        # Nothing has changed since the last cut. With many topics, this holds for most of them.
         return TopicCut(
             topic=topic,
             version=version,
@@ -117,15 +117,15 @@ def _capture_topic(topic: Topic, known: tuple[int, TopicEntry] | None) -> TopicC
         )
     index, floors = topic.log.index, topic.log.floors
     index.drop_dead_runs()
-    there = {run.first_seq for run in index.runs if run.segment}
-    dead = {segment.first_seq for segment in topic.log.segments if segment.first_seq not in there}
+    stored = {run.first_seq for run in index.runs if run.segment}
+    dead = {segment.first_seq for segment in topic.log.segments if segment.first_seq not in stored}
     kept_through = topic.log.kept_through
     first, last = max(index.first_log_seq, index.earliest_seq), kept_through
     parts = index.stretches(first, last) if first <= last and index.live else ()
     rows = [part for part in (index.copy(*ends) for ends in parts) if part.live]
     cap_floor = floors.cap
     if topic.is_ephemeral and index.head_seq > kept_through and index.earliest_seq > kept_through:
-        # What is only in memory is lost with the process. Readers shall be told, not find fewer records.
+        # Records that are only in memory are lost with the process. Readers must get a tombstone for them.
         cap_floor = max(cap_floor, index.head_seq + 1) if index.live else cap_floor
     entry = TopicEntry(
         name=topic.name,
@@ -181,10 +181,10 @@ def store(
     copied: Mapping[tuple[int, int], SegmentEntry],
     process: SegmentProcess | None = None,
 ) -> None:
-    """Write segments and a snapshot; durable on return. Blocks. After an error the state before holds.
+    """Write segments and a snapshot, durable on return. Blocks. After an error the earlier state holds.
 
-    `copied` are segments that are in the cold tier, by topic id and first sequence number.
-    Raises `OutcomeUnknown` when the snapshot may be in place: it has to go before anything is stored again.
+    `copied` lists segments that are in the cold tier, by topic id and first sequence number. Raises
+    `OutcomeUnknown` if the snapshot may be in place; it must be removed before anything is stored again.
     """
     for topic_cut in cut.topics:
         tier = tiers.topic(topic_cut.entry.id)
@@ -232,7 +232,8 @@ def _store_rows(
         if grown is None:
             grown = grow(growth, tier, cut.views.__getitem__)
     except FramesLost as error:
-        # After a failed sync the kernel may have dropped a page; the log keeps what was written in memory.
+        # After a failed sync the kernel may have dropped a page. The log still has the written bytes in
+        # memory.
         fresh = {file: cut.topic.log.log_view(file) for file in cut.views}
         grown = grow(growth, tier, fresh.__getitem__, give_up_lost=True)
         _LOGGER.error('topic "%s": %s', cut.entry.name, error)
@@ -241,7 +242,7 @@ def _store_rows(
 
 
 def _seal_by_age(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
-    """Seal what is old, and whatever cannot grow any more because another segment follows."""
+    """Seal segments that are old, or that cannot grow because another segment follows."""
     for place, entry in enumerate(cut.segments):
         is_last = place == len(cut.segments) - 1
         old = config.segment_max_age_ms and now_ms - entry.created_ms >= config.segment_max_age_ms
@@ -253,14 +254,14 @@ def _store_deletions(cut: TopicCut, tier: TopicTier) -> None:
     for place, entry in enumerate(cut.segments):
         rows = cut.deleted.get(entry.first_seq)
         if rows is not None:
-            # The active segment may have grown since the cut: what it gained was live then.
+            # The active segment may have grown since the cut. The added records were live then.
             padded = np.zeros(entry.count, np.bool_)
             padded[: len(rows)] = rows
             cut.segments[place] = tier.write_deleted(entry, padded)
 
 
 def _record_moves(cut: TopicCut, copied: Mapping[tuple[int, int], SegmentEntry]) -> None:
-    """Segments whose records are in the cold tier are cold from here on."""
+    """Mark segments as cold whose records are in the cold tier."""
     for place, entry in enumerate(cut.segments):
         copy = copied.get((cut.entry.id, entry.first_seq))
         if copy is not None and not entry.cold and copy.idx_xxh3 == entry.idx_xxh3:
@@ -269,7 +270,7 @@ def _record_moves(cut: TopicCut, copied: Mapping[tuple[int, int], SegmentEntry])
 
 
 def _load_grown(cut: TopicCut, tier: TopicTier) -> None:
-    """Open what changed, for the index."""
+    """Open changed segments for the index."""
     known = {entry.first_seq: entry for entry in cut.topic.log.segments}
     for entry in cut.segments:
         before = known.get(entry.first_seq)
@@ -283,4 +284,4 @@ def _load_grown(cut: TopicCut, tier: TopicTier) -> None:
             except Damaged:
                 if before is None or before.count != entry.count:
                     raise
-                # It was damaged before; its rows stay what they are.
+                # It was already damaged. Its rows stay as they are.

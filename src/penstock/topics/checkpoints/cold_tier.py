@@ -1,15 +1,14 @@
-"""Moving old segments to the cold tier and out of it, and the lock that says whose a cold tier is.
+"""The cold tier: moving segments to it and removing them, and the lock that records its owner.
 
-Nothing waits for the moves: checkpoints do not, and an engine that closes does not either. Each step is safe
-to be cut off and to be made again:
+Checkpoints and the close of an engine do not wait for the moves. Each step can be interrupted and repeated:
 
-1. `copy` puts copies of segments that a snapshot names into the cold tier;
-2. the next snapshot says that those are cold (`copied`, then `recorded`);
-3. `let_go` removes the hot data of the segments that it says so of, and what is dead in both tiers.
+1. `copy` copies segments that a snapshot names to the cold tier;
+2. the next snapshot marks those segments as cold (`copied`, then `recorded`);
+3. `drop_unneeded` removes the hot data of cold segments, and dead segments in both tiers.
 
-A data directory keeps an id in `meta/owner.json`; a cold place that it uses has the same id in
-`topics/owner.json`. The id is durable before the marker is, and the marker before anything is moved. So a
-place without a marker holds nothing that is needed, unless it is not the place that it should be.
+A data directory keeps an id in `meta/owner.json`. Its cold place has the same id in `topics/owner.json`. The
+id is durable before the marker is written, and the marker is durable before anything is moved. So a place
+without a marker contains nothing that is needed, or it is the wrong place.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _DECODER = msgspec.json.Decoder(_Owner)
 
 
 def check_apart(data_dir: str, place: str) -> None:
-    """Raises `ConfigError` if a cold place is the data directory, in it or around it, by whatever name."""
+    """Raise `ConfigError` if a cold place is the data directory, inside it or around it, under any name."""
     cold = cold_directory(place)
     if cold is None:
         return
@@ -68,12 +67,12 @@ def check_apart(data_dir: str, place: str) -> None:
     if _is_within(data, cold) or _is_within(cold, data):
         raise ConfigError(
             f"the cold place {place} and the data directory {data_dir} are one, or one is inside the other: "
-            "what is moved would be lost; set TOPICS_COLD_DIR (cold_dir) to a directory beside it"
+            "moved segments would be lost; set TOPICS_COLD_DIR (cold_dir) to a directory beside it"
         )
 
 
 def _is_within(inner: str, outer: str) -> bool:
-    """Whether a path is another one or below it; a directory may have more than one name."""
+    """Return whether a path is another path or below it. A directory may have more than one name."""
     same = _identity(outer)
     return any(path == outer or (same is not None and _identity(path) == same) for path in _upwards(inner))
 
@@ -103,9 +102,10 @@ class ColdTierLock:
         self._id = ""
 
     def claim(self, *, has_cold: bool) -> None:
-        """Make the place this data directory's; on return that is durable.
+        """Claim the place for this data directory, durably.
 
-        Raises `ConfigError` if it is another one's, or has no marker although records are there (`has_cold`).
+        Raises `ConfigError` if it belongs to another one, or has no marker although it should hold records
+        (`has_cold`).
         """
         if has_cold and self._found() is None:
             raise ConfigError(
@@ -113,17 +113,17 @@ class ColdTierLock:
                 + _MOUNTED
             )
         self._id = self._own_id()
-        # That it is there already, or may be, is seen by reading it.
+        # The marker may already exist, or its outcome may be unknown. The read below decides.
         with contextlib.suppress(Conflict, OutcomeUnknown):
             self._root.create_marker(msgspec.json.encode(_Owner(self._id)))
         if self._found() != self._id:
             raise ConfigError(
                 f"the cold place {self._place} belongs to another data directory; "
-                "give each server a place of its own (TOPICS_COLD_DIR)"
+                "give each server a place of its owner_id (TOPICS_COLD_DIR)"
             )
 
     def check(self) -> None:
-        """Raises `Unavailable` unless the place is there and still this data directory's."""
+        """Raise `Unavailable` unless the place exists and still belongs to this data directory."""
         try:
             found = self._found()
         except PermissionDenied as error:
@@ -141,18 +141,18 @@ class ColdTierLock:
         return _decode(raw, f"topics/{OWNER_FILE} in the cold place {self._place}")
 
     def _own_id(self) -> str:
-        """The id of the data directory, durably its own."""
+        """Return the id of the data directory, after making it durable."""
         self._meta.ensure()
         path = os.path.join(self._meta.path, OWNER_FILE)
         try:
-            own = _decode(self._fs.read(path), path)
+            owner_id = _decode(self._fs.read(path), path)
         except NotFound:
-            own = uuid.uuid4().hex
-            write_durably(self._fs, path, [msgspec.json.encode(_Owner(own))], staging=self._meta.path)
+            owner_id = uuid.uuid4().hex
+            write_durably(self._fs, path, [msgspec.json.encode(_Owner(owner_id))], staging=self._meta.path)
         else:
-            # Whoever wrote it may have died before its name was durable.
+            # The process that wrote it may have ended before the file's name was durable.
             self._fs.sync_dir(self._meta.path)
-        return own
+        return owner_id
 
 
 def _decode(raw: bytes, path: str) -> str:
@@ -167,13 +167,13 @@ _RETRY_S: Final = 30.0
 
 
 class RunCold(Protocol):
-    """Runs blocking calls to the cold tier, one after the other."""
+    """Run blocking calls to the cold tier, one after the other."""
 
     def __call__(self, work: Callable[[], None], /) -> Awaitable[None]: ...
 
 
 def _has(topic: Topic, entry: SegmentEntry) -> bool:
-    """Whether the segment is still one of the topic's."""
+    """Return whether the segment still belongs to the topic."""
     return not topic.deleted and any(one.first_seq == entry.first_seq for one in topic.log.segments)
 
 
@@ -187,7 +187,7 @@ class _Leaving:
 
 
 class Relocation:
-    """The cold side of one engine's maintenance. After a failure the cold tier is left alone for a while."""
+    """The moves to and from the cold tier of one engine. After a failure it pauses for a while."""
 
     def __init__(self, *, tiers: Tiers, config: EngineConfig, clock: Clock, run: RunCold) -> None:
         self._tiers = tiers
@@ -197,7 +197,7 @@ class Relocation:
         self._copied: dict[tuple[int, int], SegmentEntry] = {}
         self._leaving: deque[_Leaving] = deque()
         self._damaged: set[tuple[int, int]] = set()
-        """What cannot be copied as it is; only a start looks at it again."""
+        """Segments that cannot be copied because they are damaged. Only a restart tries them again."""
         self._unfinished = False
         self._retry_s = clock.monotonic()
         self._turn = asyncio.Lock()
@@ -205,21 +205,21 @@ class Relocation:
 
     @property
     def copied(self) -> dict[tuple[int, int], SegmentEntry]:
-        """By topic id and first sequence number: what is in the cold tier and not yet said to be."""
+        """By topic id and first sequence number: the copied segments that no snapshot has recorded yet."""
         return dict(self._copied)
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is in progress and the cold tier may be used."""
+        """Return whether no move is in progress and the cold tier may be used."""
         return not self._turn.locked() and self._may_try()
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something to record, or to be tried again now."""
+        """Return whether there is a copy to record, or work that can be retried now."""
         return bool(self._copied) or (self.is_free and bool(self._leaving or self._unfinished))
 
     def recorded(self, cuts: Iterable[TopicCut]) -> None:
-        """A snapshot is durable: the hot data of what it says to be cold may go, and all of what is dead."""
+        """Schedule the removal of hot data and dead segments after a snapshot has become durable."""
         for cut in cuts:
             for entry in cut.moved:
                 self._copied.pop((cut.entry.id, entry.first_seq), None)
@@ -229,37 +229,40 @@ class Relocation:
                 self._leaving.append(_Leaving(cut.topic, tuple(cut.dead), tuple(cut.moved)))
 
     async def tend(self, topics: Iterable[Topic]) -> None:
-        """Let go of what is not needed and copy what should be cold; one at a time. Failures are logged."""
+        """Remove unneeded files and copy segments that should be cold.
+
+        Calls run one at a time; failures are logged.
+        """
         async with self._turn:
             self._unfinished = not self._may_try()
-            await self._let_go()
+            await self._drop_unneeded()
             for topic in topics:
                 await self._copy_topic(topic)
 
-    async def let_go(self) -> None:
-        """Remove what the last snapshot does without. Failures are logged, and it is tried again."""
+    async def drop_unneeded(self) -> None:
+        """Remove files that the last snapshot no longer needs. Failures are logged and retried later."""
         async with self._turn:
-            await self._let_go()
+            await self._drop_unneeded()
 
     async def remove_topic(self, topic: Topic) -> None:
-        """Remove what a deleted topic has in the cold tier. Raises what the tier raises."""
+        """Remove the files of a deleted topic in the cold tier. Raise the errors of the tier."""
         await self._run(partial(self._checked, partial(self._tiers.remove_cold, topic.id)))
         for key in [key for key in self._copied if key[0] == topic.id]:
             del self._copied[key]
 
     def close(self) -> None:
-        """Begin nothing any more."""
+        """Stop accepting new work."""
         self._closed = True
 
     def _may_try(self) -> bool:
         return not self._closed and self._clock.monotonic() >= self._retry_s
 
-    async def _let_go(self) -> None:
+    async def _drop_unneeded(self) -> None:
         while self._leaving and self._may_try():
             leaving = self._leaving[0]
             topic = leaving.topic
             try:
-                # All of a topic that is gone goes with it.
+                # The files of a deleted topic are removed with the topic.
                 if topic.deleted or await self._attempt(topic, partial(self._remove, leaving)):
                     self._leaving.popleft()
             except Damaged as error:
@@ -276,7 +279,7 @@ class Relocation:
     def _wanted(self, topic: Topic) -> list[SegmentEntry]:
         retain, retain_bytes = self._config.hot_retain_segments, self._config.hot_retain_bytes
         if len(topic.log.segments) <= retain and not retain_bytes:
-            return []  # with many topics that is true of most
+            return []  # with many topics, this holds for most of them
         moving = choose(topic.log.segments, retain_segments=retain, retain_bytes=retain_bytes)
         return [entry for entry in moving if not self._is_known(topic, entry)]
 
@@ -286,8 +289,8 @@ class Relocation:
 
     async def _copy_topic(self, topic: Topic) -> None:
         for entry in self._wanted(topic):
-            await self._let_go()
-            # It may have died while others were copied; then its files are gone, or going.
+            await self._drop_unneeded()
+            # The segment may have died while others were copied. Its files may then be gone.
             if topic.deleted or not self._may_try() or entry not in topic.log.segments:
                 continue
             key = topic.id, entry.first_seq
@@ -302,7 +305,7 @@ class Relocation:
         self._tiers.topic(topic_id).relocate(entry)
 
     async def _attempt(self, topic: Topic, work: Callable[[], None]) -> bool:
-        """Whether it was done. Raises `Damaged`; after any other failure the cold tier is given a rest."""
+        """Return whether the work was done. Raise `Damaged`; any other failure pauses the cold tier."""
         try:
             await self._run(partial(self._checked, work))
         except Damaged:
@@ -318,6 +321,6 @@ class Relocation:
         return False
 
     def _checked(self, work: Callable[[], None]) -> None:
-        """Do it only where the cold tier is: what is not mounted looks like an empty place."""
+        """Run the work only if the cold tier is present: an unmounted directory looks empty."""
         self._tiers.check_cold()
         work()

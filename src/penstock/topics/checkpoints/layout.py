@@ -1,4 +1,4 @@
-"""The layout of a data directory, for tools that read it beside its server or without one."""
+"""The layout of a data directory, for tools that read it with or without a running server."""
 
 from __future__ import annotations
 
@@ -31,43 +31,44 @@ META: Final = "meta"
 TOPICS: Final = "topics"
 WAL: Final = "wal"
 MANIFEST: Final = "backup.json"
-"""Where it is, a backup is whole."""
+"""The manifest of a backup. It exists only if the backup is complete."""
 UNFINISHED: Final = "backup.unfinished"
 """Locked by the process that writes a backup, and present until the backup is complete."""
 RESTORING: Final = "restoring"
-"""The folder for what is not in place yet; there until a restore is complete."""
+"""The folder for files that are not in place yet. It exists until a restore is complete."""
 
-_LOOKS: Final = 10
+_ATTEMPTS: Final = 10
 _NAMED_MAX: Final = 5
 _PREFIX, _SUFFIX = "snapshot-", ".bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGroup:
-    """One log of the directory, by its relative path; `start` is from where on a snapshot needs it."""
+    """One log of the directory, by its relative path. `start` is the first position that a snapshot needs."""
 
     path: str
     start: LogPosition
     synced: LogPosition
-    """What the snapshot knows to have been durable."""
+    """The position up to which the snapshot knows the log to be durable."""
 
 
 def check_data_directory(fs: FileSystem, directory: str) -> None:
-    """Raises `NotFound` unless there is a directory, `Rejected` unless it is one of topics, and complete."""
+    """Raise `NotFound` if there is no directory, or `Rejected` unless it is a complete data directory."""
     fs.stat(directory)
     check_complete(fs, directory)
     if not any(_exists(fs, directory, name) for name in (META, WAL, LOCK_FILE)):
         raise Rejected(
-            f"{directory} is no data directory of topics; name the one given to the server (TOPICS_DATA_DIR)"
+            f"{directory} is not a data directory of topics; "
+            "name the one given to the server (TOPICS_DATA_DIR)"
         )
 
 
 def check_complete(fs: FileSystem, directory: str) -> None:
-    """Raises `Rejected` for what an unfinished backup or restore left."""
+    """Raise `Rejected` if an unfinished backup or restore left the directory incomplete."""
     if _exists(fs, directory, UNFINISHED) and not _exists(fs, directory, MANIFEST):
         raise Rejected(f"{directory} is a backup that was not finished; take it again, or remove it")
     if _exists(fs, directory, RESTORING):
-        raise Rejected(f"{directory} was not restored to the end; restore it again")
+        raise Rejected(f"the restore into {directory} did not finish; restore it again")
 
 
 def _exists(fs: FileSystem, directory: str, name: str) -> bool:
@@ -79,7 +80,7 @@ def _exists(fs: FileSystem, directory: str, name: str) -> bool:
 
 
 def remove_files(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
-    """Remove files below a directory, and the folders that are empty then; nothing there is fine."""
+    """Remove files below a directory, then the folders that are empty. Missing files are ignored."""
     folders: set[str] = set()
     for name in names:
         with contextlib.suppress(NotFound):
@@ -87,12 +88,12 @@ def remove_files(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
         while name := os.path.dirname(name):
             folders.add(name)
     for folder in sorted(folders, key=len, reverse=True):
-        with contextlib.suppress(PenstockError):  # another file is in it, or it is gone
+        with contextlib.suppress(PenstockError):  # the folder has another file, or is gone
             fs.remove_dir(os.path.join(directory, folder))
 
 
 def is_in_use(fs: FileSystem, directory: str) -> bool:
-    """Whether a server runs on this data directory now. Leaves no trace."""
+    """Return whether a server runs on this data directory now. Leave no trace."""
     path = os.path.join(directory, LOCK_FILE)
     try:
         fs.stat(path)
@@ -105,7 +106,7 @@ def is_in_use(fs: FileSystem, directory: str) -> bool:
 
 
 def snapshot_numbers(fs: FileSystem, directory: str) -> list[int]:
-    """The snapshots that are there, oldest first."""
+    """Return the numbers of the existing snapshots, oldest first."""
     names = [name for name, _ in fs.list_files(os.path.join(directory, META))]
     digits = (name[len(_PREFIX) : -len(_SUFFIX)] for name in names)
     numbers = (int(text) for text in digits if text.isascii() and text.isdigit())
@@ -117,16 +118,16 @@ def snapshot_path(number: int) -> str:
 
 
 def segment_path(topic: TopicEntry, entry: SegmentEntry, part: Part) -> str:
-    """Return the path of a segment's file on the hot tier, even if it is on the cold tier only."""
+    """Return the path of a segment's file on the hot tier, even if it is only on the cold tier."""
     return os.path.join(TOPICS, topic_folder(topic.id), f"{segment_name(entry.first_seq)}.{part.value}")
 
 
 def data_store(
     topic: TopicEntry, entry: SegmentEntry, hot: LocalSegmentRoot, cold: SegmentRoot | None
 ) -> SegmentStore | None:
-    """Return where the data file of a segment is read; None if that is a cold tier that is not given.
+    """Return the store for the data file of a segment, or None if that is a cold tier that is not given.
 
-    Only data files leave the hot tier. What the cold one has beside them is as old as the move.
+    Only data files leave the hot tier. The other files in the cold tier are as old as the move.
     """
     near = hot.topic(topic.id)
     if near.exists(entry.first_seq, Part.DATA):
@@ -134,12 +135,12 @@ def data_store(
     if cold is None:
         return None if entry.cold else near
     far = cold.topic(topic.id)
-    # A snapshot from before the move still counts when the newest one cannot be read.
+    # A snapshot from before the move is used when the newest one cannot be read.
     return far if entry.cold or far.exists(entry.first_seq, Part.DATA) else near
 
 
 def unknown_segments(topic_ids: Sequence[int]) -> str:
-    """Report segments of topics that neither the snapshot nor the log names."""
+    """Describe segments of topics that neither the snapshot nor the log names."""
     folders = ", ".join(os.path.join(TOPICS, topic_folder(number)) for number in topic_ids[:_NAMED_MAX])
     more = f" and {len(topic_ids) - _NAMED_MAX} more" if len(topic_ids) > _NAMED_MAX else ""
     return (
@@ -149,9 +150,9 @@ def unknown_segments(topic_ids: Sequence[int]) -> str:
 
 
 def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> list[LogGroup]:
-    """Every log on disk, and those that a snapshot needs although they are not there.
+    """Return every log on disk, and every log that a snapshot needs although it is missing.
 
-    A log that has lost all its files is still there: its `EXTENT` and `CURRENT` name them.
+    A log that has lost all its files is still found by its `EXTENT` and `CURRENT`.
     """
     folders = {
         os.path.join(WAL, os.path.dirname(path)).rstrip("/")
@@ -175,17 +176,17 @@ def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> lis
 
 
 def scan_log(fs: FileSystem, directory: str, group: LogGroup, *, needed_only: bool = False) -> LogScan:
-    """Every frame of a log, or those from its start on.
+    """Return every frame of a log, or those from its start on.
 
-    A log that is being written while it is read may look damaged: its end was read before, and what vouches
-    for it after it was written. So it is read again; damage stays.
+    A log that is written during the read may look damaged, because its end is read before the extent. Such a
+    scan is repeated; real damage stays.
     """
     folder = os.path.join(directory, group.path)
     start = group.start if needed_only and group.start.file else None
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         try:
             found = scan(fs, folder, WalFormat(), start=start, in_memory=True)
-        except NotFound:  # a file was dropped between listing and reading it
+        except NotFound:  # a file was dropped between the listing and the read
             continue
         if not found.damage:
             return _with_start(found, group.start)
@@ -193,14 +194,14 @@ def scan_log(fs: FileSystem, directory: str, group: LogGroup, *, needed_only: bo
 
 
 def _with_start(found: LogScan, start: LogPosition) -> LogScan:
-    """A scan that also misses the file in which the log has to begin."""
+    """Add damage to a scan if the file in which the log must begin is missing."""
     if start.file and all(file.number != start.file for file in found.files) and not found.damage:
         found.damage.append(LogDamage(file=start.file, start=0, end=None, reason="the file is missing"))
     return found
 
 
 def removed_topics(found: LogScan) -> set[int]:
-    """Ids of topics that the log says are deleted: their segments go before the next snapshot is written."""
+    """Return the ids of topics that the log deletes. Their segments are removed before the next snapshot."""
     ids: set[int] = set()
     for file in found.files:
         for run in file.runs:

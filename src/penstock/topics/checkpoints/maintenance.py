@@ -1,4 +1,4 @@
-"""Periodic work of an engine: take checkpoints when they are due, log floors, remove dead files."""
+"""Periodic work of an engine: take due checkpoints, log floors, and remove dead files."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 _FLOORS_EVERY_S: Final = 1.0
 _MOVING_FIRST_S: Final = 2.0
-"""How long a start waits for segments that should be cold already."""
+"""How long a start waits for segments that should already be cold."""
 _LEAVING_S: Final = 0.5
 """How long a stop waits for the cold tier."""
 
 
 class Maintenance:
-    """The background of one engine. Checkpoints are made one at a time, on the thread that tidies up."""
+    """The background work of one engine. Checkpoints run one at a time, on the maintenance thread."""
 
     def __init__(
         self,
@@ -72,27 +72,27 @@ class Maintenance:
         self._referred = found.referred
         self._stored = found.stored
         self._strangers = found.strangers
-        """Segments of topics that are deleted, which are needed until the next snapshot."""
+        """Segments of deleted topics that are needed until the next snapshot."""
         self._leaving: list[Topic] = []
-        """Topics that were deleted since the start, of which the same is true."""
+        """Topics deleted since the start whose segments are needed until the next snapshot."""
         self._number = found.snapshot_number
         self._known: dict[int, tuple[int, TopicEntry]] = {}
-        """What the last checkpoint stored of every topic; see `capture`."""
+        """The state that the last checkpoint stored for every topic. See `capture`."""
         self._good_number = found.loaded_number
-        """Of the last snapshot that is known to be good."""
+        """The number of the last snapshot that is known to be good."""
         self._doubtful: str | None = None
         """A snapshot that may or may not be in place."""
         self._moved = found.moved
         self._needed: Mapping[str, LogPosition] = found.wal
         """Where the last snapshot starts reading the logs."""
         self._foreign = [path for path in found.folders if path not in folders]
-        """Log directories of a start with another number of shards; empty of meaning after a checkpoint."""
+        """Log directories of a start with another number of shards. Obsolete after a checkpoint."""
         self._process = SegmentProcess(data_dir) if config.segment_process else None
         self._busy = asyncio.Lock()
         self._cold: Relocation | None = None
         if tiers.has_cold:
             self._cold = Relocation(tiers=tiers, config=config, clock=clock, run=run_cold)
-        self._aside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         """Tasks that run beside checkpoints and may wait for the cold tier."""
         self._ticking: asyncio.Task[None] | None = None
         self._checkpointed_s = clock.monotonic()
@@ -110,34 +110,37 @@ class Maintenance:
             _LOGGER.warning("left for the next start to remove: %s", error)
         if self._moved:
             await self._checkpoint()
-        await self._move_first()
+        await self._move_pending()
         self._ticking = asyncio.create_task(self._tick())
 
-    async def _move_first(self) -> None:
-        """Begin with what a stop left hot. If that takes long it continues in the background."""
+    async def _move_pending(self) -> None:
+        """Move the segments that the last stop left hot.
+
+        If this takes long, it continues in the background.
+        """
         if self._cold is None:
             return
-        moving = self._start_aside(self._tend(self._cold, record=True))
-        await self._wait_aside([moving], _MOVING_FIRST_S)
+        moving = self._start_background(self._tend(self._cold, record=True))
+        await self._wait_background([moving], _MOVING_FIRST_S)
         if moving.done():
             with contextlib.suppress(PenstockError):
                 moving.result()
 
     def _tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:
         if self._good_number:
-            # The snapshot that was read may not be durable yet; until it is, the one before counts too.
+            # The loaded snapshot may not be durable yet. Until it is, the earlier one is needed too.
             self._fs.sync_dir(self._meta_dir)
         return self._tiers.tidy(known, stored)
 
     async def close(self) -> None:
-        """Make a last checkpoint, after which nothing has to be replayed."""
-        async with self._busy:  # a checkpoint under way comes to its end
+        """Take a last checkpoint, so that the next start has nothing to replay."""
+        async with self._busy:  # a running checkpoint finishes first
             if self._ticking is not None:
                 self._ticking.cancel()
         if self._ticking is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        is_idle = await self._leave_aside()
+        is_idle = await self._stop_background()
         await self._quiesce()
         try:
             await self._checkpoint(last=True)
@@ -145,12 +148,12 @@ class Maintenance:
             _LOGGER.warning("no snapshot at the end, the next start replays the log: %s", error)
         await self._workers.tidy(lambda: self._end(is_idle))
 
-    async def _leave_aside(self) -> bool:
-        """Give the cold tier a moment, then stop waiting for it. Return whether it is idle."""
+    async def _stop_background(self) -> bool:
+        """Wait briefly for the cold tier, then cancel its work. Return whether it is idle."""
         if self._cold is not None:
             self._cold.close()
-        await self._wait_aside(self._aside, _LEAVING_S)
-        left = list(self._aside)
+        await self._wait_background(self._background, _LEAVING_S)
+        left = list(self._background)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -163,7 +166,7 @@ class Maintenance:
             self._tiers.close()
 
     async def _quiesce(self) -> None:
-        """Wait until everything submitted so far is decided."""
+        """Wait until every earlier submission is decided."""
         barriers = []
         for shard in self._wal.shards:
             barrier = PendingCommit(sync_ms)
@@ -179,7 +182,7 @@ class Maintenance:
                 if self._is_due():
                     await self._checkpoint()
                     if self._cold is not None and self._cold.is_free:
-                        self._start_aside(self._tend(self._cold))
+                        self._start_background(self._tend(self._cold))
             except PenstockError as error:
                 self._checkpointed_s = self._clock.monotonic()
                 _LOGGER.warning("a checkpoint failed and will be tried again: %s", error)
@@ -200,7 +203,7 @@ class Maintenance:
         return sum(shard.submitted_bytes for shard in self._wal.shards)
 
     def _ages(self) -> bool:
-        """Whether some segment is old enough to be sealed although nothing was written."""
+        """Return whether some segment is old enough to be sealed although nothing was written."""
         age_ms, now_ms = self._config.segment_max_age_ms, self._clock.now_ms()
         return bool(age_ms) and any(
             topic.log.segments
@@ -210,7 +213,7 @@ class Maintenance:
         )
 
     def _log_floors(self) -> None:
-        """From time to time log what expired or was evicted since the last write of its topic."""
+        """Log expirations and evictions since the last write of each topic, at intervals."""
         if self._clock.monotonic() - self._floors_s < _FLOORS_EVERY_S:
             return
         self._floors_s = self._clock.monotonic()
@@ -218,7 +221,7 @@ class Maintenance:
             try:
                 topic.shard.check_room()
             except Throttled:
-                continue  # whatever is written next carries them
+                continue  # the next write carries the floors
             frames = topic.log.moved_floors()
             if frames:
                 change = PendingCommit(sync_ms)
@@ -228,33 +231,36 @@ class Maintenance:
     # ---- checkpoints ---------------------------------------------------------------------------------
 
     async def checkpoint(self) -> None:
-        """Take a cut, make it durable, remove what is no longer needed. Raises what the disk raises.
+        """Take a durable snapshot and remove files that are no longer needed. Raise the disk's errors.
 
-        Also waits until what should be cold is, or cannot be.
+        Also move segments to the cold tier, or find that they cannot be moved.
         """
         await self._checkpoint()
         if self._cold is not None:
             await self._tend(self._cold, record=True)
 
     async def _tend(self, cold: Relocation, *, record: bool = False) -> None:
-        """Move segments; with `record` a snapshot that says so follows at once, else it is the next one."""
+        """Move segments.
+
+        With `record`, take a snapshot of the moves immediately instead of at the next checkpoint.
+        """
         await cold.tend(self._catalog.all())
         if record and cold.copied:
             await self._checkpoint()
-            await cold.let_go()
+            await cold.drop_unneeded()
 
     async def _checkpoint(self, *, last: bool = False) -> None:
         async with self._busy:
-            going = asyncio.ensure_future(self._make(last))
+            checkpoint = asyncio.ensure_future(self._make(last))
             try:
-                await asyncio.shield(going)
+                await asyncio.shield(checkpoint)
             except asyncio.CancelledError:
-                # The thread continues. What it made durable is counted before anything else is stored.
-                while not going.done():
+                # The thread continues. Its result must be recorded before anything else is stored.
+                while not checkpoint.done():
                     with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([going])
-                if not going.cancelled():
-                    going.exception()
+                        await asyncio.wait([checkpoint])
+                if not checkpoint.cancelled():
+                    checkpoint.exception()
                 raise
 
     async def _make(self, last: bool) -> None:
@@ -276,11 +282,11 @@ class Maintenance:
         self._checkpointed_s = self._clock.monotonic()
         self._checkpointed_bytes = written
         needed, self._needed = self._needed, cut.wal
-        await self._workers.tidy(lambda: self._let_go(cut, needed))
+        await self._workers.tidy(lambda: self._drop_unneeded(cut, needed))
         if not last:
-            # At the end they are left to the next start.
+            # At the end, the next start removes them.
             for topic in leaving:
-                self._start_aside(self._remove_segments(topic))
+                self._start_background(self._remove_segments(topic))
 
     def _capture(self, last: bool) -> Cut:
         now_ms = self._clock.now_ms()
@@ -288,7 +294,7 @@ class Maintenance:
         for topic in topics:
             self._catalog.retain(topic)
             if last:
-                # Nothing is under way any more: the sequences that were reserved are not needed.
+                # Nothing is in flight any more, so the reserved sequence numbers are not needed.
                 topic.log.reserved_seq = 0
         if last:
             self._known = {}
@@ -324,7 +330,7 @@ class Maintenance:
             raise
 
     def _retract(self) -> None:
-        """Remove a snapshot that may be in place, durably, before what it names is changed again."""
+        """Remove a snapshot that may be in place, durably, before the files that it names change."""
         if self._doubtful is not None:
             with contextlib.suppress(NotFound):
                 self._fs.unlink(self._doubtful)
@@ -338,10 +344,10 @@ class Maintenance:
         if self._cold is not None:
             self._cold.recorded(cut.topics)
 
-    def _let_go(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
-        """Remove log files that neither this snapshot nor the one before needs, and segments that none names.
+    def _drop_unneeded(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
+        """Remove log files that neither this nor the previous snapshot needs, and segments that none names.
 
-        With a cold tier the segments are left to it.
+        With a cold tier, it removes the segments itself.
         """
         for folder, shard in zip(self._folders, self._wal.shards, strict=True):
             start = needed.get(folder)
@@ -353,9 +359,9 @@ class Maintenance:
             self._foreign = []
         if self._cold is None:
             for topic_cut in cut.topics:
-                self._let_go_of_segments(topic_cut)
+                self._drop_segments(topic_cut)
 
-    def _let_go_of_segments(self, cut: TopicCut) -> None:
+    def _drop_segments(self, cut: TopicCut) -> None:
         tier = self._tiers.topic(cut.entry.id)
         try:
             for first_seq in cut.dead:
@@ -364,7 +370,7 @@ class Maintenance:
             _LOGGER.warning('topic "%s": left for the next start to remove: %s', cut.entry.name, error)
 
     def _drop_log(self, folder: str) -> None:
-        """Remove a log that a start with another number of shards left; its records are in segments now."""
+        """Remove a log from a start with another number of shards. Its records are in segments now."""
         directory = os.path.join(self._data_dir, folder)
         for name, _ in self._fs.list_files(directory):
             if "/" not in name:
@@ -372,18 +378,18 @@ class Maintenance:
                     self._fs.unlink(os.path.join(directory, name))
         self._fs.sync_dir(directory)
 
-    # ---- topics that are gone ------------------------------------------------------------------------
+    # ---- deleted topics ------------------------------------------------------------------------------
 
     def remove_files(self, topic: Topic) -> None:
-        """Remove the segments of a topic that was deleted durably, after what is being stored of it.
+        """Remove the segments of a durably deleted topic, after the current checkpoint.
 
-        If copies in memory may have to be made of it again they go with the next checkpoint.
+        If copies in memory may have to be made again from it, its segments stay until the next checkpoint.
         """
 
         if topic.is_referred:
             self._leaving.append(topic)
         else:
-            self._start_aside(self._remove_segments(topic))
+            self._start_background(self._remove_segments(topic))
 
     async def _remove_segments(self, topic: Topic) -> None:
         try:
@@ -395,20 +401,20 @@ class Maintenance:
 
     # ---- background work -----------------------------------------------------------------------------
 
-    def _start_aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _start_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._aside.add(task)
+        self._background.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._aside.discard(task)
+        self._background.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _LOGGER.warning("old segments could not be moved and will be tried again: %s", error)
 
-    async def _wait_aside(self, tasks: Iterable[asyncio.Task[None]], at_most_s: float) -> None:
-        """Until these are done, or the time is over."""
+    async def _wait_background(self, tasks: Iterable[asyncio.Task[None]], at_most_s: float) -> None:
+        """Wait until these tasks are done, or until the timeout."""
         waiting = set(tasks)
         if not waiting:
             return

@@ -1,17 +1,15 @@
 """Recovery: rebuild the state of an engine from the files of its data directory.
 
 1. The newest readable snapshot names the topics, their floors and their segments.
-2. The index entries of those segments are the index.
-3. Every log directory that is there, however many shards wrote it, is read from where its snapshot position
-   says. Frames go to their topics by id; a record that is there already is left alone, so doing this again
-   changes nothing.
-4. A torn tail is cut, and so is a write of which only some records were on their way.
-5. Damage elsewhere is reported and stays on disk. Records it took with it are known to be missing: readers
-   that meet them are told.
-6. Where a log ends before what was durable in it, it is not known which records are lost. Each topic that may
-   have had some continues after every number that can have been given out, and readers get a tombstone.
-   Topics that were created in what is lost are unknown, so every topic that is created from then on begins
-   above the numbers that they can have given out.
+2. The index entries of those segments form the index.
+3. Every existing log directory is read from its snapshot position on, however many shards wrote it. Frames go
+   to their topics by id. A record that already exists is left alone, so recovery is idempotent.
+4. A torn tail is cut off, and so is an incomplete write.
+5. Damage elsewhere is reported and stays on disk. Records lost to it are known to be missing, and readers get
+   a tombstone or an error for them.
+6. If a log ends before its durable end, the lost records are unknown. Each topic that may be affected
+   continues after every number that it can have used, and readers get a tombstone. Topics created in the lost
+   part are unknown, so every later topic starts above the numbers that they can have used.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ _FORMAT = WalFormat()
 _FOLLOWED: Final = (FrameType.APPEND, FrameType.ROUTER_CURSOR)
 """Frames that may be a part of something larger."""
 _NUMBERED: Final = (FrameType.APPEND, FrameType.ROUTER_CURSOR)
-"""Frames that give out sequence numbers."""
+"""Frames that assign sequence numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,29 +90,31 @@ class Recovered:
     topics: list[Topic]
     next_topic_id: int
     lost_seq: int
-    """No topic that was lost with files of the log gave out a higher number."""
+    """The highest number that a topic lost with log files can have used."""
     snapshot_number: int
-    """Of the next snapshot to be written."""
+    """The number of the next snapshot to be written."""
     loaded_number: int
-    """Of the snapshot that was read, or 0."""
+    """The number of the snapshot that was read, or 0."""
     wal: dict[str, LogPosition]
-    """From where on the previous start of each log is still needed."""
+    """The position from which each log of the previous start is still needed."""
     logs: list[FoundLog]
     folders: list[str]
-    """Every log directory that is there."""
+    """Every log directory that exists."""
     moved: bool
-    """Whether the logs are not those that the snapshot names, or records are in others than they should be.
+    """Whether the logs differ from those that the snapshot names, or records are in the wrong log.
 
-    Then a snapshot comes before the first write: the records of a topic are never in two logs that count."""
+    If so, a snapshot is taken before the first write, because the records of a topic must never be in two
+    logs.
+    """
     stored: Stored
     """All segments in the hot tier, referenced or not."""
     problems: list[str] = field(default_factory=list)
-    """What is damaged, a sentence each."""
+    """The damage that was found, one sentence each."""
     routers: list[RouterEntry] = field(default_factory=list)
     referred: dict[int, list[SegmentEntry]] = field(default_factory=dict)
-    """Segments of topics that are deleted and of which copies are in no segment yet, by topic id."""
+    """By topic id: segments of deleted topics whose copies are not in a segment yet."""
     strangers: set[int] = field(default_factory=set)
-    """Topics that nothing names; their segments are not removed by this start."""
+    """Ids of topics that nothing names. Their segments are not removed by this start."""
 
 
 def recover(
@@ -126,9 +126,9 @@ def recover(
     now_ms: int,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> Recovered:
-    """Read a data directory; changes nothing. `folders` are the log directories that will be written to.
+    """Read a data directory without changing it. `folders` are the log directories for later writes.
 
-    Raises `Damaged` when there are snapshots and none can be read: an engine never starts empty over data.
+    Raises `Damaged` if there are snapshots but none can be read: an engine never starts empty over data.
     """
     loaded = load_latest(fs, os.path.join(data_dir, META))
     return _Recovery(fs, data_dir, tiers, loaded, folders, now_ms, on_progress).run()
@@ -175,13 +175,13 @@ class _Recovery:
         self._routers = RouterRecovery(self._snapshot.routers)
         self._copy_replay = CopyReplay(self._source_frames, self._lose_copies)
         self._source_runs: dict[int, list[Columns]] = {}
-        """The segments of topics, live or not, for copies that have to be made of them again."""
+        """The segments of topics, live or not, for copies that must be made again."""
         self._sources: dict[int, SourceFrames] = {}
         self._stored = tiers.stored()
         self._strangers: set[int] = set()
-        """Topics of which there are segments, and which nothing names."""
+        """Topics that have segments but that nothing names."""
         self._lost: dict[str, list[LostBytes]] = {}
-        """By log: what of it was durable and cannot be read."""
+        """By log: its durable parts that cannot be read."""
 
     def run(self) -> Recovered:
         there = log_groups(self._fs, self._data_dir, self._snapshot)
@@ -203,7 +203,7 @@ class _Recovery:
         routers = self._routers.found(self._topics)
         self._problems += self._routers.problems
         for source_id in self._topics.keys() & self._routers.sources:
-            # Its copies are in memory once more: should it be deleted, its segments have to wait for them.
+            # Its copies are in memory again. If it is deleted, its segments must wait for them.
             self._topics[source_id].is_referred = True
         return Recovered(
             topics=sorted(self._topics.values(), key=lambda topic: topic.name),
@@ -215,7 +215,8 @@ class _Recovery:
             wal={group.path: group.start for group in groups},
             logs=logs,
             folders=[group.path for group in there],
-            # What was lost is known from the logs as they are now: it is written down before they change.
+            # Losses are derived from the logs as they are now, so a snapshot stores them before the logs
+            # change.
             moved=self._has_moved() or self._routers.lowered or any(self._lost.values()),
             stored=self._stored,
             problems=self._problems,
@@ -229,9 +230,9 @@ class _Recovery:
         )
 
     def _is_covered(self, group: LogGroup) -> bool:
-        """Whether the newest snapshot has everything that is in a log, because it does not name it.
+        """Return whether the newest snapshot covers a log completely, because it does not name it.
 
-        An older one, taken because the newest cannot be read, does not tell.
+        An older snapshot, used because the newest cannot be read, does not prove this.
         """
         return self._loaded.snapshot is not None and not self._loaded.rejected and not group.start.file
 
@@ -268,7 +269,7 @@ class _Recovery:
         return FoundLog(path=group.path, found=found)
 
     def _sort_frames(self, log: str, file: ScannedFile, run: FrameRun, *, damaged: bool) -> None:
-        """Hand the frames of one stretch to their topics."""
+        """Distribute the frames of one run to their topics."""
         table = read_frames(file.view, run.start, run.ends)
         ids = table.heads["topic_id"]
         order = np.argsort(ids, kind="stable")
@@ -282,7 +283,7 @@ class _Recovery:
                 self._pieces[topic_id].append(piece)
 
     def _deleted_topics(self) -> set[int]:
-        """The ids of topics that the log says are deleted."""
+        """Return the ids of topics that the log deletes."""
         return {
             topic_id
             for topic_id, pieces in self._pieces.items()
@@ -290,22 +291,22 @@ class _Recovery:
         }
 
     def _check_beginning(self, logs: Sequence[FoundLog]) -> None:
-        """Raises `Damaged` if the log continues where a snapshot ended and there is no snapshot."""
+        """Raise `Damaged` if the log continues a snapshot and there is no snapshot."""
         if self._loaded.snapshot is not None:
             return
         for log in logs:
             header = _header(log.found)
             if header is not None and header.previous.file:
                 raise Damaged(
-                    f"the beginning of {log.path} is in a snapshot, and there is none in {META}; "
+                    f"the beginning of {log.path} is in a snapshot, but {META} has none; "
                     "restore it from a backup"
                 )
 
     def _check_segments(self, gone: set[int]) -> None:
-        """Raises `Damaged` if there are segments of topics that neither snapshot nor log names.
+        """Raise `Damaged` if there are segments of topics that neither the snapshot nor the log names.
 
-        Both are older than the segments then, or gone; what is there would be removed as left over. If damage
-        to the log explains it, the segments are kept and everything else starts.
+        Both are then gone or older than the segments, and the segments would be removed as leftovers. If
+        damage to the log explains it, the segments are kept and everything else starts.
         """
         self._strangers = {
             number
@@ -333,7 +334,7 @@ class _Recovery:
                     self._problems.append(f"{piece.log}/{damage}")
 
     def _create_topics(self, gone: set[int]) -> None:
-        """Topics that only the log knows."""
+        """Create the topics that only the log knows."""
         for topic_id, pieces in self._pieces.items():
             for piece in pieces:
                 kinds = piece.frames.heads["type"]
@@ -357,14 +358,14 @@ class _Recovery:
                 if there is None and self._loaded.rejected:
                     self._problems.append(
                         f'topic "{entry.name}": segment {named.first_seq} is gone; the newest snapshot, '
-                        "which cannot be read, may not have needed it any more"
+                        "which cannot be read, may no longer have needed it"
                     )
                     continue
                 segment = there or named
             run = self._load(entry, segment)
             index.add_run(run)
             self._source_runs.setdefault(entry.id, []).append(run)
-            # What cannot be opened must not grow: no checkpoint could open it either.
+            # A segment that cannot be opened must not grow, because no checkpoint could open it.
             segments.append(
                 segment if run.source is not None else msgspec.structs.replace(segment, sealed=True)
             )
@@ -426,17 +427,17 @@ class _Recovery:
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
             topic.log.index.skip_to(topic.log.reserved_seq)
         gone = max(topic.log.floors.floor, topic.log.delete_below)
-        # What was lost or deleted had been there, if only in memory: its numbers are used.
+        # Lost or deleted records existed, if only in memory, so their numbers are used.
         topic.log.index.skip_to(gone - 1)
         topic.log.index.delete_prefix(gone)
         topic.settle(self._now_ms)
 
-    # ---- what is lost with the log -------------------------------------------------------------------
+    # ---- losses with the log -------------------------------------------------------------------------
 
     def _lost_numbers(self, topic: Topic) -> int:
-        """How many numbers after the topic's last record the lost parts of the logs can have given out.
+        """Return how many numbers after the topic's last record the lost parts of the logs can have used.
 
-        What was lost before a record that can be read is known exactly, see `_bridge`.
+        Losses before a readable record are known exactly; see `_bridge`.
         """
         if topic.is_ephemeral:
             return 0
@@ -456,7 +457,7 @@ class _Recovery:
         return _copies_in(size) if self._routers.feeds(topic.id) else _records_in(size)
 
     def _may_hold(self, log: str, topic_id: int) -> bool:
-        """Whether frames of a topic can have been in a log."""
+        """Return whether a log can have held frames of a topic."""
         folders = shard_folders(WAL, len(self._named)) if self._named else []
         return log not in folders or log == folders[shard_number(topic_id, len(folders))]
 
@@ -470,18 +471,18 @@ class _Recovery:
             )
 
     def _lost_topic_numbers(self) -> int:
-        """How many numbers a topic can have given out that was created in the lost parts of the logs.
+        """Return how many numbers a topic created in the lost parts of the logs can have used.
 
         A router may have copied into it, and may be lost as well.
         """
         return _copies_in(sum(part.count for parts in self._lost.values() for part in parts))
 
     def _lost_ids(self) -> int:
-        """How many topics and routers the lost parts of the logs can have created."""
+        """Return how many topics and routers the lost parts of the logs can have created."""
         return sum(part.count // APPEND_FRAME_BYTES_MIN for parts in self._lost.values() for part in parts)
 
     def _home(self, topic_id: int) -> str:
-        """The log directory that a topic will be written to."""
+        """Return the log directory that a topic will be written to."""
         return self._folders[shard_number(topic_id, len(self._folders))]
 
     def _file_number(self, topic: Topic, piece: _Piece) -> int:
@@ -492,7 +493,7 @@ class _Recovery:
         return self._next_attached
 
     def _append(self, topic: Topic, piece: _Piece, file: int, start: int, stop: int) -> None:
-        """Records that the topic does not have yet; numbers missing before them are accounted for."""
+        """Append records that the topic does not have yet, and account for missing numbers before them."""
         if start >= stop:
             return
         index = topic.log.index
@@ -516,7 +517,7 @@ class _Recovery:
         if missing <= 0:
             return
         if (first_seq - 1 <= topic.log.reserved_seq or topic.id in self._was_ephemeral) and not damaged:
-            # Reserved before a crash and never written, or never meant to outlive the process.
+            # The numbers were reserved before a crash and not used, or their records were ephemeral.
             topic.log.index.skip_to(first_seq - 1)
             return
         topic.log.index.append_damaged(missing, ts_ms)
@@ -527,7 +528,7 @@ class _Recovery:
     def _control(self, topic: Topic, frames: FrameTable, place: int) -> None:
         kind, body = frames.heads["type"][place], frames.body(place)
         if kind in (FrameType.CONFIG_UPDATE, FrameType.DELETE):
-            # Writes that were under way when this was submitted had pushed records out before it applied.
+            # Writes in flight at the submission had already evicted records before this change applied.
             topic.log.retain(0)
         try:
             if kind == FrameType.CONFIG_UPDATE:
@@ -535,7 +536,8 @@ class _Recovery:
                     self._was_ephemeral.add(topic.id)
                 config = _CONFIG.decode(TopicChange.decode(body).config)
                 if topic.queue is not None and not (topic.config.leases_durable and config.leases_durable):
-                    # What became of leases meanwhile is not in the log; those that outlive this follow it.
+                    # The log lacks lease events of that time. Leases that outlive the process follow this
+                    # frame.
                     topic.queue.leases.end_leases()
                 topic.set_config(config)
             elif kind == FrameType.DELETE:
@@ -563,7 +565,7 @@ class _Recovery:
         if topic_id not in self._sources:
             runs = self._source_runs.get(topic_id)
             if runs is None:
-                # The topic was deleted since; its segments stay until a snapshot has the copies.
+                # The topic was deleted since. Its segments stay until a snapshot has the copies.
                 entries = [entry for entry in self._snapshot.topics if entry.id == topic_id]
                 runs = [self._load(entry, segment) for entry in entries for segment in entry.segments]
             tables = [piece.frames for piece in self._pieces.get(topic_id, [])]
@@ -571,7 +573,7 @@ class _Recovery:
         return self._sources[topic_id]
 
     def _lose_copies(self, topic: Topic, lost: LostOriginals) -> None:
-        """Copies whose originals are nowhere: of a source that had not made them durable, or damaged."""
+        """Account for copies whose originals are missing: not durable in their source, or damaged."""
         first_seq, count = topic.log.index.head_seq + 1, lost.records
         was_stored = any(
             entry.id == lost.source_id and lost.first_seq <= entry.head_seq for entry in self._snapshot.topics
@@ -586,7 +588,7 @@ class _Recovery:
         )
 
     def _in_order(self, pieces: Sequence[_Piece]) -> list[_Piece]:
-        """The pieces of one log stay in order; logs that the snapshot names come before newer ones."""
+        """Sort pieces so that each log stays in order, and logs that the snapshot names come first."""
         lowest: dict[str, int] = {}
         for piece in pieces:
             appends = piece.frames.heads["type"] == FrameType.APPEND
@@ -600,12 +602,12 @@ class _Recovery:
 
 
 def _records_in(size: int) -> int:
-    """At most how many records so many lost bytes of frames can have held."""
+    """Return an upper bound on the records in `size` lost bytes of frames."""
     return size // APPEND_FRAME_BYTES_MIN + bool(size)
 
 
 def _copies_in(size: int) -> int:
-    """The same of a topic into which a router may copy: one frame stands for many copies."""
+    """Return the same bound for a topic that a router may copy into: one frame stands for many copies."""
     return size * ROUTER_PASS_RECORDS_MAX // CURSOR_FRAME_BYTES_MIN + bool(size)
 
 
@@ -617,13 +619,13 @@ def _header(found: LogScan) -> LogHeader | None:
 
 
 def _lost_run(entry: SegmentEntry) -> Columns:
-    """Rows for a segment whose index cannot be read: every record of it is known to be missing."""
+    """Return rows for a segment whose index cannot be read: every record of it is missing."""
     rows = pack_row(0, 0, entry.created_ms, LOST, 0) * entry.count
     return Columns.of_segment(entry.first_seq, rows)
 
 
 def _without_half_writes(found: LogScan) -> LogScan:
-    """The scan without the frames at its end that belong to a write whose last record is missing."""
+    """Return the scan without incomplete writes at its end, whose last record is missing."""
     if not found.files or not found.files[-1].runs:
         return found
     last = found.files[-1]

@@ -1,7 +1,7 @@
-"""Snapshots: topics, floors, segments and log positions, so that a start need not read the whole log.
+"""Snapshots: topics, floors, segments and log positions, so that a start does not read the whole log.
 
-A snapshot is one file, replaced by writing the next; the one before stays until then, for the case that the
-newest cannot be read.
+A snapshot is one file. Writing the next one replaces it, but the previous one stays in case the newest cannot
+be read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.topics.segments.store import DurableDirectory
 from penstock.topics.topic.leases import QueueEntry
 
 SNAPSHOT_VERSION: Final = 4
-"""Versions below 4 are bodies of another kind under the same header."""
+"""The version of the format. Versions below 4 have other bodies under the same header."""
 
 _MAGIC: Final = b"SNP1"
 _HEAD = struct.Struct("<4sII")
@@ -37,14 +37,14 @@ _STAGED = re.compile(r"snapshot-[0-9]{16,20}\.bin\.[0-9a-f]+")
 
 
 class LogStart(msgspec.Struct, frozen=True, array_like=True):
-    """From where on a log directory has to be read again."""
+    """The position from which a log directory must be read again."""
 
     file: int
     offset: int
 
 
 class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One topic. Floors are the first sequence number that is not lost."""
+    """One topic. A floor is the first sequence number that is not lost."""
 
     name: str
     id: int
@@ -59,14 +59,14 @@ class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     reserved_head: int
     last_write_ms: int | None
     checkpointed_seq: int
-    """Every record up to here is in `segments`, is deleted, or never was."""
+    """Every record up to here is in `segments`, was deleted, or never existed."""
     segments: tuple[SegmentEntry, ...] = ()
     queue: QueueEntry | None = None
     """None for a log."""
     trims: tuple[tuple[int, int], ...] = ()
-    """What no router could copy here, after live records: first, and the number after the last."""
+    """Ranges after live records that no router could copy: first number, and number after the last."""
     lost: tuple[tuple[int, int], ...] = ()
-    """What was lost with damaged files of the log, in the same form; no such number is given out again."""
+    """Ranges lost with damaged log files, in the same form. These numbers are never reused."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -79,22 +79,22 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     topics: tuple[TopicEntry, ...]
     routers: tuple[RouterEntry, ...] = ()
     synced: dict[str, LogStart] = {}
-    """By log: everything before this position was durable when the snapshot was taken."""
+    """By log: the position up to which it was durable when the snapshot was taken."""
     lost_seq: int = 0
-    """Topics that were lost with files of the log gave out no higher number; new topics begin above it."""
+    """The highest number that a topic lost with log files can have used. New topics start above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSnapshot:
-    """The newest snapshot that can be read; None if there never was one."""
+    """The newest readable snapshot. `snapshot` is None if there never was one."""
 
     snapshot: Snapshot | None
     number: int
-    """Of the one that was read, or 0."""
+    """The number of the snapshot that was read, or 0."""
     next_number: int
-    """What to call the next one."""
+    """The number for the next snapshot."""
     rejected: tuple[str, ...]
-    """What was wrong with newer ones, a sentence each."""
+    """Why newer snapshots were rejected, one sentence each."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -106,7 +106,7 @@ def snapshot_name(number: int) -> str:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The file. Raises `LimitExceeded` when it would not fit its own length field."""
+    """Encode the file. Raise `LimitExceeded` if the body exceeds its length field."""
     body = _ENCODER.encode(snapshot)
     if len(body) > _BODY_BYTES_MAX:
         raise LimitExceeded(f"a snapshot of {len(body)} bytes cannot be written; have fewer topics")
@@ -115,7 +115,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(raw: Buffer) -> Snapshot:
-    """Decode a snapshot. Raises `Damaged` unless every bit is as written, `Unsupported` if it is newer."""
+    """Decode a snapshot. Raise `Damaged` unless every bit is as written, `Unsupported` if it is newer."""
     view = memoryview(raw)
     if len(view) < _BODY_AT:
         raise Damaged(f"only {len(view)} bytes are left of it")
@@ -125,7 +125,7 @@ def decode_snapshot(raw: Buffer) -> Snapshot:
         raise Damaged("its checksum is wrong")
     magic, version, body_len = _HEAD.unpack(head)
     if magic != _MAGIC or body_len != len(body):
-        raise Damaged("it is no snapshot")
+        raise Damaged("it is not a snapshot")
     if version != SNAPSHOT_VERSION:
         raise Unsupported(f"its version is {version}, not {SNAPSHOT_VERSION}; use the program that wrote it")
     try:
@@ -137,22 +137,22 @@ def decode_snapshot(raw: Buffer) -> Snapshot:
 def write_snapshot(
     fs: FileSystem, directory: str, number: int, snapshot: Snapshot, *, previous: int | None = None
 ) -> None:
-    """Put a snapshot in place; on return it survives a power cut, and those before the previous one are gone.
+    """Write a snapshot durably, and remove those before the previous one.
 
-    `previous` is the last one that is known to be good, if that is not the newest of those that are there.
-    Raises `OutcomeUnknown` when the new one may be in place without being durable: nothing that only the
-    older ones need may be removed then. After any other error the older ones are untouched.
+    `previous` is the last snapshot that is known to be good, if that is not the newest existing one. Raises
+    `OutcomeUnknown` if the new one may be in place without being durable. Files that only older snapshots
+    need must stay then. After any other error the older ones are untouched.
     """
     raw = encode_snapshot(snapshot)
     DurableDirectory(fs, directory).ensure()
     write_durably(fs, os.path.join(directory, snapshot_name(number)), [raw], staging=directory)
-    # The new one is durable: that some old file cannot be removed now is no reason to fail.
+    # The new snapshot is durable, so a failure to remove an old file is not an error.
     with contextlib.suppress(PenstockError):
         _prune(fs, directory, number, previous)
 
 
 def _prune(fs: FileSystem, directory: str, newest: int, previous: int | None) -> None:
-    """Removes the snapshots before `previous`, and everything that was only being written."""
+    """Remove the snapshots before `previous`, and all unfinished ones."""
     names = [name for name, _ in fs.list_files(directory)]
     older = [number for name in names if (number := _number(name)) is not None and number < newest]
     oldest_kept = max(older, default=newest) if previous is None else previous
@@ -170,10 +170,10 @@ def _number(name: str) -> int | None:
 
 
 def load_latest(fs: FileSystem, directory: str) -> LoadedSnapshot:
-    """The newest snapshot that can be read; the ones that cannot are reported, and kept.
+    """Return the newest readable snapshot. Unreadable ones are reported and kept.
 
-    Raises `Damaged` when there are snapshots and none can be read, and `Unsupported` when the newest was
-    written by another version: neither is a reason to start over.
+    Raises `Damaged` if there are snapshots but none can be read, and `Unsupported` if another version wrote
+    the newest. A start must not begin empty in either case.
     """
     numbers = [number for name, _ in fs.list_files(directory) if (number := _number(name)) is not None]
     rejected: list[str] = []

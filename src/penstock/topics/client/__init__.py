@@ -1,6 +1,6 @@
-"""A client of the `/v0` contract: it repeats what may be repeated, hides no gap, and raises typed errors.
+"""A client of the `/v0` contract: it retries safely, reports every gap, and raises typed errors.
 
-`Client` is for an event loop; `penstock.topics.client.sync` has its blocking twin.
+`Client` is for an event loop. `penstock.topics.client.sync` has the blocking variant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A topics server as a Python object."""
+"""The asynchronous client of a topics server."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ _RETRY_CEILING_S: Final = 2.0
 
 
 class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
-    """Calls a topics server; many tasks of one event loop may share it.
+    """A client of a topics server. Tasks of one event loop may share it.
 
         async with Client("http://127.0.0.1:4000") as client:
             await client.write("clicks", [{"user": 1}])
             async for page in client.follow("clicks"):
                 ...
 
-    **What is sent again.** A server that is away, throttles or is not ready yet is asked again for up to
-    `retry_deadline`, no sooner than it asks for. After a connection that was cut the outcome is unknown: then
-    reads are repeated, and so are writes, because each carries an idempotency key, minted here unless given.
-    Whatever happened to its attempts, a write that returns is in the topic once.
+    **What is retried.** If a server is unreachable, throttles or is not ready yet, the client retries for up
+    to `retry_deadline`, no sooner than the server asks. After a lost connection the outcome is unknown. The
+    client then repeats reads, and also writes, because each write carries an idempotency key; the client
+    generates one unless you pass it. A write that returns is in the topic exactly once.
 
-    **What remains.** The server remembers keys in memory, for the topic's `idempotency_window_ms`. If it
-    restarted after an attempt was sent, that attempt may have been applied and its key is forgotten: the
-    client notices and raises `Unanswered` (an `OutcomeUnknown`) instead of risking a second record. Look for
-    the record before writing it again. Keep the window longer than `retry_deadline`; a topic with a shorter
-    one may double a record whose answer was lost.
+    **What remains.** The server keeps keys in memory, for the topic's `idempotency_window_ms`. If it restarts
+    after an attempt was sent, the attempt may have been applied and its key is lost. The client detects this
+    and raises `Unanswered` (an `OutcomeUnknown`) instead of risking a second record. Look for the record
+    before you write it again. Keep the window longer than `retry_deadline`: with a shorter window, a write
+    whose response was lost may be applied twice.
 
     Every error is one of `penstock.topics.errors` or `penstock.topics.client`, with the server's `detail`.
     """
@@ -83,10 +83,10 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         rng: random.Random = SYSTEM_RNG,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`key` is taken from TOPICS_API_KEY unless given. `timeout` is for one attempt; `wait_ms` is added.
+        """Create a client. `key` defaults to TOPICS_API_KEY. `timeout` limits one attempt, plus `wait_ms`.
 
-        With `mint_keys=False` a write without a key of its own is sent again only while it is certain that it
-        was not applied.
+        With `mint_keys=False`, a write without its own key is retried only while it is certain that it was
+        not applied.
         """
         self._clock = clock
         self._rng = rng
@@ -124,24 +124,27 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         return self._connection.url
 
     async def close(self) -> None:
-        """Close the connections. Calls in progress end in an error."""
+        """Close the connections. Calls in progress fail with an error."""
         await self._connection.close()
 
     async def put_topic(self, topic: str, config: TopicConfig | None = None) -> PutResult:
-        """Create the topic, or give it this config: all of it, also what is at its default here."""
+        """Create the topic, or replace its whole config. Omitted values are set to their defaults."""
         body = put_body(config or TopicConfig())
         answer = await self._send("PUT", topic, Repeat.UNAPPLIED, body=body)
         return models.put_result(answer.content)
 
     async def state(self, topic: str, *, touch: bool = True) -> TopicState:
-        """The topic now. `touch=False` leaves no trace in its priority. Raises `TopicNotFound`."""
+        """Return the state of the topic.
+
+        With `touch=False` its priority is not affected. Raise `TopicNotFound`.
+        """
         answer = await self._send("GET", topic, Repeat.ALWAYS, query={"touch": _flag(touch)})
         return models.read_topic_state(answer.content)
 
     async def topics(
         self, prefix: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> AsyncGenerator[TopicSummary, None]:
-        """Every topic whose name begins with `prefix` and that the key may see, by name."""
+        """Yield every topic that starts with `prefix` and that the key may see, in order of names."""
         cursor: str | None = ""
         while cursor is not None:
             found, cursor = await self.topics_page(prefix, cursor, page_size=page_size, touch=touch)
@@ -151,14 +154,17 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
     async def topics_page(
         self, prefix: str = "", cursor: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> tuple[list[TopicSummary], str | None]:
-        """One page of `topics`, and the cursor of the next one; None after the last."""
+        """Return one page of `topics`, and the cursor of the next one or None after the last."""
         query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
         more = {"cursor": cursor} if cursor else {}
         call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
         return models.read_summaries((await self._connection.send(call)).content)
 
     async def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
-        """Remove the topic with its records. Raises `TopicNotEmpty` if it must be empty and is not."""
+        """Remove the topic with its records.
+
+        Raise `TopicNotEmpty` if `if_empty` is set and it has records.
+        """
         query = {"if_empty": _flag(if_empty)}
         answer = await self._send("DELETE", topic, Repeat.UNAPPLIED, query=query)
         return models.remove_result(answer.content)
@@ -174,11 +180,11 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         create: bool | None = None,
         config: TopicConfig | None = None,
     ) -> WriteResult:
-        """Append records, all or none, in this order; returns when the topic's class says they are safe.
+        """Append records atomically, in this order. Return when the topic's durability is reached.
 
         A record is any value that JSON can hold (as `msgspec.json.encode` writes it), JSON text as bytes or
-        `msgspec.Raw`, or a `NewRecord` with a tag, a node or meta of its own. `tag` and `node` are for the
-        records that have none. `config` is used only if this write creates the topic; `create=False` raises
+        `msgspec.Raw`, or a `NewRecord` with its own tag, node or meta. `tag` and `node` apply to records
+        without their own. `config` is used only if this write creates the topic. `create=False` raises
         `TopicNotFound` instead of creating it.
         """
         if idempotency_key is None and self._mint_keys:
@@ -203,10 +209,10 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         max_batch_bytes: int = 0,
         match: Predicate | str | None = None,
     ) -> Page:
-        """The records after `from_seq`, and a tombstone if some of them were lost.
+        """Return the records after `from_seq`, with a tombstone if some of them were lost.
 
-        Where there are none the server waits up to `wait_ms` for one. Records whose node is among `node` are
-        left out, and with `match` those without such a tag. Ask again from `next_from_seq`.
+        If there are none, the server waits up to `wait_ms` for one. Records whose node is in `node` are
+        skipped. With `match`, only records with a matching tag are returned. Continue from `next_from_seq`.
         """
         wait_ms = min(max(wait_ms, 0), WAIT_MS_MAX)
         body = diff_body(
@@ -235,11 +241,12 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         max_batch_bytes: int = 0,
         match: Predicate | str | None = None,
     ) -> AsyncGenerator[Page, None]:
-        """Yield pages without end, as records arrive. Each continues at `next_from_seq` of the one before.
+        """Yield pages indefinitely, as records arrive. Each continues at `next_from_seq` of the last.
 
-        A page comes when the position moves or when there is a gap: look at `page.tombstone`, it tells which
-        records are gone and why. A server that is away longer than `retry_deadline` ends it with
-        `Unavailable`, a removed topic with `TopicNotFound`; follow again from the last `next_from_seq`.
+        A page is yielded when the position moves or when there is a gap. Check `page.tombstone`: it says
+        which records are gone and why. The generator raises `Unavailable` if the server is away longer than
+        `retry_deadline`, and `TopicNotFound` if the topic is removed. Follow again from the last
+        `next_from_seq`.
         """
         while True:
             page = await self.diff(
@@ -254,35 +261,39 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
                 match=match,
             )
             if page.tombstone is not None or page.next_from_seq != from_seq:
-                # Behind the head there is nothing to come: a topic that was recreated starts over.
+                # Never continue after the head: a recreated topic starts over.
                 from_seq = min(page.next_from_seq, page.head_seq)
                 yield page
 
     async def delete(
         self, topic: str, *, before_seq: int | None = None, match: Predicate | str | None = None
     ) -> DeleteResult:
-        """Delete the records before `before_seq`, those that `match`, or those that are both; for good.
+        """Delete the records before `before_seq`, those that match, or those that meet both.
 
-        A string matches that tag exactly; `Predicate(value=..., is_prefix=True)` every tag that begins so.
+        A string matches exactly that tag. `Predicate(value=..., is_prefix=True)` matches every tag with that
+        prefix.
         """
         body = delete_body(before_seq, match)
         answer = await self._send("POST", topic, Repeat.UNAPPLIED, "/delete", body=body)
         return models.delete_result(answer.content)
 
     async def health(self) -> Health:
-        """That the server is there. Asked once: a failure is the answer."""
+        """Return the health of the server. A failure is not retried."""
         return models.health((await self._probe("/v0/health")).content)
 
     async def ready(self) -> Readiness:
-        """That the server takes calls. Raises `NotReady`, whose detail tells how far the replay is."""
+        """Return when the server is ready.
+
+        Raise `NotReady` with the replay progress if it is not. No retries.
+        """
         return models.readiness((await self._probe("/v0/ready")).content)
 
     async def metrics(self) -> dict[str, object]:
-        """The server's numbers by name; those of its log below `wal`."""
+        """Return the server's metrics by name. Metrics of its log are under `wal`."""
         return models.read_metrics((await self._probe("/v0/metrics", accept="application/json")).content)
 
     async def metrics_text(self) -> str:
-        """The server's numbers as Prometheus reads them, those of each topic included."""
+        """Return the server's metrics in the Prometheus text format, including those of each topic."""
         return (await self._probe("/v0/metrics", accept="text/plain")).text
 
     async def _probe(self, path: str, accept: str = "application/json") -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Calls over HTTP: one pool of connections, one rule for what may be repeated."""
+"""Calls over HTTP: one pool of connections, and one rule for retries."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from penstock.topics.client.models import Health
 
 
 class Lanes(httpx.AsyncBaseTransport):
-    """Up to `count` keep-alive connections; a call takes the one that was used last.
+    """Up to `count` keep-alive connections. A call takes the most recently used one.
 
-    The usual pool looks at all its connections for every call, which at thirty calls at a time costs more
-    than the call. Here each connection is a pool of its own, and answers are read before it is given back.
-    One whose call failed or was given up is not used again: its pool may still count that call.
+    The usual pool scans all its connections for every call. With thirty concurrent calls, this costs more
+    than the call itself. Here each connection is its own pool, and a response is read fully before the
+    connection is returned. A connection whose call failed or was cancelled is not used again, because its
+    pool may still count that call.
     """
 
     def __init__(self, *, trusted: ssl.SSLContext, count: int) -> None:
@@ -103,7 +104,7 @@ class Repeat(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request, ready to be sent as often as it takes."""
+    """One request, which can be sent repeatedly."""
 
     method: str
     path: str
@@ -113,7 +114,7 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
-    """How long the server was asked to hold the answer back; added to the timeout."""
+    """How long the server was asked to delay the response. Added to the timeout."""
 
     @property
     def changes(self) -> bool:
@@ -121,7 +122,7 @@ class Call:
 
 
 class Connection:
-    """A pool of connections to one server. The key is in its headers and nowhere else."""
+    """A pool of connections to one server. The key is only in its headers."""
 
     def __init__(
         self,
@@ -155,11 +156,11 @@ class Connection:
 
     @property
     def timeout_s(self) -> float:
-        """How long one attempt may take."""
+        """Return how long one attempt may take."""
         return self._timeout_s
 
     def streaming(self) -> httpx.AsyncClient:
-        """A connection for answers that do not end; the caller closes it."""
+        """Return a client for endless responses. The caller closes it."""
         return httpx.AsyncClient(
             base_url=self.url,
             headers=self._http.headers,
@@ -172,10 +173,10 @@ class Connection:
         await self._http.aclose()
 
     async def send(self, call: Call) -> httpx.Response:
-        """The answer to a call that succeeded. Raises what the last attempt says.
+        """Send a call and return its successful response. Raise the error of the last attempt.
 
-        A call that changes something and of which any attempt may have been applied ends in an answer or
-        in `Unanswered`, never in an error that would invite to send it again.
+        If any attempt of a changing call may have been applied, the call ends with a response or with
+        `Unanswered`. It never raises an error that suggests sending it again.
         """
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         started = self._clock.monotonic()
@@ -187,7 +188,7 @@ class Connection:
             if outcome.effect is Effect.UNKNOWN and call.changes:
                 unsettled = outcome
             if not _may_repeat(call, outcome) or not await self._pause(backoff, outcome, started):
-                raise _last_word(outcome, unsettled)
+                raise _final_error(outcome, unsettled)
 
     async def _attempt(
         self, call: Call, started: float, unsettled: Failure | None
@@ -221,11 +222,11 @@ class Connection:
         return failure_of_answer(response, call.topic, changes=call.changes)
 
     async def _same_server(self, started: float) -> Failure | None:
-        """None if the server that answers now has been up since before the first attempt.
+        """Return None if the responding server has been up since before the first attempt.
 
-        Idempotency keys live in the server's memory. 1. An attempt is applied and its answer is lost. 2. The
-        server restarts and recovers the record, not the key. 3. The same attempt again would be a second
-        record. So before each repetition the server is asked how long it has been up.
+        Idempotency keys are in the server's memory. 1. An attempt is applied and its response is lost. 2. The
+        server restarts and recovers the record, but not the key. 3. Repeating the attempt would add a second
+        record. So before each repetition the server's uptime is checked.
         """
         outcome = await self._once(Call(method="GET", path="/v0/health", repeat=Repeat.NEVER))
         if isinstance(outcome, Failure):
@@ -234,16 +235,16 @@ class Connection:
             up_s = _HEALTH.decode(outcome.content).uptime_ms / 1000
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return Failure(
-                error=UnexpectedAnswer(f"{self.url}/v0/health does not tell how long the server has been up"),
+                error=UnexpectedAnswer(f"{self.url}/v0/health does not report the server's uptime"),
                 effect=Effect.REFUSED,
             )
         if up_s > self._clock.monotonic() - started:
             return None
-        text = f"{self.url} was restarted while a call was on its way; it may have been applied"
+        text = f"{self.url} was restarted during a call, which may have been applied"
         return Failure(error=Unanswered(text), effect=Effect.REFUSED)
 
     async def _pause(self, backoff: Backoff, failure: Failure, started: float) -> bool:
-        """Wait as long as the server asks, and a little more; False when there is no time for it."""
+        """Wait as long as the server asks, plus a backoff. Return False if the deadline does not allow it."""
         if failure.retry_after_s > 0:
             if self._clock.monotonic() - started + failure.retry_after_s >= self._policy.deadline_s:
                 return False
@@ -257,16 +258,16 @@ def _may_repeat(call: Call, failure: Failure) -> bool:
     return failure.effect is Effect.NONE or call.repeat is not Repeat.UNAPPLIED
 
 
-def _last_word(failure: Failure, unsettled: Failure | None) -> PenstockError:
-    """Return the error to raise: a later refusal to connect does not settle an earlier attempt."""
+def _final_error(failure: Failure, unsettled: Failure | None) -> PenstockError:
+    """Return the error to raise. A later refusal to connect does not settle an earlier attempt."""
     if unsettled is None or failure is unsettled:
         return failure.error
     if isinstance(failure.error, Unanswered):
         return failure.error
     text = f"{unsettled.error}; since then: {failure.error}"
-    settled = Unanswered(text)
-    settled.__cause__ = failure.error
-    return settled
+    final = Unanswered(text)
+    final.__cause__ = failure.error
+    return final
 
 
 def _checked_url(url: str) -> str:
@@ -286,7 +287,7 @@ def _headers(key: str | None) -> dict[str, str]:
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "penstock"}
     if key is not None:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            # Not the key itself: it is a secret even when it is wrong.
+            # Do not show the key: it is a secret even if it is invalid.
             raise ConfigError("the key must be one word of printable ASCII")
         headers["Authorization"] = f"Bearer {key}"
     return headers
@@ -297,7 +298,7 @@ def _transport(url: str, connections_max: int) -> Lanes:
 
 
 def _trusted(url: str) -> ssl.SSLContext:
-    # Reading the machine's certificates takes longer than a call; without TLS none is needed, and a
-    # context that trusts no certificate is the safe one to leave in its place.
+    # Loading the machine's certificates takes longer than a call. Without TLS none is needed, and a context
+    # that trusts no certificate is a safe placeholder.
     https = url.startswith("https:")
     return ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

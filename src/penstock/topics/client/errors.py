@@ -1,4 +1,4 @@
-"""Errors of the client, and what one failed attempt says about its effect."""
+"""Errors of the client, and the possible effect of a failed attempt."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from penstock.topics.errors import TopicError
 
 
 class Unauthorized(TopicError, PermissionDenied):
-    """The server wants a key, or does not know this one."""
+    """The server requires a key, or does not know this one."""
 
     code = "unauthorized"
 
 
 class Forbidden(TopicError, PermissionDenied):
-    """The key is known, but lacks the scope or may not touch this topic."""
+    """The key is known, but lacks the scope or may not access this topic."""
 
     code = "forbidden"
 
 
 class PayloadTooLarge(TopicError, LimitExceeded):
-    """The request is larger than the server takes in one piece."""
+    """The request exceeds the server's size limit."""
 
     code = "payload_too_large"
 
 
 class RequestRefused(TopicError, Rejected):
-    """The server refuses for a reason without an error class; `reason` is its code."""
+    """The server refuses for a reason without an error class. `reason` is its code."""
 
     def __init__(self, message: str, detail: Mapping[str, object] | None = None, *, reason: str) -> None:
         super().__init__(message, detail)
@@ -51,19 +51,19 @@ class RequestRefused(TopicError, Rejected):
 
 
 class ServerFailed(TopicError, Unavailable):
-    """The server, or a proxy before it, failed at a call that changes nothing."""
+    """The server or a proxy in front of it failed a call that changes nothing."""
 
 
 class Unreachable(TopicError, Unavailable):
-    """There was no answer, and nothing was applied."""
+    """There was no response, and nothing was applied."""
 
 
 class UnexpectedAnswer(TopicError, Unsupported):
-    """The server at this address does not speak the contract."""
+    """The server at this address does not implement the contract."""
 
 
 class Unanswered(TopicError, OutcomeUnknown):
-    """A call that changes something was sent and never answered: look before sending it again."""
+    """A changing call was sent and not answered. Check its effect before sending it again."""
 
 
 _RETRY_AFTER_S_MAX: Final = 60.0
@@ -81,7 +81,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One failed attempt. `error` is what to raise if it was the last one."""
+    """One failed attempt. `error` is raised if it was the last one."""
 
     error: PenstockError
     effect: Effect
@@ -120,7 +120,7 @@ _DELAYS: Final[Mapping[str, type[errors.TopicError]]] = {
 
 
 def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: bool) -> Failure:
-    """Interpret an unsuccessful response. `changes` says whether the call was to change something."""
+    """Interpret an unsuccessful response. `changes` says whether the call changes something."""
     try:
         problem = _BODY.decode(response.content).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -155,34 +155,36 @@ def failure_of_transport(error: httpx.HTTPError, url: str, *, changes: bool) -> 
         return Failure(error=Unreachable(f"no connection to {url}: {reason}"), effect=Effect.NONE)
     if changes:
         return Failure(
-            error=Unanswered(f"{url} took the call and did not answer ({reason}); it may have been applied"),
+            error=Unanswered(
+                f"{url} received the call and did not answer ({reason}); it may have been applied"
+            ),
             effect=Effect.UNKNOWN,
         )
     return Failure(error=Unreachable(f"no answer from {url}: {reason}"), effect=Effect.UNKNOWN)
 
 
 def _failure_of_stranger(response: httpx.Response, *, changes: bool) -> Failure:
-    """Judge an answer without the contract's body: it comes from a proxy or from another kind of server."""
+    """Interpret a response without the contract's body, from a proxy or another kind of server."""
     text = f"{response.url.copy_with(query=None)} answered {response.status_code}"
     if response.status_code >= _SERVER_ERROR:
         kind = Unanswered if changes else ServerFailed
-        return Failure(error=kind(f"{text} without saying why"), effect=Effect.UNKNOWN)
+        return Failure(error=kind(f"{text} without a reason"), effect=Effect.UNKNOWN)
     return Failure(
-        error=UnexpectedAnswer(f"{text}, which is no answer of a topics server; check the address"),
+        error=UnexpectedAnswer(f"{text}, which is not a response of a topics server; check the address"),
         effect=Effect.REFUSED,
     )
 
 
 def _failure_of_server(problem: _Problem, *, changes: bool) -> Failure:
     if _is_damage(problem.detail or {}, changes=changes):
-        # Records are read before anything is changed, and reading them again finds the same bytes.
+        # Records are read before anything changes, and another read finds the same bytes.
         return Failure(error=errors.Damaged(problem.message, problem.detail), effect=Effect.REFUSED)
     kind = errors.CommitFailed if changes else ServerFailed
     return Failure(error=kind(problem.message, problem.detail), effect=Effect.UNKNOWN)
 
 
 def _is_damage(detail: Mapping[str, object], *, changes: bool) -> bool:
-    """Whether an `internal` error is about stored records: it names their topic then, and their range."""
+    """Return whether an `internal` error is about stored records: it then names their topic and range."""
     return "topic" in detail and (not changes or "first_seq" in detail)
 
 
@@ -193,10 +195,10 @@ def _made(kind: type[errors.TopicError], message: str, detail: Mapping[str, obje
 
 
 def _retry_after_s(headers: httpx.Headers, detail: Mapping[str, object] | None) -> float:
-    """How long the server asks us to stay away; the finer of its two numbers where it gives both."""
-    told_ms = (detail or {}).get("retry_after_ms")
-    if isinstance(told_ms, int | float):
-        return _bounded(told_ms / 1000)
+    """Return the retry delay that the server asks for. Of two values, the more precise one counts."""
+    delay_ms = (detail or {}).get("retry_after_ms")
+    if isinstance(delay_ms, int | float):
+        return _bounded(delay_ms / 1000)
     try:
         return _bounded(float(headers.get("retry-after", "1")))
     except ValueError:

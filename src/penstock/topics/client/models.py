@@ -1,4 +1,7 @@
-"""The bodies of requests and answers, as values. Unknown fields are ignored: a newer server may add some."""
+"""The bodies of requests and responses as values.
+
+Unknown fields are ignored, as newer servers may add some.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ T = TypeVar("T")
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """That a server is there, which one, and for how long."""
+    """The status, version and uptime of a server."""
 
     status: str
     uptime_ms: int
@@ -39,7 +42,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """That a server has replayed its log and takes calls."""
+    """The readiness of a server that has replayed its log and accepts calls."""
 
     status: str
     topics: int = 0
@@ -47,7 +50,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic in a list of them."""
+    """One topic in a list."""
 
     topic: str
     head_seq: int
@@ -127,7 +130,7 @@ class _Diff(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns the body of an answer into one kind of value."""
+    """The decoder of a response body into one kind of value."""
 
     what: str
 
@@ -136,27 +139,27 @@ class _Reader:
             return decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UnexpectedAnswer(
-                f"the answer to {self.what} is not one of a topics server: {error}"
+                f"the response to {self.what} is not from a topics server: {error}"
             ) from error
 
 
 def read_list(
     what: str, decoder: msgspec.json.Decoder[T], body: bytes, items: Callable[[T], Sequence[bytes]]
 ) -> tuple[T, list[bytes]]:
-    """An answer with a list of objects, which are of any depth, and these as text."""
+    """Decode a response with a list of objects of any depth. Return it, and the objects as text."""
     try:
-        got, deep = decode_list(decoder, body)
+        decoded, deep = decode_list(decoder, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Reader(what).read(decoder, body), []
     if deep is None:
-        return got, [bytes(item) for item in items(got)]
-    if len(items(got)) != len(deep):
-        raise UnexpectedAnswer(f"the answer to {what} has more levels than it should")
-    return got, deep
+        return decoded, [bytes(item) for item in items(decoded)]
+    if len(items(decoded)) != len(deep):
+        raise UnexpectedAnswer(f"the response to {what} is nested deeper than expected")
+    return decoded, deep
 
 
 def read_answer(what: str, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body of an answer to `what`. Raises `UnexpectedAnswer`."""
+    """Decode the body of a response to `what`. Raise `UnexpectedAnswer`."""
     return _Reader(what).read(decoder, body)
 
 
@@ -173,76 +176,76 @@ _METRICS: Final = msgspec.json.Decoder(dict[str, object])
 
 
 def put_result(body: bytes) -> PutResult:
-    got = _Reader("a put").read(_PUT, body)
-    return PutResult(topic=got.topic, created=got.created, config=got.config)
+    decoded = _Reader("a put").read(_PUT, body)
+    return PutResult(topic=decoded.topic, created=decoded.created, config=decoded.config)
 
 
 def read_topic_state(body: bytes) -> TopicState:
-    got = _Reader("a question for a topic").read(_STATE, body)
+    decoded = _Reader("a topic state request").read(_STATE, body)
     return TopicState(
-        topic=got.topic,
-        config=got.config,
-        head_seq=got.head_seq,
-        earliest_seq=got.earliest_seq,
-        count=got.count,
-        bytes=got.bytes,
-        effective_priority=got.effective_priority,
-        last_write_ms=got.last_write_ts,
-        last_read_ms=got.last_read_ts,
-        queue=got.queue,
+        topic=decoded.topic,
+        config=decoded.config,
+        head_seq=decoded.head_seq,
+        earliest_seq=decoded.earliest_seq,
+        count=decoded.count,
+        bytes=decoded.bytes,
+        effective_priority=decoded.effective_priority,
+        last_write_ms=decoded.last_write_ts,
+        last_read_ms=decoded.last_read_ts,
+        queue=decoded.queue,
     )
 
 
 def read_summaries(body: bytes) -> tuple[list[TopicSummary], str | None]:
-    """One page of a list, and the cursor of the next one."""
-    got = _Reader("a list").read(_LISTING, body)
-    return got.topics, got.next_cursor or None
+    """Decode one page of a list, and the cursor of the next one."""
+    decoded = _Reader("a list").read(_LISTING, body)
+    return decoded.topics, decoded.next_cursor or None
 
 
 def remove_result(body: bytes) -> RemoveResult:
-    got = _Reader("a removal").read(_REMOVED, body)
-    return RemoveResult(topic=got.topic, deleted=got.deleted, routers_removed=got.routers_removed)
+    decoded = _Reader("a removal").read(_REMOVED, body)
+    return RemoveResult(topic=decoded.topic, deleted=decoded.deleted, routers_removed=decoded.routers_removed)
 
 
 def write_result(body: bytes) -> WriteResult:
-    got = _Reader("a write").read(_WRITTEN, body)
+    decoded = _Reader("a write").read(_WRITTEN, body)
     return WriteResult(
-        topic=got.topic,
-        first_seq=got.first_seq,
-        last_seq=got.last_seq,
-        head_seq=got.head_seq,
-        created=got.created,
-        deduped=got.deduped,
-        wal_append_ms=got.performance.wal_append_ms,
-        fsync_ms=got.performance.fsync_ms,
-        throttle_wait_ms=got.performance.throttle_wait_ms,
+        topic=decoded.topic,
+        first_seq=decoded.first_seq,
+        last_seq=decoded.last_seq,
+        head_seq=decoded.head_seq,
+        created=decoded.created,
+        deduped=decoded.deduped,
+        wal_append_ms=decoded.performance.wal_append_ms,
+        fsync_ms=decoded.performance.fsync_ms,
+        throttle_wait_ms=decoded.performance.throttle_wait_ms,
     )
 
 
 def delete_result(body: bytes) -> DeleteResult:
-    got = _Reader("a delete").read(_DELETED, body)
+    decoded = _Reader("a delete").read(_DELETED, body)
     return DeleteResult(
-        topic=got.topic,
-        deleted=got.deleted,
-        earliest_seq=got.earliest_seq,
-        head_seq=got.head_seq,
-        count=got.count,
-        bytes=got.bytes,
+        topic=decoded.topic,
+        deleted=decoded.deleted,
+        earliest_seq=decoded.earliest_seq,
+        head_seq=decoded.head_seq,
+        count=decoded.count,
+        bytes=decoded.bytes,
     )
 
 
 def read_page(body: bytes) -> Page:
-    """One page. A record nested deeper than a decoder goes is in it as it is; see `unreadable`."""
-    got, fragments = read_list("a diff", _DIFF, body, lambda got: got.records)
+    """Decode one page. Records nested deeper than the decoder allows are included; see `unreadable`."""
+    decoded, fragments = read_list("a diff", _DIFF, body, lambda decoded: decoded.records)
     return Page(
-        topic=got.topic,
+        topic=decoded.topic,
         fragments=fragments,
-        next_from_seq=got.next_from_seq,
-        head_seq=got.head_seq,
-        earliest_seq=got.earliest_seq,
-        tombstone=got.tombstone,
-        records_scanned=got.performance.records_scanned,
-        cold_segments_read=got.performance.cold_segments_read,
+        next_from_seq=decoded.next_from_seq,
+        head_seq=decoded.head_seq,
+        earliest_seq=decoded.earliest_seq,
+        tombstone=decoded.tombstone,
+        records_scanned=decoded.performance.records_scanned,
+        cold_segments_read=decoded.performance.cold_segments_read,
     )
 
 
@@ -255,7 +258,7 @@ def readiness(body: bytes) -> Readiness:
 
 
 def read_metrics(body: bytes) -> dict[str, object]:
-    return _Reader("a question for metrics").read(_METRICS, body)
+    return _Reader("a metrics request").read(_METRICS, body)
 
 
 class _Record(msgspec.Struct, omit_defaults=True, gc=False):
@@ -291,7 +294,7 @@ class _Delete(msgspec.Struct, omit_defaults=True):
 
 _ENCODER: Final = msgspec.json.Encoder()
 _VALUE_DEPTH_MAX: Final = JSON_DEPTH_MAX - 3
-"""The body of a write has three levels around a value."""
+"""The nesting limit of a value: the body of a write adds three levels around it."""
 _ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -308,7 +311,7 @@ def write_body(
     create: bool | None,
     config: TopicConfig | None,
 ) -> bytes:
-    """The body of a write. Raises `InvalidRequest` for a value that JSON cannot hold."""
+    """Encode the body of a write. Raise `InvalidRequest` for a value that JSON cannot hold."""
     if isinstance(records, Mapping | str | bytes | bytearray | memoryview | NewRecord | msgspec.Raw):
         raise InvalidRequest("a write takes a list of records: put a single one in brackets")
     wire = [_wire_record(place, record, tag) for place, record in enumerate(records)]
@@ -330,22 +333,22 @@ def _wire_record(place: int, record: object, tag: str | None) -> _Record:
     if isinstance(record, bytes | bytearray | memoryview | msgspec.Raw):
         return _Record(data=_checked(place, "data", record), tag=tag)
     try:
-        return _Record(data=_within(place, "data", _ENCODER.encode(record)), tag=tag)
+        return _Record(data=_limited(place, "data", _ENCODER.encode(record)), tag=tag)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"record {place} cannot be written as JSON: {error}") from error
 
 
 def _checked(place: int, part: str, text: bytes | bytearray | memoryview | msgspec.Raw) -> msgspec.Raw:
-    """JSON text goes out as it is, so it must be one whole value: more could pass for another record."""
-    plain = _within(place, part, bytes(text))
+    """Check JSON text, which is sent as it is. It must be one whole value, or it could add other records."""
+    plain = _limited(place, part, bytes(text))
     try:
         return _ANY_JSON.decode(plain)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{part} of record {place} is not JSON text: {error}") from error
 
 
-def _within(place: int, part: str, text: bytes) -> msgspec.Raw:
-    """The text, if it keeps the limits of a body with what is around it. Raises `InvalidRequest`."""
+def _limited(place: int, part: str, text: bytes) -> msgspec.Raw:
+    """Return the text if it fits the limits of a body around it. Raise `InvalidRequest` otherwise."""
     problem = json_problem(text, depth_max=_VALUE_DEPTH_MAX)
     if problem is not None:
         raise InvalidRequest(f"{part} of record {place} {problem}")
@@ -378,14 +381,14 @@ def diff_body(
 
 
 def delete_body(before_seq: int | None, match: Predicate | str | None) -> bytes:
-    """The body of a delete. Raises `InvalidRequest` when it selects nothing."""
+    """Encode the body of a delete. Raise `InvalidRequest` if it selects nothing."""
     if before_seq is None and match is None:
         raise InvalidRequest("a delete needs before_seq, match, or both")
     return _encoded(_Delete(before_seq=before_seq, match=match_tuple(match)))
 
 
 def match_tuple(match: Predicate | str | None) -> tuple[str, str, str] | None:
-    """A predicate as it is sent; a string means that tag exactly."""
+    """Return a predicate as it is sent. A string means exactly that tag."""
     if match is None:
         return None
     if isinstance(match, str):

@@ -1,4 +1,4 @@
-"""The calls of a worker: claim, ack, nack and extend jobs, or get them from a work stream."""
+"""The calls of a worker: claim, ack, nack and extend jobs, or receive them from a work stream."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ _EXTENDED: Final = msgspec.json.Decoder(_Extended)
 
 
 def claim_result(body: bytes) -> ClaimResult:
-    got, jobs = read_list("a claim", _CLAIMED, body, lambda got: got.claimed)
+    decoded, jobs = read_list("a claim", _CLAIMED, body, lambda decoded: decoded.claimed)
     return ClaimResult(
-        topic=got.topic,
+        topic=decoded.topic,
         fragments=jobs,
         seqs=[_seq(job) for job in jobs],
-        ready=got.ready,
+        ready=decoded.ready,
     )
 
 
@@ -86,35 +86,38 @@ def _seq(job: bytes) -> int:
 
 
 def ack_result(body: bytes) -> AckResult:
-    got = read_answer("an ack", _RETURNED, body)
+    decoded = read_answer("an ack", _RETURNED, body)
     return AckResult(
-        topic=got.topic,
-        acked=got.acked,
-        skipped=got.skipped,
-        ready=got.ready,
-        in_flight=got.in_flight,
-        fsync_ms=got.performance.fsync_ms,
+        topic=decoded.topic,
+        acked=decoded.acked,
+        skipped=decoded.skipped,
+        ready=decoded.ready,
+        in_flight=decoded.in_flight,
+        fsync_ms=decoded.performance.fsync_ms,
     )
 
 
 def nack_result(body: bytes) -> NackResult:
-    got = read_answer("a nack", _RETURNED, body)
+    decoded = read_answer("a nack", _RETURNED, body)
     return NackResult(
-        topic=got.topic,
-        nacked=got.nacked,
-        skipped=got.skipped,
-        ready=got.ready,
-        in_flight=got.in_flight,
+        topic=decoded.topic,
+        nacked=decoded.nacked,
+        skipped=decoded.skipped,
+        ready=decoded.ready,
+        in_flight=decoded.in_flight,
     )
 
 
 def extend_result(body: bytes) -> ExtendResult:
-    got = read_answer("an extension", _EXTENDED, body)
-    return ExtendResult(topic=got.topic, deadlines_ms=got.deadlines, skipped=got.skipped)
+    decoded = read_answer("an extension", _EXTENDED, body)
+    return ExtendResult(topic=decoded.topic, deadlines_ms=decoded.deadlines, skipped=decoded.skipped)
 
 
 JobRef: TypeAlias = ClaimedJob | tuple[int, str] | int
-"""A job as it was claimed, or its sequence and lease id: that delivery. A bare sequence: whatever is held."""
+"""A claimed job, or its sequence number and lease id, for that delivery only.
+
+A bare number means any lease.
+"""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -134,38 +137,38 @@ class _Jobs(msgspec.Struct, omit_defaults=True):
 
 
 class QueueCalls(abc.ABC):
-    """Calls of a client for queues.
+    """The calls of a client for queues.
 
-    `jobs` are what a claim handed out, or pairs of a sequence and a lease id; those are fenced: a worker that
-    was too slow changes nothing. Bare sequences are taken for whatever lease the node holds.
+    `jobs` are claimed jobs, or pairs of a sequence number and a lease id. These are fenced: a worker whose
+    lease has ended changes nothing. A bare sequence number stands for whatever lease the node holds.
     """
 
     async def claim(self, topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
-        """Take up to `max` jobs for as long as the lease; no other worker gets them until then.
+        """Lease up to `max` jobs. No other worker gets them until the lease ends.
 
-        Sent again when the answer was lost: jobs of that answer come back when their leases are over. Raises
-        `TopicNotFound` and `NotAQueue`.
+        The call is repeated if the response is lost. Jobs of the lost response return when their leases end.
+        Raises `TopicNotFound` and `NotAQueue`.
         """
         body = _encoded(_Claim(node, max, lease_ms))
         answer = await self._send("POST", topic, Repeat.ALWAYS, "/claim", body=body)
         return claim_result(answer.content)
 
     async def ack(self, topic: str, node: str, jobs: Sequence[JobRef]) -> AckResult:
-        """These jobs are done: delete them. `skipped` are those that the node does not hold any more.
+        """Delete jobs that are done. `skipped` lists those that the node no longer holds.
 
-        After `Unanswered` they may be done: ack them again, and those that were are skipped.
+        After `Unanswered` they may be deleted. Ack them again; deleted ones are then skipped.
         """
         answer = await self._send("POST", topic, Repeat.UNAPPLIED, "/ack", body=_jobs_body(node, jobs))
         return ack_result(answer.content)
 
     async def nack(self, topic: str, node: str, jobs: Sequence[JobRef], *, delay_ms: int = 0) -> NackResult:
-        """Return these jobs, to be claimed again immediately or after `delay_ms`."""
+        """Return these jobs to the queue, to be claimed again immediately or after `delay_ms`."""
         body = _jobs_body(node, jobs, delay_ms=delay_ms)
         answer = await self._send("POST", topic, Repeat.UNAPPLIED, "/nack", body=body)
         return nack_result(answer.content)
 
     async def extend(self, topic: str, node: str, jobs: Sequence[JobRef], *, lease_ms: int) -> ExtendResult:
-        """Keep these jobs until `lease_ms` from now. One that is skipped is lost: stop working on it."""
+        """Keep these jobs until `lease_ms` from now. A skipped job is lost: stop working on it."""
         body = _jobs_body(node, jobs, lease_ms=lease_ms)
         answer = await self._send("POST", topic, Repeat.ALWAYS, "/extend", body=body)
         return extend_result(answer.content)
@@ -216,7 +219,7 @@ _ENDED: Final = Failure(error=Unreachable("the server ended the stream without a
 
 
 class WorkCalls:
-    """The work stream of a client: jobs are sent as they come."""
+    """The work stream of a client, which receives jobs as they arrive."""
 
     _connection: Connection
     _clock: Clock
@@ -225,11 +228,11 @@ class WorkCalls:
     async def work(
         self, topic: str, node: str, *, max: int = 1, lease_ms: int | None = None
     ) -> AsyncGenerator[ClaimedJob, None]:
-        """Jobs of a queue as they come, never more than `max` that are neither acked nor nacked.
+        """Yield jobs of a queue as they arrive, with at most `max` that are neither acked nor nacked.
 
-        Ack each through another call of the client. When this ends or the connection breaks, what is not
-        acked goes back into the queue at once. A connection that breaks is opened again; a server that is
-        away longer than `retry_deadline` ends it with `Unavailable`. Raises `TopicNotFound` when the queue is
+        Ack each job through another call of the client. When the generator ends or the connection breaks,
+        unacked jobs return to the queue immediately. A broken connection is opened again. Raises
+        `Unavailable` if the server is away longer than `retry_deadline`, `TopicNotFound` if the queue is
         deleted, and `NotAQueue`.
         """
         query = {"node": node, "max": str(max)} | ({} if lease_ms is None else {"lease_ms": str(lease_ms)})
@@ -256,7 +259,7 @@ class WorkCalls:
 
 
 class _Ended(Exception):
-    """The stream is over, and why."""
+    """The end of the stream, with its reason."""
 
     def __init__(self, error: PenstockError | Failure, effect: Effect = Effect.REFUSED) -> None:
         self.failure = error if isinstance(error, Failure) else Failure(error=error, effect=effect)
@@ -264,7 +267,7 @@ class _Ended(Exception):
 
 
 class _Stream:
-    """One queue, over as many connections as it takes."""
+    """The work stream of one queue, across all its connections."""
 
     def __init__(self, connection: Connection, topic: str, query: dict[str, str]) -> None:
         self._topic = topic
@@ -273,7 +276,7 @@ class _Stream:
         self._timeout = httpx.Timeout(connection.timeout_s, read=_HEARTBEAT_S + connection.timeout_s)
 
     async def jobs(self, http: httpx.AsyncClient) -> AsyncGenerator[ClaimedJob, None]:
-        """Yield what comes over one connection. Raises `_Ended` if the server gave a reason for its end."""
+        """Yield the jobs of one connection. Raise `_Ended` if the server gave a reason for ending it."""
         headers = {"Accept": "text/event-stream"}
         async with http.stream(
             "GET", self._path, params=self._query, headers=headers, timeout=self._timeout
@@ -297,6 +300,4 @@ class _Stream:
                 raise _Ended(ShuttingDown(problem.text), Effect.NONE)
             return job_of(frame.data) if frame.name == "job" else None
         except msgspec.MsgspecError as error:
-            raise _Ended(
-                UnexpectedAnswer(f"an event of the server is not what it should be: {error}")
-            ) from error
+            raise _Ended(UnexpectedAnswer(f"the server sent an invalid event: {error}")) from error

@@ -1,4 +1,4 @@
-"""The calls about routers: put, get, list and delete."""
+"""The calls for routers: put, get, list and delete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATH: Final = "/v0/routers"
 
 
 class RouterSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One router in a list of them."""
+    """One router in a list."""
 
     router: str
     source: str
@@ -83,14 +83,14 @@ _REMOVED: Final = msgspec.json.Decoder(_Removed)
 
 
 class RouterCalls(abc.ABC):
-    """Calls of a client for routers."""
+    """The calls of a client for routers."""
 
     _connection: Connection
 
     async def put_router(self, router: str, config: RouterConfig) -> RouterPut:
-        """Copy what is appended to `config.source` from now on into `config.dest`, or change how.
+        """Copy records appended to `config.source` from now on into `config.dest`, or change a router.
 
-        A router that is there keeps its place. Raises `IncompatibleTopic`, `RouterCycle`, and `TopicNotFound`
+        An existing router keeps its position. Raises `IncompatibleTopic`, `RouterCycle`, or `TopicNotFound`
         for a destination that may not be created.
         """
         body = _ENCODER.encode(
@@ -105,15 +105,17 @@ class RouterCalls(abc.ABC):
                 guarantee=config.guarantee,
             )
         )
-        answer = await self._ask("PUT", router, Repeat.UNAPPLIED, body)
-        got = read_answer("a put of a router", _SHOWN, answer.content)
-        return RouterPut(router=got.router, created=got.created, config=got.config)
+        answer = await self._send_call("PUT", router, Repeat.UNAPPLIED, body)
+        decoded = read_answer("a put of a router", _SHOWN, answer.content)
+        return RouterPut(router=decoded.router, created=decoded.created, config=decoded.config)
 
     async def router(self, router: str) -> RouterState:
-        """The router, after it has copied what there is. Raises `RouterNotFound`."""
-        answer = await self._ask("GET", router, Repeat.ALWAYS)
-        got = read_answer("a question for a router", _SHOWN, answer.content)
-        return RouterState(router=got.router, config=got.config, forwarded_total=got.forwarded_total)
+        """Return the router's state after it has copied all current records. Raise `RouterNotFound`."""
+        answer = await self._send_call("GET", router, Repeat.ALWAYS)
+        decoded = read_answer("a router state request", _SHOWN, answer.content)
+        return RouterState(
+            router=decoded.router, config=decoded.config, forwarded_total=decoded.forwarded_total
+        )
 
     async def routers(
         self,
@@ -123,7 +125,10 @@ class RouterCalls(abc.ABC):
         dest: str | None = None,
         page_size: int = PAGE_SIZE_MAX,
     ) -> AsyncGenerator[RouterSummary, None]:
-        """Every router that the key may see, by name: of this source, of this destination."""
+        """Yield every router that the key may see, in order of names.
+
+        `source` and `dest` select routers of one source or destination.
+        """
         ends = {name: topic for name, topic in (("source", source), ("dest", dest)) if topic is not None}
         query = {"prefix": prefix, "page_size": str(page_size)} | ends
         cursor: str | None = ""
@@ -131,18 +136,18 @@ class RouterCalls(abc.ABC):
             more = {"cursor": cursor} if cursor else {}
             call = Call(method="GET", path=_PATH, repeat=Repeat.ALWAYS, query=query | more)
             answer = await self._connection.send(call)
-            listing = read_answer("a question for routers", _LISTING, answer.content)
+            listing = read_answer("a router list request", _LISTING, answer.content)
             for summary in listing.routers:
                 yield summary
             cursor = listing.next_cursor
 
     async def remove_router(self, router: str) -> RouterRemoved:
-        """Copy nothing more; what was copied stays."""
-        answer = await self._ask("DELETE", router, Repeat.UNAPPLIED)
-        got = read_answer("a removal of a router", _REMOVED, answer.content)
-        return RouterRemoved(router=got.router, deleted=got.deleted)
+        """Remove a router. Records that it has copied stay."""
+        answer = await self._send_call("DELETE", router, Repeat.UNAPPLIED)
+        decoded = read_answer("a removal of a router", _REMOVED, answer.content)
+        return RouterRemoved(router=decoded.router, deleted=decoded.deleted)
 
-    async def _ask(
+    async def _send_call(
         self, method: str, router: str, repeat: Repeat, body: bytes | None = None
     ) -> httpx.Response:
         path = f"{_PATH}/{quote(check_router_name(router), safe='')}"

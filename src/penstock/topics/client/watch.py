@@ -1,4 +1,4 @@
-"""Follow topics: the server sends records as they come, and the client reconnects when it is cut off."""
+"""Live streams of topics: the server pushes records, and the client reconnects after a disconnect."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from penstock.topics.model import Predicate, Record, Tombstone, TombstoneReason,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """Something that happened in a topic that is watched.
+    """An event in a watched topic.
 
-    `records`: they are there, as JSON objects in `fragments`. `gap`: records are gone, see `tombstone`.
-    `caught_up`: this was all there is for now. `deleted`: the topic is gone. `not_followed`: a topic with the
-    prefix appeared, and the session has as many as it may; `message` says so. `put_off`: the server is
-    overloaded, and sends records of this topic later.
+    `records`: new records, as JSON objects in `fragments`. `gap`: records are gone; see `tombstone`.
+    `caught_up`: there are no more records for now. `deleted`: the topic is gone. `not_followed`: a new topic
+    matches the prefix, but the session has reached its limit; see `message`. `put_off`: the server is
+    overloaded and sends records of this topic later.
     """
 
     kind: Literal["records", "gap", "caught_up", "deleted", "not_followed", "put_off"]
@@ -49,13 +49,13 @@ class WatchEvent:
     message: str = ""
 
     def records(self) -> list[Record]:
-        """The records as objects."""
+        """Return the records as objects."""
         return records_of(self.fragments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame with a name; comments and settings are none."""
+    """One named frame of a stream. Comments and settings are not frames."""
 
     name: str
     data: bytes
@@ -63,7 +63,10 @@ class Frame:
 
 
 class FrameReader:
-    """Cuts bytes into frames. JSON may hold characters that other line readers take for line breaks."""
+    """A splitter of bytes into frames.
+
+    JSON may contain characters that other readers treat as line breaks.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -133,7 +136,7 @@ def problem_of(frame: Frame) -> WatchProblem:
 
 
 def event_of(frame: Frame) -> WatchEvent | None:
-    """Decode a frame; None for a name that this client does not know. Raises `msgspec.MsgspecError`."""
+    """Decode a frame. Return None for an unknown name. Raise `msgspec.MsgspecError`."""
     if frame.name == "record":
         batch, deep = decode_list(_DECODE_RECORD, frame.data)
         return WatchEvent(
@@ -205,7 +208,7 @@ _CREATED: Final = msgspec.json.Decoder(_Created)
 
 
 class WatchCalls:
-    """The watches of a client: records are sent as they are published."""
+    """The watches of a client, which receive records as they are published."""
 
     _connection: Connection
     _clock: Clock
@@ -226,15 +229,15 @@ class WatchCalls:
     ) -> AsyncGenerator[WatchEvent, None]:
         """Follow these topics live: yield records, gaps and deletions as they happen.
 
-        `topics` are names, each from its beginning, or names with the sequence to start after, or "tail" for
-        what comes from now on. A name that ends in `*` stands for every topic that begins so, also those that
-        appear later, which are told from their beginning.
+        `topics` are names, each from its beginning, or a mapping from names to the sequence number to start
+        after, or to "tail" for only new records. A name that ends in `*` stands for every topic with that
+        prefix, including later ones, which start at their beginning.
 
-        A connection that breaks is opened again, and continues after the last event that was yielded:
-        nothing is lost or repeated, also when the server was restarted, as long as the log has it. A server
-        that is away longer than `retry_deadline` ends it with `Unavailable`; start again from the last
-        `to_seq` of each topic. It ends when every topic was deleted. Raises `TopicNotFound`, and
-        `Damaged` where a record cannot be read.
+        After a disconnect the watch reconnects and continues after the last yielded event. Nothing is lost or
+        repeated, even if the server restarts, if the log still has the records. Raises `Unavailable` if the
+        server is away longer than `retry_deadline`; start again from the last `to_seq` of each topic. The
+        watch ends when every topic is deleted. Raises `TopicNotFound`, and `Damaged` if a record cannot be
+        read.
         """
         starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
         body = _Watch(
@@ -259,7 +262,7 @@ def _start(start: int | str) -> _Start:
 
 
 class _Watching:
-    """One watch over as many connections and sessions as it takes."""
+    """One watch, across all its connections and sessions."""
 
     def __init__(self, connection: Connection, body: _Watch, *, clock: Clock, rng: random.Random) -> None:
         self._connection = connection
@@ -270,9 +273,9 @@ class _Watching:
         self._last_id = ""
         self._is_over = False
         self._has_begun = False
-        self._backoff = self._fresh()
+        self._backoff = self._new_backoff()
 
-    def _fresh(self) -> Backoff:
+    def _new_backoff(self) -> Backoff:
         return Backoff(self._connection.policy, clock=self._clock, rng=self._rng)
 
     async def events(self) -> AsyncGenerator[WatchEvent, None]:
@@ -285,7 +288,7 @@ class _Watching:
                 try:
                     async with aclosing(self._stream(http)) as stream:
                         async for event in stream:
-                            self._backoff = self._fresh()
+                            self._backoff = self._new_backoff()
                             yield event
                 except httpx.HTTPError as error:
                     failure = failure_of_transport(error, self._connection.url, changes=False)
@@ -295,11 +298,11 @@ class _Watching:
                     await self._pause(failure)
 
     async def _pause(self, failure: Failure) -> None:
-        """Before the next connection; raises the reason of the last failure when there is no time left."""
+        """Wait before the next connection. Raise the last failure if the deadline does not allow it."""
         if failure.effect is Effect.REFUSED:
             raise failure.error
         if not self._last_id:
-            # What was sent and did not arrive counts as read by the session; only an id takes it back.
+            # The session counts sent records as read even if they were lost. Only an id resets it.
             self._wid = ""
         if failure.retry_after_s:
             await self._clock.sleep(failure.retry_after_s)
@@ -307,7 +310,10 @@ class _Watching:
             raise failure.error
 
     async def _create(self) -> list[WatchEvent]:
-        """A session that starts where the last one stopped; topics deleted meanwhile are reported."""
+        """Create a session that starts where the last one stopped.
+
+        Return events for topics deleted meanwhile.
+        """
         call = Call(
             method="POST",
             path="/v0/watch",
@@ -319,19 +325,19 @@ class _Watching:
         try:
             created = _CREATED.decode(answer.content)
         except msgspec.MsgspecError as error:
-            raise UnexpectedAnswer(f"the answer to a watch is not what it should be: {error}") from error
+            raise UnexpectedAnswer(f"the response to a watch is invalid: {error}") from error
         self._wid, self._last_id = created.wid, ""
         for name, start in created.topics.items():
-            # Where "tail" was, a number: it must not move when the session is created again.
+            # Replace "tail" by a number, which must not move when the session is created again.
             self._body.topics[name] = _Start(from_seq=start.from_seq)
         self._has_begun = True
         for name in [name for name in self._body.topics if name.endswith("*")]:
-            # A topic that the next session finds and this one did not know appeared since: all of it is new.
+            # A topic that only the next session finds is new, so it is read from its beginning.
             self._body.topics[name] = _Start()
         named = [name for name in self._body.topics if not name.endswith("*")]
         gone = [WatchEvent(kind="deleted", topic=name) for name in named if name not in created.topics]
         for event in gone:
-            self._note(event, "")
+            self._update_position(event, "")
         return gone
 
     async def _stream(self, http: httpx.AsyncClient) -> AsyncGenerator[WatchEvent, None]:
@@ -343,39 +349,39 @@ class _Watching:
         async with http.stream("GET", f"/v0/watch/{self._wid}", headers=headers, timeout=timeout) as response:
             if response.status_code != 200:
                 await response.aread()
-                self._refused(response)
+                self._on_refusal(response)
                 return
             frames = FrameReader()
             async for piece in response.aiter_bytes():
                 for frame in frames.feed(piece):
-                    for event in self._told(frame):
+                    for event in self._interpret(frame):
                         yield event
                     if self._is_over:
                         return
 
-    def _told(self, frame: Frame) -> list[WatchEvent]:
-        """Interpret a frame. Raises `_Broken` if it is a reason to come back, or to give up."""
+    def _interpret(self, frame: Frame) -> list[WatchEvent]:
+        """Interpret a frame. Raise `_Broken` if it asks for a reconnect or ends the watch."""
         try:
             if frame.name == "error":
-                return self._troubled(problem_of(frame))
+                return self._on_problem(problem_of(frame))
             event = event_of(frame)
         except msgspec.MsgspecError as error:
-            wrong = UnexpectedAnswer(f"an event of the server is not what it should be: {error}")
+            wrong = UnexpectedAnswer(f"the server sent an invalid event: {error}")
             raise _Broken(Failure(error=wrong, effect=Effect.REFUSED)) from error
         if event is None:
             return []
-        self._note(event, frame.id)
+        self._update_position(event, frame.id)
         return [event]
 
-    def _refused(self, response: httpx.Response) -> None:
-        """Raises `_Broken`, unless the session is gone and a new one has to be created."""
+    def _on_refusal(self, response: httpx.Response) -> None:
+        """Raise `_Broken`, unless the session is gone and a new one must be created."""
         if response.status_code == _NOT_FOUND:
             self._wid = ""
         else:
             raise _Broken(failure_of_answer(response, None, changes=False))
 
-    def _troubled(self, problem: WatchProblem) -> list[WatchEvent]:
-        """Handle an `error` event: topics that will send nothing, or a reason to reconnect later."""
+    def _on_problem(self, problem: WatchProblem) -> list[WatchEvent]:
+        """Handle an `error` event: topics that send nothing for now, or a reason to reconnect later."""
         if problem.code == 429:
             kind: Literal["put_off", "not_followed"] = "put_off" if problem.retry_after_ms else "not_followed"
             return [WatchEvent(kind=kind, topic=name, message=problem.text) for name in problem.topics]
@@ -386,8 +392,8 @@ class _Watching:
             self._wid = ""
         raise _Broken(Failure(error=ShuttingDown(problem.text), effect=Effect.NONE))
 
-    def _note(self, event: WatchEvent, ident: str) -> None:
-        """Note what comes after this event, for the next session and the next connection."""
+    def _update_position(self, event: WatchEvent, ident: str) -> None:
+        """Store the position after this event, for the next session and the next connection."""
         self._last_id = ident or self._last_id
         if event.kind == "deleted":
             self._body.topics.pop(event.topic, None)
@@ -397,7 +403,7 @@ class _Watching:
 
 
 class _Broken(Exception):
-    """The stream ended before its time."""
+    """The stream ended early."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))

@@ -1,7 +1,7 @@
 """The bodies of frames that are not records, as values and as bytes.
 
-`lp` is a u32 length and that many bytes; `opt` is a byte 0, or a byte 1 and the value. Reading accepts what
-writing makes; anything else is `Corrupt`.
+`lp` is a u32 length and that many bytes. `opt` is a byte 0, or a byte 1 and the value. Decoding accepts only
+the output of encoding and raises `Corrupt` for anything else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class BodyReader:
-    """Takes values from the front of a body."""
+    """A reader that takes values from the front of a body."""
 
     def __init__(self, body: Buffer, what: str) -> None:
         self._body = memoryview(body)
@@ -69,7 +69,7 @@ class BodyReader:
     def opt(self, read: Callable[[], T]) -> T | None:
         present = self.u8()
         if present > 1:
-            raise self.corrupt(f"{present} says neither present nor absent")
+            raise self.corrupt(f"{present} is neither absent (0) nor present (1)")
         return read() if present else None
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ class BodyReader:
 
 
 def with_length(value: bytes) -> bytes:
-    """The value as `lp`."""
+    """Encode the value as `lp`."""
     return _U32.pack(len(value)) + value
 
 
@@ -92,13 +92,13 @@ def _opt_u64(value: int | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicChange:
-    """A topic was created, reconfigured or deleted; the config is empty when it was deleted."""
+    """The creation, change or deletion of a topic. The config is empty for a deletion."""
 
     name: str
     config: bytes = b""
     """The resolved config as JSON."""
     lost_seq: int = 0
-    """Numbers up to here may have been given out by a lost topic of this name; this one begins above them."""
+    """The highest number that a lost topic of this name may have used. This topic starts above it."""
 
     def encode(self) -> bytes:
         lost = _U64.pack(self.lost_seq) if self.lost_seq else b""
@@ -115,10 +115,10 @@ class TopicChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Deletion:
-    """Records were deleted: a prefix, by tag, or one by one.
+    """A deletion of records: a prefix, by tag, or individually.
 
     `bound_head` is one above the head at the time of the call. Replay deletes nothing at or above it, so that
-    what was written later survives again.
+    later writes survive.
     """
 
     before_seq: int | None = None
@@ -155,17 +155,17 @@ class Deletion:
 
 
 def encode_match(match: Predicate | None) -> bytes:
-    """A predicate, or that there is none."""
+    """Encode a predicate, or its absence."""
     if match is None:
         return _ABSENT
     return _PRESENT + bytes([_GLOB if match.is_prefix else _EQ]) + with_length(match.value.encode())
 
 
 def read_match(reader: BodyReader) -> Predicate:
-    """A predicate that is there. Raises `Corrupt`."""
+    """Decode a predicate that is present. Raise `Corrupt` if it is damaged."""
     operator = reader.u8()
     if operator not in (_EQ, _GLOB):
-        raise reader.corrupt(f"there is no operator {operator}")
+        raise reader.corrupt(f"unknown operator {operator}")
     return Predicate(value=reader.text(), is_prefix=operator == _GLOB)
 
 
@@ -173,8 +173,8 @@ def read_match(reader: BodyReader) -> Predicate:
 class Watermarks:
     """How far records were lost: the cap floor, the earliest live record, the age floor, the trim floor.
 
-    Each floor is the first sequence number that was not lost to its cause. The last one is left out while it
-    says nothing.
+    Each floor is the first sequence number that was not lost to its cause. The trim floor is omitted while it
+    has its initial value.
     """
 
     cap: int
@@ -183,8 +183,8 @@ class Watermarks:
     trim: int = 1
 
     def encode(self) -> bytes:
-        told = (self.cap, self.earliest_seq, self.ttl)
-        return b"".join(_U64.pack(value) for value in (told if self.trim <= 1 else (*told, self.trim)))
+        values = (self.cap, self.earliest_seq, self.ttl)
+        return b"".join(_U64.pack(value) for value in (values if self.trim <= 1 else (*values, self.trim)))
 
     @classmethod
     def decode(cls, body: Buffer) -> Watermarks:
@@ -196,12 +196,12 @@ class Watermarks:
 
 
 def write_head_watermark(reserved_head: int) -> bytes:
-    """Sequence numbers up to this one may have been acknowledged."""
+    """Encode a head watermark: sequence numbers up to this one may have been acknowledged."""
     return _U64.pack(reserved_head)
 
 
 def read_head_watermark(body: Buffer) -> int:
-    """The reserved head in a frame."""
+    """Return the reserved head in a frame."""
     reader = BodyReader(body, "head")
     reserved_head = reader.u64()
     reader.end()

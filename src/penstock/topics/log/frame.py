@@ -31,25 +31,25 @@ from penstock.topics.segments.format import (
 )
 
 DURABLE: Final = 4
-"""The write was acknowledged only after a sync."""
+"""A flag: the write was acknowledged only after a sync."""
 MORE: Final = 16
-"""Further records of the same write follow: without them this one must not become visible."""
+"""A flag: more records of the same write follow. Without them this one must not become visible."""
 ROW_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_META
-"""Those flags of a frame that its row in the index has too."""
+"""The flags of a frame that its row in the index also has."""
 
 HEADER = struct.Struct("<IBBQQQHHI")
 HEADER_BYTES: Final = HEADER.size
 CHECKSUM = struct.Struct("<Q")
 FRAME_BYTES_MIN: Final = HEADER_BYTES + CHECKSUM.size
 APPEND_FRAME_BYTES_MIN: Final = FRAME_BYTES_MIN + len(b'{"d":0}')
-"""The frame of the smallest record: so many bytes of the log stand for one sequence number at most."""
+"""The size of the smallest record's frame, and so the least log space per sequence number."""
 CURSOR_FRAME_BYTES_MIN: Final = FRAME_BYTES_MIN + 72
-"""The frame of one pass of a router."""
+"""The size of the frame of one router pass."""
 _BODY = struct.Struct("<BBQQQHHI")
 _LENGTH = struct.Struct("<I")
 _APPEND: Final = 1
 _FEW: Final = 24
-"""Up to this many records a plain loop is faster than arrays."""
+"""The number of records up to which a plain loop is faster than arrays."""
 _U32: Final = np.dtype("<u4")
 _U64: Final = np.dtype("<u8")
 
@@ -77,7 +77,7 @@ class FrameType(IntEnum):
 
 
 class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The frames of one write in one buffer; the offsets in `rows` count from its start."""
+    """The frames of one write in one buffer. The offsets in `rows` are relative to its start."""
 
     buffer: Buffer
     count: int
@@ -85,7 +85,7 @@ class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
     ts_ms: int
     rows: bytes
     tags: list[tuple[int, bytes]]
-    """Which record of the batch has which tag."""
+    """Pairs of a record's position in the batch and its tag."""
     accounted_bytes: int
 
     @property
@@ -100,7 +100,7 @@ class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
 def encode_control(
     kind: FrameType, topic_id: int, body: bytes, *, seq: int = 0, ts_ms: int = 0, flags: int = 0
 ) -> bytes:
-    """A frame that is no record."""
+    """Encode a frame that is not a record."""
     return _framed(_BODY.pack(kind, flags, topic_id, seq, ts_ms, 0, 0, len(body)) + body)
 
 
@@ -117,9 +117,9 @@ def encode(
     durable: bool,
     ends: Sequence[int] = (),
 ) -> EncodedBatch:
-    """The frames of records that were checked and measured; all of them carry the same time.
+    """Encode checked and measured records. All of them carry the same timestamp.
 
-    They are of one write, or of several that end after the records with these numbers, counted from 1.
+    They belong to one write, or to several writes whose last records are `ends`, counted from 1.
     """
     flags = DURABLE if durable else 0
     if batch.count == 1 and batch.headers is None:
@@ -151,7 +151,7 @@ class _Head(NamedTuple):
 def _encode_plain(
     batch: PreparedBatch, topic_id: int, seq: int, ts_ms: int, common: int
 ) -> tuple[Buffer, bytes]:
-    """Encode the single record of a write that has only data: the shortest path of `_encode_few`."""
+    """Encode the single record of a write that has only data, on the fast path of `_encode_few`."""
     data = batch.data[0]
     node_bytes, own = _without_headers(batch)
     body = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
@@ -184,15 +184,15 @@ def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
 
 
 def _without_headers(batch: PreparedBatch) -> tuple[int, int]:
-    """Length of the node, and flags, of every record that has nothing of its own."""
+    """Return the node length and the flags of a record without headers."""
     return (0, 0) if batch.node is None else (len(batch.node), HAS_NODE)
 
 
 def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
-    """Encode many records with arrays, except for the checksums; same result as `_encode_few`.
+    """Encode many records with arrays, except for the checksums. Same result as `_encode_few`.
 
-    The buffer is joined with room for the checksums, which are then written into it: between the texts of two
-    records stands one piece with the end of the first, its checksum, and the head of the second.
+    The buffer is joined with room for the checksums, which are written afterwards. Between the texts of two
+    records is one piece with the end of the first, its checksum, and the head of the second.
     """
     headers = batch.headers
     if headers is None:
@@ -228,10 +228,11 @@ def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
 
 
 def _encode_alike(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
-    """Encode many records that have only data; same result as `_encode_many`.
+    """Encode many records that have only data. Same result as `_encode_many`.
 
-    Their heads differ in two lengths and the sequence number, their rows in two places: so one is made and
-    repeated, and only that is written into it. Every array call costs as much as several records.
+    The heads differ only in two lengths and the sequence number, and the rows in two fields. So one head and
+    one row are repeated, and only these fields are written. Every array call costs as much as several
+    records.
     """
     topic_id, first_seq, ts_ms, common, ends = head
     count, lead = batch.count, batch.lead
@@ -261,7 +262,7 @@ def _encode_alike(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
 
 
 def _with_checksums(buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytearray:
-    """Whole frames of those from `starts` to `ends` that only lack their checksums."""
+    """Return the frames from `starts` to `ends` with their checksums filled in."""
     places = ends - CHECKSUM.size
     out = bytearray(buffer)
     sums = checksums_between(buffer, starts + _LENGTH.size, places)

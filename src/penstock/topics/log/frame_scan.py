@@ -1,7 +1,7 @@
-"""Find the frames in a log file, and the records in its frames.
+"""A scanner for the frames in a log file, and the records in its frames.
 
-A frame is believed only when its lengths fit together, its type exists and its checksum is right. Everything
-but the walk from length to length and the checksums themselves is done for many frames at once.
+A frame is valid only if its lengths fit together, its type exists and its checksum is right. Only the walk
+from length to length and the checksums are done per frame; the rest is done for many frames at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.topics.log.frame import (
     encode_control,
 )
 from penstock.topics.log.payload import DATA_WRAP_BYTES, ESCAPED, META_WRAP_BYTES, escape_savings
-from penstock.topics.segments.columns import gathered
+from penstock.topics.segments.columns import gather
 from penstock.topics.segments.format import HAS_META, HAS_TAG, IDX_DTYPE, checksums
 
 _CHUNK_BYTES: Final = 4 * 1024**2
@@ -58,7 +58,7 @@ class WalFormat:
     """The topics log as `penstock.storage` sees it. Its marks are checkpoint marks of topic 0."""
 
     def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
-        """The end of the valid frame at `offset`; None if there is none."""
+        """Return the end of the valid frame at `offset`, or None if there is none."""
         if limit - offset < FRAME_BYTES_MIN:
             return None
         (size,) = _LENGTH.unpack_from(view, offset)
@@ -74,7 +74,7 @@ class WalFormat:
         )
 
     def frame_ends(self, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
-        """The ends of all valid frames that follow each other from `start`, and where they stop."""
+        """Return the ends of all consecutive valid frames from `start`, and where they stop."""
         found: list[FrameEnds] = []
         while True:
             ends, whole = _ends_in_chunk(view, start, limit)
@@ -86,11 +86,11 @@ class WalFormat:
         return (np.concatenate(found) if found else np.zeros(0, np.int64)), start
 
     def mark(self, value: int) -> bytes:
-        """A checkpoint mark with a number."""
+        """Encode a checkpoint mark with a number."""
         return encode_control(FrameType.CHECKPOINT_MARK, 0, _MARK_BODY.pack(value))
 
     def read_mark(self, frame: memoryview) -> int | None:
-        """The number of a frame that is a mark."""
+        """Return the number of a mark, or None if the frame is not a mark."""
         if len(frame) != _MARK_BYTES or frame[4] != FrameType.CHECKPOINT_MARK or any(frame[6:14]):
             return None
         value: int = _MARK_BODY.unpack_from(frame, HEADER_BYTES)[0]
@@ -98,14 +98,14 @@ class WalFormat:
 
 
 def _ends_in_chunk(view: memoryview, start: int, limit: int) -> tuple[FrameEnds, bool]:
-    """Frame ends in the next few megabytes, relative to `start`, and whether more may follow them."""
+    """Return the frame ends in the next few megabytes, relative to `start`, and whether more may follow."""
     room = limit - start
     size = min(room, _CHUNK_BYTES)
     if size >= FRAME_BYTES_MIN:
-        # One frame may be larger than what is looked at in one go.
+        # One frame may be larger than a chunk.
         size = min(room, max(size, 4 + _LENGTH.unpack_from(view, start)[0]))
     chunk = view[start : start + size].tobytes()
-    ends = _chased(chunk)
+    ends = _walk_lengths(chunk)
     if not len(ends):
         return ends, False
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
@@ -120,7 +120,7 @@ def _ends_in_chunk(view: memoryview, start: int, limit: int) -> tuple[FrameEnds,
     return ends[: int(sound.argmin())], False
 
 
-def _chased(chunk: bytes) -> FrameEnds:
+def _walk_lengths(chunk: bytes) -> FrameEnds:
     ends: list[int] = []
     at, last = 0, len(chunk) - FRAME_BYTES_MIN
     unpack = _LENGTH.unpack_from
@@ -147,7 +147,7 @@ def _plausible(heads: Heads) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
-    """Valid frames of one file, one array item each."""
+    """Valid frames of one file, one array item per frame."""
 
     view: memoryview | FileView
     starts: npt.NDArray[np.int64]
@@ -157,30 +157,30 @@ class FrameTable:
         return len(self.starts)
 
     def of(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FrameTable:
-        """Some of the frames."""
+        """Return some of the frames."""
         return FrameTable(self.view, self.starts[chosen], self.heads[chosen])
 
     def body(self, place: int) -> memoryview:
-        """The data of one frame."""
+        """Return the data of one frame."""
         head = self.heads[place]
         at = int(self.starts[place]) + HEADER_BYTES + int(head["node_bytes"]) + int(head["tag_bytes"])
         return exact(self.view, at, at + int(head["data_bytes"]))
 
     def tags(self) -> Iterator[tuple[int, bytes]]:
-        """Which of the frames has which tag."""
+        """Yield the position and tag of each tagged frame."""
         tagged = np.flatnonzero(self.heads["flags"] & np.uint8(HAS_TAG))
         for low in range(0, len(tagged), _TAGS_AT_ONCE):
             part = tagged[low : low + _TAGS_AT_ONCE]
             heads = self.heads[part]
             starts = self.starts[part] + HEADER_BYTES + heads["node_bytes"]
             lengths = heads["tag_bytes"].astype(np.int64)
-            block, begins = gathered(self.view, starts, lengths)
+            block, begins = gather(self.view, starts, lengths)
             spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
             for place, (begin, end) in zip(part.tolist(), spans, strict=True):
                 yield place, block[begin:end]
 
     def index_rows(self) -> bytes:
-        """Rows for the index, as those that were made when the records were written."""
+        """Return index rows, identical to those made when the records were written."""
         flags = self.heads["flags"]
         wrap = DATA_WRAP_BYTES + np.where(flags & np.uint8(HAS_META), META_WRAP_BYTES, 0)
         accounted = np.maximum(self.heads["data_bytes"].astype(np.int64) - wrap, 0)
@@ -195,7 +195,7 @@ class FrameTable:
 
 
 def read_frames(view: memoryview | FileView, start: int, ends: FrameEnds) -> FrameTable:
-    """The frames that `frame_ends` found from `start` on. Raises `MediaError` if they are not there now."""
+    """Read the frames that `frame_ends` found from `start` on. Raise `MediaError` if they are unreadable."""
     starts = np.concatenate((np.array([start], np.int64), ends[:-1])) if len(ends) else np.zeros(0, np.int64)
     heads = np.empty(len(starts), FRAME_FIELDS)
     at = 0

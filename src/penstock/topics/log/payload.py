@@ -1,8 +1,8 @@
-"""The records of one write: checked against every limit, made compact, measured and wrapped for storage.
+"""The records of one write: checked against every limit, compacted, measured and wrapped for storage.
 
-What a record is accounted with is the length of its `data` and `meta` as a compact serialiser writes them:
-no blanks between tokens, and in strings no escape where a character can stand for itself. The text is stored
-with the escapes it came with, so the two lengths differ when there are any.
+The accounted size of a record is the length of its `data` and `meta` as a compact serialiser writes them:
+without blanks between tokens, and without escapes in strings where a character can stand for itself. The text
+is stored with its original escapes, so the stored and the accounted length can differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Text: TypeAlias = bytes | msgspec.Raw
 Counts: TypeAlias = npt.NDArray[np.int64]
 
 DATA_WRAP_BYTES: Final = len(b'{"d":}')
-"""What a stored payload has around `data`."""
+"""The bytes that a stored payload has around `data`."""
 META_WRAP_BYTES: Final = len(b',"m":')
 
 _SPACE, _LINE_FEED, _RETURN, _TAB, _BACKSLASH = b" \n\r\t\\"
@@ -50,7 +50,10 @@ _PAYLOAD = msgspec.json.Decoder(_Payload)
 
 
 def checked(text: Text, what: str) -> bytes:
-    """The same JSON, compact. Raises `InvalidRequest` naming `what` unless it is one JSON value in UTF-8."""
+    """Return the same JSON, compact.
+
+    Raise `InvalidRequest` naming `what` unless it is one JSON value in UTF-8.
+    """
     plain = bytes(text)
     problem = json_problem(plain)
     if problem is not None:
@@ -63,24 +66,24 @@ def checked(text: Text, what: str) -> bytes:
 
 
 def compact(text: Text) -> bytes:
-    """Valid JSON without blanks between its tokens."""
+    """Return valid JSON without blanks between its tokens."""
     plain = bytes(text)
-    # Numbers, because a text is searched for a text with four times the effort.
+    # Search for numbers: searching bytes for bytes costs four times as much.
     if _SPACE in plain or _LINE_FEED in plain or _RETURN in plain or _TAB in plain:
         try:
             return msgspec.json.format(plain, indent=-1)
-        except RecursionError:  # stored before there was a limit, and made compact then
+        except RecursionError:  # stored, already compact, before there was a limit on nesting
             return plain
     return plain
 
 
 def compact_all(texts: Sequence[Text]) -> tuple[Sequence[Text], bytes]:
-    """Many at once: each as by `compact`, and all of them joined by commas."""
+    """Compact many texts. Return them, and all of them joined by commas."""
     blob = b",".join(texts)
     if not (_LINE_FEED in blob or _RETURN in blob or _TAB in blob):
         if _SPACE not in blob:
             return texts, blob
-        # Up to here it is quicker to let the formatter find out that there is nothing to do.
+        # For smaller texts it is faster to let the formatter find that there is nothing to do.
         if len(blob) > _SCANNED_BYTES_MIN and not _blank_at_a_token(blob):
             return texts, blob
     formatted = msgspec.json.format(b"[%b]" % blob, indent=-1)
@@ -90,12 +93,12 @@ def compact_all(texts: Sequence[Text]) -> tuple[Sequence[Text], bytes]:
 
 
 def _blank_at_a_token(blob: bytes) -> bool:
-    """Whether a space stands beside one of `{}[],:`, as every space between two tokens does.
+    """Return whether a space is next to one of `{}[],:`, as every space between two tokens is.
 
-    Some texts without are taken for one with: a bar or a backslash counts as a token.
+    False positives are possible: a bar or a backslash counts as a token.
     """
     chars = np.frombuffer(blob, np.uint8)
-    # Setting bit 5 maps the brackets onto the braces and leaves the comma and the colon as they are.
+    # Setting bit 5 maps the brackets to the braces and keeps the comma and the colon.
     folded = chars | np.uint8(0x20)
     token = folded - np.uint8(0x7B) <= 2
     found = np.equal(folded, np.uint8(0x2C))
@@ -108,12 +111,12 @@ def _blank_at_a_token(blob: bytes) -> bool:
 
 
 def has_savings(text: bytes) -> bool:
-    """Whether there may be an escape that a compact serialiser would write shorter."""
+    """Return whether there may be an escape that a compact serialiser would write shorter."""
     return _BACKSLASH in text and (b"\\u" in text or b"\\/" in text)
 
 
 def escape_savings(text: bytes) -> tuple[Counts, Counts]:
-    """Find escapes in valid JSON that a compact serialiser would write shorter, and by how much."""
+    """Find escapes in valid JSON that a compact serialiser would write shorter, and the bytes saved."""
     if not has_savings(text):
         nothing = np.zeros(0, np.int64)
         return nothing, nothing
@@ -127,7 +130,7 @@ def escape_savings(text: bytes) -> tuple[Counts, Counts]:
 
 
 def _escape_starts(chars: npt.NDArray[np.uint8]) -> Counts:
-    """The backslashes that begin an escape: in a row of them, every second one is itself escaped."""
+    """Return the backslashes that begin an escape. In a sequence, every second one is itself escaped."""
     places = np.flatnonzero(chars == ord("\\"))
     row_starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     within = np.arange(len(places)) - np.repeat(row_starts, np.diff(row_starts, append=len(places)))
@@ -144,7 +147,7 @@ def _code_units(chars: npt.NDArray[np.uint8], starts: Counts) -> Counts:
 
 
 def _written_bytes(units: Counts) -> Counts:
-    """The bytes that a compact serialiser writes for each UTF-16 unit; a pair of halves makes four."""
+    """Return the bytes that a compact serialiser writes for each UTF-16 unit. A surrogate pair makes four."""
     size = np.where(units < 0x80, 1, np.where(units < 0x800, 2, 3))
     size = np.where((units >= 0xD800) & (units < 0xE000), 2, size)
     size = np.where(np.isin(units, (0x08, 0x09, 0x0A, 0x0C, 0x0D, 0x22, 0x5C)), 2, size)
@@ -152,7 +155,7 @@ def _written_bytes(units: Counts) -> Counts:
 
 
 def saved_by_record(blob: bytes, lengths: Counts) -> Counts | None:
-    """The savings per text of a blob joined by commas; None when there are none."""
+    """Return the savings per text of a blob joined by commas, or None if there are none."""
     places, saved = escape_savings(blob)
     if not len(places):
         return None
@@ -161,9 +164,10 @@ def saved_by_record(blob: bytes, lengths: Counts) -> Counts | None:
 
 
 def split_payload(payload: bytes) -> tuple[bytes, bytes | None]:
-    """`data` and `meta` of a stored payload that was written with meta."""
-    # Outside a string `,"m":` can only begin a member, inside one it cannot stand at all. If there is
-    # a single one, it is ours; else `data` or `meta` have a member of that name and must be parsed.
+    """Split a stored payload that was written with meta into `data` and `meta`."""
+    # Outside a string `,"m":` can only begin a member, and inside one it cannot occur. A single occurrence is
+    # the wrapper's own. With more, `data` or `meta` has a member of that name, and the payload must be
+    # parsed.
     if payload.count(_META) == 1:
         data, _, meta = payload.partition(_META)
         return data[5:], meta[:-1]
@@ -175,16 +179,16 @@ def split_payload(payload: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _split_deep(payload: bytes) -> tuple[bytes, bytes | None]:
-    """`split_payload` for one nested deeper than a decoder goes; there are versions that stored such."""
+    """Split a payload that is nested deeper than the decoder allows. Some versions stored such payloads."""
     found = members(payload)
     return found["d"], found.get("m")
 
 
 ESCAPED: Final = 32
-"""The payload has escapes that are accounted shorter than they are stored."""
+"""A flag: the payload has escapes that are accounted shorter than they are stored."""
 
 _FEW: Final = 3
-"""Up to this many records a plain loop is faster than arrays."""
+"""The number of records up to which a plain loop is faster than arrays."""
 _OPEN: Final = b'{"d":'
 _CLOSE: Final = b"}"
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -204,18 +208,18 @@ class RecordHeaders:
 
 
 class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that break no limit."""
+    """Records that are within every limit."""
 
     count: int
     data: Sequence[Text]
     accounted_bytes: int
-    """What all of them count for caps and pages."""
+    """The accounted bytes of all records, for caps and pages."""
     node: bytes | None
     """The origin of the whole batch."""
     headers: RecordHeaders | None
-    """None when no record has a tag, meta, an origin of its own, or escapes."""
+    """None if no record has a tag, meta, its own origin, or escapes."""
     tags: list[tuple[int, bytes]]
-    """Which record of the batch has which tag."""
+    """Pairs of a record's position in the batch and its tag."""
 
     @property
     def accounted(self) -> list[int]:
@@ -224,15 +228,15 @@ class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lead(self) -> bytes:
-        """The bytes before `data` when no record has headers of its own."""
+        """Return the bytes before `data` for records without headers."""
         return _OPEN if self.node is None else self.node + _OPEN
 
 
 def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: bool = False) -> PreparedBatch:
-    """Checks a write and makes its texts compact; nothing of it is stored yet.
+    """Check a write and compact its texts. Nothing is stored yet.
 
-    `parsed` says that all `data` and `meta` come out of a JSON decoder, from a body that is valid UTF-8; they
-    are not checked again, and all records are of one kind. Raises `InvalidRequest`, `BatchTooLarge` or
+    `parsed` means that all `data` and `meta` come from a JSON decoder and a body of valid UTF-8. They are not
+    checked again, and all records are of one kind. Raises `InvalidRequest`, `BatchTooLarge` or
     `RecordTooLarge`.
     """
     count = len(records)
@@ -271,7 +275,7 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
 
 
 def _lone(record: BareRecord, node: bytes | None, parsed: bool) -> PreparedBatch | None:
-    """A write of one record that has nothing but data, by the shortest way; None if it is not such a one."""
+    """Prepare a single record that has only data, on the fast path. Return None if it has more."""
     if isinstance(record, NewRecord) and (
         record.tag is not None or record.node is not None or _has_meta(record.meta)
     ):
@@ -284,7 +288,7 @@ def _lone(record: BareRecord, node: bytes | None, parsed: bool) -> PreparedBatch
 
 
 def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], int, list[int] | None]:
-    """The data of all records, compact; how long all are; what each saves by its escapes, if any does."""
+    """Return the compact data of all records, its total length, and the escape savings per record or None."""
     if not parsed:
         data = [checked(text, f"records[{place}].data") for place, text in enumerate(data)]
     if len(data) <= _FEW:
@@ -304,7 +308,7 @@ def _has_headers(records: Sequence[BareRecord]) -> bool:
     first = records[0]
     if not isinstance(first, NewRecord):
         return False
-    # An absent meta is one and the same object in every record.
+    # An absent meta is the same object in every record.
     absent = first.meta
     if _has_meta(absent):
         return True
@@ -377,7 +381,7 @@ def _meta(raw: msgspec.Raw, place: int, parsed: bool) -> bytes:
         raise InvalidRequest(
             f"records[{place}].meta has {size} bytes of JSON; at most {META_BYTES_MAX} are allowed"
         )
-    # Every member has a colon, so most meta needs no parsing to be known to have few.
+    # Every member has a colon, so most meta can be accepted without parsing.
     if meta.startswith(b"{") and meta.count(b":") > META_KEYS_MAX:
         keys = _key_count(meta)
         if keys > META_KEYS_MAX:
@@ -399,7 +403,7 @@ def _saved(text: bytes) -> int:
 
 
 def _check_sizes(sizes: list[int]) -> None:
-    """Raises `RecordTooLarge` for the first record that is."""
+    """Raise `RecordTooLarge` for the first record that exceeds the limit."""
     for place, size in enumerate(sizes):
         if size > RECORD_BYTES_MAX:
             raise RecordTooLarge(

@@ -1,8 +1,8 @@
 """The write-ahead log of all topics, in shards that commit independently.
 
-A topic belongs to one shard, so what is submitted for it is committed in order. Everything here runs on the
-event loop's thread, except for the commits. When one fails, whatever was submitted after it on that shard
-fails as well, because it was built on it; then `on_failure` takes back what was assigned, and the shard
+A topic belongs to one shard, so its submissions commit in order. All code here runs on the event loop's
+thread, except for the commits. When a commit fails, every later submission on that shard fails as well,
+because it depends on the failed one. Then `on_failure` releases the assigned sequence numbers, and the shard
 continues with the next submission.
 """
 
@@ -24,11 +24,11 @@ from penstock.topics.errors import CommitFailed, ShuttingDown, Throttled
 
 _LOGGER = logging.getLogger(__name__)
 _WAITING_BYTES_MAX: Final = 256 * 1024**2
-"""What may wait for one shard's commit, in bytes: memory stays bounded when the disk is slow."""
+"""The bytes that may wait for one shard's commit. The limit bounds memory when the disk is slow."""
 
 
 class Committed(Protocol):
-    """Receives the outcome of a submission, on the event loop's thread and in the order of submission."""
+    """The receiver of a submission's outcome, on the event loop's thread and in order of submission."""
 
     def committed(self, entry: Entry, position: LogPosition) -> None: ...
 
@@ -36,21 +36,21 @@ class Committed(Protocol):
 
 
 MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], GroupCommitter]
-"""A committer for a log, given where to deliver and the number of the shard."""
+"""A factory for a log's committer, which takes the delivery callback and the shard number."""
 
 
 def shard_folders(root: str, count: int) -> list[str]:
-    """Return the folders of the shards: `root` itself for a single one."""
+    """Return the folders of the shards. A single shard uses `root` itself."""
     return [root] if count == 1 else [os.path.join(root, f"shard-{number:02d}") for number in range(count)]
 
 
 def shard_number(topic_id: int, count: int) -> int:
-    """Which of `count` shards a topic belongs to."""
+    """Return which of `count` shards a topic belongs to."""
     return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % count
 
 
 class WalShard:
-    """One log, its committer, and what was submitted and not yet decided."""
+    """One log, its committer, and the submissions that are not yet decided."""
 
     def __init__(self, log: AppendLog, number: int, make: MakeCommitter, queue_max: int) -> None:
         self.log = log
@@ -62,27 +62,27 @@ class WalShard:
         self._closed = False
         self._will_hand_over = self._is_committing = self._is_deciding = False
         self._turn_count = self._last_turn_count = 0
-        """How many submissions this turn of the loop brought so far, and the last one that brought any."""
+        """The submissions of this turn of the loop, and of the last earlier turn that had any."""
         self._deferred: list[Callable[[], None]] = []
         self._waiting = 0
         self._waiting_bytes = 0
         self._queue_max = queue_max
         self.fault: PenstockError | None = None
-        """Why the last write failed; None again after one that did not."""
+        """The error of the last write, or None after a success."""
         self.submit_full = 0
         """How often there was no room."""
         self.on_failure: Callable[[WalShard], None] = lambda _: None
         self.committed_offset = log.end
-        """Everything before this position was published, and nothing after it."""
+        """The end of the published log: everything before it is published, and nothing after it."""
         self.synced = LogPosition(0, 0)
-        """Everything before this position is durable."""
+        """The end of the durable log."""
         self.submitted_bytes = 0
         self._unpublished = ""
-        """Why something that is committed is not visible: what is written now would follow a gap."""
+        """Why a committed entry is not visible. New writes are refused, because they would follow a gap."""
         self._committer.start()
 
     def check_room(self) -> None:
-        """Raises `Throttled`, `ShuttingDown` or `CommitFailed` if a submission now would not be taken."""
+        """Raise `Throttled`, `ShuttingDown` or `CommitFailed` if a submission would be refused now."""
         if self._closed:
             raise ShuttingDown("the event log is closing; retry when it is back")
         if self._unpublished:
@@ -95,29 +95,31 @@ class WalShard:
             raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
 
     def defer_flush(self, send: Callable[[], None]) -> None:
-        """Have `send` called before anything else is submitted, at the end of this turn of the loop at the
-        latest. It submits what it has gathered until then; if it has nothing any more, it does nothing.
+        """Call `send` before the next submission, at the latest at the end of this turn of the loop.
+
+        `send` submits the writes gathered until then. It does nothing if there are none.
         """
         self._deferred.append(send)
         self._hand_over_soon()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a submission that needs a sync is best committed now: it would most likely share its
-        commit with nobody, as nothing waits and neither this turn of the loop nor the last one that brought
-        any has another, and the disk is quick.
+        """Return whether a submission that needs a sync is best committed now.
+
+        It would most likely share its commit with no other submission: none is waiting, neither this turn of
+        the loop nor the last active one has another, and the disk is fast.
         """
         if self._waiting or self._is_deciding or self._will_hand_over or self._last_turn_count > 1:
             return False
         return self._committer.is_quick
 
     def count_in(self) -> None:
-        """Count one more write that is being gathered; its `submit` follows."""
+        """Count one more gathered write. Its `submit` follows."""
         self._waiting += 1
         self._turn_count += 1
 
     def count_out(self, count: int) -> None:
-        """Uncount writes that are not submitted after all."""
+        """Uncount writes that will not be submitted."""
         self._waiting -= count
 
     def submit(
@@ -130,10 +132,10 @@ class WalShard:
         urgent: bool = False,
         gathered: int = 0,
     ) -> None:
-        """Queue frames that are committed together or not at all. Call `check_room` before.
+        """Queue frames that commit atomically. Call `check_room` first.
 
-        What is urgent may use the log's reserve when the disk is full. `gathered` is how many that were
-        counted in this stands for.
+        An urgent entry may use the log's reserve when the disk is full. `gathered` is the number of writes in
+        this entry that `count_in` has already counted.
         """
         if self._deferred:
             self.flush_pending()
@@ -154,7 +156,7 @@ class WalShard:
         self.submitted_bytes += entry.byte_count
 
     def _hand_over_soon(self) -> None:
-        """Hand over at the end of this turn of the loop, with everything else that it submits."""
+        """Hand over at the end of this turn of the loop, together with its other submissions."""
         if not self._will_hand_over:
             self._will_hand_over = True
             self._loop.call_soon(self._hand_over)
@@ -169,7 +171,7 @@ class WalShard:
         self._committer.flush()
 
     def commit(self) -> None:
-        """Hand over what was submitted to a quiet shard; it may be decided before this returns."""
+        """Hand over the submission to a quiet shard. It may be decided before this returns."""
         self._is_committing = True
         try:
             self._committer.flush()
@@ -177,16 +179,16 @@ class WalShard:
             self._is_committing = False
 
     def flush_pending(self) -> None:
-        """Submit everything that is gathered: nothing comes between it and what follows."""
+        """Submit all gathered writes, so that nothing comes between them and the next submission."""
         deferred, self._deferred = self._deferred, []
         for send in deferred:
             send()
 
     def _deliver(self, entries: list[Entry]) -> None:
-        """Called on the commit thread, or on the loop's for an entry that was committed there.
+        """Deliver decided entries, on the commit thread or on the loop's thread for entries committed there.
 
-        Behind what the other thread delivered before in either case: there is one queue, unless nothing else
-        is to be decided.
+        Entries keep their order across both threads: all go through the loop's one queue, unless no other
+        entry is undecided.
         """
         if threading.get_ident() != self._loop_thread:
             self._loop.call_soon_threadsafe(self._decide, entries)
@@ -196,7 +198,7 @@ class WalShard:
             self._loop.call_soon(self._decide, entries)
 
     def _decide(self, entries: list[Entry]) -> None:
-        # A callback of one of them may submit more, which must not be decided before the rest of them.
+        # A callback may submit more entries. They must not be decided before the remaining ones.
         self._is_deciding = True
         try:
             self._decide_all(entries)
@@ -213,13 +215,13 @@ class WalShard:
             if entry.error is None:
                 assert entry.position is not None
                 waiting: Committed = entry.context  # type: ignore[assignment]
-                # The waiter gets the entry: a reference back to it would keep the written bytes in memory
+                # The waiter gets the entry. A reference back to it would keep the written bytes in memory
                 # until the cycle collector runs, which is rare.
                 entry.context, entry.buffers = None, ()
                 try:
                     waiting.committed(entry, entry.position)
                 except Exception as error:
-                    # An error in one callback must not keep the others from being decided.
+                    # An error in one callback must not prevent the other entries from being decided.
                     _LOGGER.exception("a committed entry could not be published")
                     self._unpublished = f"{type(error).__name__}: {error}"
                     self.fault = CommitFailed(
@@ -231,7 +233,7 @@ class WalShard:
             else:
                 failed.append(entry)
         if is_ordinary and not self._unpublished:
-            self.fault = None  # an urgent entry proves nothing: it may stand in the reserve of a full disk
+            self.fault = None  # an urgent entry proves nothing, because it may use the reserve of a full disk
         if last is not None and last.position is not None:
             file, offset = last.position
             self.committed_offset = LogPosition(file, offset + last.byte_count)
@@ -241,10 +243,10 @@ class WalShard:
             self._fail(failed)
 
     def _fail(self, entries: Iterable[Entry]) -> None:
-        """The first failure of a generation takes everything back; the later ones are only notified."""
+        """Report failed entries. The first failure of a generation also resets the shard."""
         for entry in entries:
             if entry.generation == self._generation:
-                self.flush_pending()  # they built on it as well
+                self.flush_pending()  # they depend on the failed entry as well
                 self._generation = self._committer.resume()
                 self.on_failure(self)
             assert entry.error is not None
@@ -253,42 +255,42 @@ class WalShard:
             try:
                 waiting.failed(entry.error)
             except Exception:
-                # An error in one callback must not keep the others from being notified.
+                # An error in one callback must not prevent the other notifications.
                 _LOGGER.exception("the failure of an entry could not be reported")
 
     @property
     def fill(self) -> float:
-        """The fill level of the commit queue, from 0 to 1."""
+        """Return the fill level of the commit queue, from 0 to 1."""
         return max(self._waiting / self._queue_max, self._waiting_bytes / _WAITING_BYTES_MAX)
 
     def widen(self, window_s: float) -> None:
-        """From now on let a commit wait this long for more."""
+        """Let each commit wait this long for more entries from now on."""
         self._committer.widen(window_s)
 
     def view(self, file: int) -> memoryview | FileView:
-        """The bytes of a log file that rows point into."""
+        """Return the bytes of a log file that rows point into."""
         return self.log.view(file)
 
     def path(self, file: int) -> str | None:
-        """Return the path of a file; None if it is not on disk, or its bytes can no longer be trusted."""
+        """Return the path of a file, or None if it is not on disk or its bytes can no longer be trusted."""
         return self.log.path(file)
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the last commit failed and the log has not been mended since."""
+        """Return whether the last commit failed and the log has not been repaired since."""
         return self.log.room < 0
 
     def stats(self) -> CommitStats:
         return self._committer.stats()
 
     def stop(self) -> None:
-        """Accept nothing more; what was submitted goes to the commit thread."""
+        """Stop accepting submissions, and hand over the pending ones to the commit thread."""
         self.flush_pending()
         self._closed = True
         self._committer.flush()
 
     def close(self) -> None:
-        """Commit what was submitted and sync it. Call `stop` before, on the event loop. Blocks."""
+        """Commit and sync all submissions. Call `stop` first, on the event loop. Blocks."""
         self._closed = True
         try:
             self._committer.close()
@@ -297,22 +299,22 @@ class WalShard:
 
 
 class Wal:
-    """All shards."""
+    """All shards of the log."""
 
     def __init__(self, shards: Sequence[WalShard]) -> None:
         self.shards = shards
 
     def shard_of(self, topic_id: int) -> WalShard:
-        """Return the shard of a topic, which is the same as long as the number of shards is."""
+        """Return the shard of a topic. It stays the same while the number of shards does."""
         return self.shards[shard_number(topic_id, len(self.shards))]
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Stop accepting submissions."""
         for shard in self.shards:
             shard.stop()
 
     def close(self) -> None:
-        """Close every shard, then raise what the first one that failed raised."""
+        """Close every shard, then raise the first error."""
         failed: PenstockError | None = None
         for shard in self.shards:
             try:
@@ -326,13 +328,13 @@ class Wal:
 def group_committer(
     *, sync_interval_s: float, on_sync: Callable[[float], None] | None = None
 ) -> MakeCommitter:
-    """Committers with a thread each."""
+    """Return a factory for committers, each with its own thread."""
 
     def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> GroupCommitter:
         return GroupCommitter(
             log,
             deliver,
-            queue_max=sys.maxsize,  # the shard counts what waits
+            queue_max=sys.maxsize,  # the shard limits its waiting submissions
             sync_interval_s=sync_interval_s,
             on_sync=on_sync,
             name=f"topics-commit-{number}",

@@ -1,6 +1,6 @@
-"""Queues: topics whose records are jobs that are leased, and deleted when done.
+"""Queues: topics whose records are jobs that workers lease and that are deleted when done.
 
-`Queues` serves single calls. `WorkStream` sends jobs to a connected worker as they come, and takes back the
+`Queues` serves single calls. `WorkStream` sends jobs to a connected worker as they arrive, and releases the
 leases of a worker that disconnects.
 """
 
@@ -70,22 +70,22 @@ class Queues:
         self._windows: dict[asyncio.Task[None], Queue] = {}
 
     def close(self) -> None:
-        """Fail the claims that wait for their batch: the engine is closing."""
+        """Fail the claims that wait for their batch, because the engine is closing."""
         for window, queue in self._windows.items():
             window.cancel()
             batch, queue.batch = queue.batch, []
             reject_claims(batch)
 
     def check(self) -> None:
-        """Raises while the engine serves no calls."""
+        """Raise if the engine serves no calls."""
         self._check()
 
     async def settle(self) -> None:
-        """Return when no dead letter is being written; once the engine serves no calls, none is begun."""
+        """Wait until no dead letter is being written. No new one starts once the engine serves no calls."""
         await self._letters.settle()
 
     async def find(self, name: str) -> Topic:
-        """The queue. Raises `TopicNotFound` and `NotAQueue`."""
+        """Return the queue. Raise `TopicNotFound` or `NotAQueue`."""
         topic = self._catalog.find(name) or await self._catalog.settled(name)
         self._check()
         if topic is None:
@@ -95,10 +95,10 @@ class Queues:
         return topic
 
     def look(self, topic: Topic) -> int:
-        """Expire leases and delays that are over; return the steady time."""
+        """Expire leases and delays that are due. Return the steady time."""
         return self._allocator.look(topic, queue_of(topic).leases)
 
-    # ---- claiming ------------------------------------------------------------------------------------
+    # ---- claims --------------------------------------------------------------------------------------
 
     async def claim(
         self,
@@ -108,7 +108,7 @@ class Queues:
         lease_ms: int | None,
         session: WorkerSession | None = None,
     ) -> ClaimResult:
-        """See `Engine.claim`. What is claimed for a connection is noted in `session`."""
+        """Claim jobs. See `Engine.claim`. `session` records the jobs that are claimed for a connection."""
         self._check()
         check_node(node)
         request = ClaimRequest(
@@ -123,7 +123,7 @@ class Queues:
         return (await self._allocator.claim(topic, queue, [request]))[0]
 
     async def _join(self, topic: Topic, queue: Queue, request: ClaimRequest) -> ClaimResult:
-        await asyncio.sleep(0)  # in a task from here on: a claim whose client leaves takes no jobs
+        await asyncio.sleep(0)  # runs in a task from here on, so a claim whose client leaves takes no jobs
         self._check()
         request.outcome = asyncio.get_running_loop().create_future()
         queue.batch.append(request)
@@ -146,10 +146,10 @@ class Queues:
             raise TopicNotFound(topic.name)
         return await self._allocator.claim(topic, queue, batch)
 
-    # ---- what holders do -----------------------------------------------------------------------------
+    # ---- calls of workers ----------------------------------------------------------------------------
 
     async def ack(self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> AckResult:
-        """See `Engine.ack`."""
+        """Ack jobs. See `Engine.ack`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
         topic.shard.check_room()
@@ -173,7 +173,7 @@ class Queues:
     async def nack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str], delay_ms: int
     ) -> NackResult:
-        """See `Engine.nack`."""
+        """Return jobs to the queue. See `Engine.nack`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
         queue = queue_of(topic)
@@ -195,7 +195,7 @@ class Queues:
     async def extend(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str], lease_ms: int
     ) -> ExtendResult:
-        """See `Engine.extend`."""
+        """Extend leases. See `Engine.extend`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
         queue = queue_of(topic)
@@ -210,7 +210,7 @@ class Queues:
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
     async def drop(self, topic: Topic, session: WorkerSession) -> None:
-        """End the session of a closed connection: its jobs are ready immediately."""
+        """End the session of a closed connection. Its jobs are ready immediately."""
         queue = queue_of(topic)
         self.look(topic)
         dropped = queue.leases.drop(session)
@@ -222,7 +222,7 @@ class Queues:
     def _held(
         self, topic: Topic, queue: Queue, node: str, seqs: Sequence[int], fences: Sequence[int]
     ) -> tuple[list[tuple[int, Job]], list[int]]:
-        """Those of the jobs that the node holds, each once, and the rest."""
+        """Return the jobs that the node holds, each once, and the other sequence numbers."""
         self.look(topic)
         if queue.leases.hear(node, seqs, fences):
             queue.returned.notify()
@@ -248,7 +248,7 @@ class Queues:
             await topic.commit(frames)
 
     def _frames(self, event: LeaseEvent, topic: Topic, jobs: Sequence[JobState]) -> list[bytes]:
-        """Nothing, unless the leases of the queue outlive the process."""
+        """Return the frames of an event, or none unless the leases of the queue outlive the process."""
         if not topic.config.leases_durable:
             return []
         now_ms = self._clock.now_ms()
@@ -264,7 +264,7 @@ class Queues:
         *,
         letters: int = 0,
     ) -> float:
-        """Delete jobs that the table has as leaving or moving. A commit that fails raises, and they stay."""
+        """Delete jobs that are leaving or moving in the table. If the commit fails, raise and keep them."""
         table = queue.leases
         deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.log.index.head_seq + 1)
 
@@ -282,7 +282,7 @@ class Queues:
             apply()
             return 0.0
         deleted = encode_control(FrameType.DELETE, topic.id, deletion.encode(), ts_ms=self._clock.now_ms())
-        # Deletions are what makes room on a full disk.
+        # Deletions free space on a full disk.
         return await topic.commit([*frames, deleted], apply=apply, undo=undo, urgent=True)
 
     async def _write_letter(self, name: str, record: NewRecord) -> WriteResult:
@@ -299,13 +299,13 @@ class Queues:
 
 
 def queue_of(topic: Topic) -> Queue:
-    """The queue of a topic that `Queues.find` returned."""
+    """Return the queue of a topic that `Queues.find` returned."""
     assert topic.queue is not None
     return topic.queue
 
 
 def check_node(node: str) -> None:
-    """Raises `InvalidRequest` unless this can be the name of a worker."""
+    """Raise `InvalidRequest` unless this is a valid worker name."""
     if not node:
         raise InvalidRequest("node is empty; name the worker")
     try:
@@ -317,12 +317,12 @@ def check_node(node: str) -> None:
 
 
 def clamp_lease_ms(lease_ms: int) -> int:
-    """A lease that the contract allows."""
+    """Limit a lease to what the contract allows."""
     return min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
 
 
 def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequence[int]:
-    """The number of the lease that each job must be held under, 0 for any."""
+    """Return the lease number that each job must be held under, or 0 for any."""
     fences = parse_lease_ids(lease_ids)
     check_node(node)
     if len(seqs) > SEQS_MAX:
@@ -336,14 +336,14 @@ def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequen
 
 
 _LOOK_EVERY_S: Final = 0.25
-"""How often to look for leases and delays that ended, for which there is no notification."""
+"""The interval of checks for ended leases and delays, which have no notification."""
 
 
 class WorkStream:
     """The jobs of one connection: at most `max` at a time, refilled as they are acked or nacked.
 
-    Once a lease of it runs out there are no more, until its node acks, nacks or extends, in time or not, one
-    of the jobs that were delivered here: a client that hangs costs the queue one delivery of `max` jobs.
+    After one of its leases expires, no more jobs are sent until its node acks, nacks or extends one of the
+    jobs delivered here, even late. A client that hangs thus costs the queue one delivery of `max` jobs.
     """
 
     def __init__(
@@ -368,21 +368,20 @@ class WorkStream:
 
     @property
     def held(self) -> int:
-        """How many jobs the connection holds."""
+        """Return how many jobs the connection holds."""
         return len(self._session)
 
     @property
     def is_silent(self) -> bool:
-        """Whether all its leases ran out, and it was not heard of for the time of another one."""
+        """Return whether all its leases expired, and it was silent for the length of another lease."""
         lease_ms = self._topic.config.lease_ms if self._lease_ms is None else self._lease_ms
         return self._session.is_unresponsive(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
 
     async def next(self, wait_s: float) -> ClaimResult | None:
-        """More jobs, as soon as there are any and fewer than `max` are held.
+        """Return more jobs as soon as there are any and fewer than `max` are held.
 
-        None when the time is over, or the worker is silent.
-
-        Raises `TopicNotFound` when the queue is gone, and what a claim raises.
+        Return None at the timeout, or if the worker is silent. Raises `TopicNotFound` if the queue is gone,
+        and the errors of a claim.
         """
         deadline_s = self._clock.monotonic() + wait_s
         queue = queue_of(self._topic)
@@ -416,6 +415,6 @@ class WorkStream:
             timer.cancel()
 
     async def close(self) -> None:
-        """Return all jobs that this stream still holds to the queue, ready for other workers."""
+        """Release all jobs that this stream still holds, so that they are ready for other workers."""
         if not self._topic.deleted:
             await self._queues.drop(self._topic, self._session)

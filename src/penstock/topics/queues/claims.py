@@ -1,6 +1,6 @@
-"""Handing out jobs: one pass over the ready ones, for one claim or for all that came within a moment.
+"""Claims: one pass over the ready jobs serves one claim, or all claims of a short window.
 
-Claims that come within a moment are served together, so that the jobs are dealt fairly among them.
+Claims of one window share the jobs fairly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from penstock.topics.workers import Workers
 
 
 def round_robin(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
-    """Deal jobs to claims in turns, none more than it wants; every hand ascends if `seqs` do."""
+    """Distribute jobs to claims round-robin, none more than it wants.
+
+    Each result keeps the order of `seqs`.
+    """
     if len(wants) == 1:
         return [list(seqs[: wants[0]])]
     hands: list[list[int]] = [[] for _ in wants]
@@ -47,14 +50,14 @@ def round_robin(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
 _STYLE: Final = Style(include_tags=True, include_node=False)
 _LETTERS: Final = 16
 _LETTERS_MAX: Final = 1000
-"""How many dead letters a pass writes at first, twice as many each time, and altogether."""
+"""The dead letters that a pass writes at first, doubling each time, and in total."""
 _RESERVE_MIN: Final = 4096
 _RESERVE_CLAIMS: Final = 16
-"""How many lease numbers are reserved at once: one sync for at least so many claims of the same size."""
+"""How many lease numbers are reserved together: one sync for at least this many equal claims."""
 
 
 class LeaseAllocator:
-    """One pass: select, deal, lease, log, read."""
+    """The allocation of one pass: select, distribute, lease, log, read."""
 
     def __init__(self, catalog: Catalog, clock: SteadyClock, workers: Workers, letters: DeadLetters) -> None:
         self._catalog = catalog
@@ -63,7 +66,7 @@ class LeaseAllocator:
         self._letters = letters
 
     async def claim(self, topic: Topic, queue: Queue, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        """Lease jobs to the claims, as many as there are. After an error no job is leased."""
+        """Lease as many jobs to the claims as there are. After an error no job is leased."""
         try:
             await self._allocate(topic, queue, requests)
             if topic.config.leases_durable:
@@ -74,7 +77,7 @@ class LeaseAllocator:
             raise
 
     def release(self, topic: Topic, queue: Queue, requests: Sequence[ClaimRequest]) -> None:
-        """Return the jobs of these claims, so that they are ready for others."""
+        """Release the jobs of these claims, so that they are ready for other workers."""
         leases = [lease for request in requests for lease in request.leases]
         back = [job for lease in leases if (job := queue.leases.give_back(lease)) is not None]
         if back:
@@ -83,7 +86,7 @@ class LeaseAllocator:
                 self._log_released(topic, back)
 
     def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
-        """Log released jobs without waiting: a lease that a restart still knows expires."""
+        """Log released jobs without waiting. A lease that a restart still finds expires."""
         with contextlib.suppress(PenstockError):
             topic.shard.check_room()
             now_ms = self._clock.now_ms()
@@ -124,7 +127,7 @@ class LeaseAllocator:
             self._begin_to_reserve(topic, queue, 1)
 
     def look(self, topic: Topic, table: LeaseTable) -> int:
-        """Bring the table up to date with the time and with deletions; return the steady time."""
+        """Update the table to the current time and deletions. Return the steady time."""
         self._catalog.retain(topic)
         now_ms = self._clock.steady_ms()
         table.refresh(topic.log.index, now_ms)
@@ -133,7 +136,7 @@ class LeaseAllocator:
     # ---- lease numbers -------------------------------------------------------------------------------
 
     async def _reserve(self, topic: Topic, queue: Queue, count: int) -> None:
-        """Reserve numbers that no lease after a crash will have again. Raises what the commit raises."""
+        """Reserve numbers that no lease after a crash will reuse. Raise what the commit raises."""
         if queue.reserving is None:
             topic.shard.check_room()
             self._begin_to_reserve(topic, queue, count)
@@ -158,10 +161,10 @@ class LeaseAllocator:
         queue.reserving = topic.commit([frame], apply=apply, sync=True)
         queue.reserving.add_done_callback(ended)
 
-    # ---- what claims get -----------------------------------------------------------------------------
+    # ---- results of claims ---------------------------------------------------------------------------
 
     async def _log(self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest]) -> None:
-        """Log the leases that still exist: no worker may hold one that a restart would not know."""
+        """Log the leases that still exist. No worker may hold a lease that is unknown after a restart."""
         for request in requests:
             request.leases = [
                 lease
@@ -190,7 +193,7 @@ class LeaseAllocator:
             if topic.deleted:
                 raise TopicNotFound(topic.name)
             if bad:
-                self._set_aside(topic, table, requests, bad)
+                self._delay_unreadable(topic, table, requests, bad)
                 if not found:
                     raise _unreadable(topic, bad)
         return [self._result(topic, table, request, found) for request in requests]
@@ -212,10 +215,10 @@ class LeaseAllocator:
             ready=table.ready(topic.log.index),
         )
 
-    def _set_aside(
+    def _delay_unreadable(
         self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest], bad: Sequence[int]
     ) -> None:
-        """Delay jobs that cannot be read for as long as a lease, so that others are delivered."""
+        """Delay unreadable jobs for the length of a lease, so that others are delivered."""
         term = Term.of(self._clock.steady_ms(), topic.config.lease_ms)
         unreadable = set(bad)
         for request in requests:
@@ -225,7 +228,7 @@ class LeaseAllocator:
 
 
 def _more_letters(tried: int, taken: int, exhausted: int) -> int:
-    """How many letters to try next: none after a refusal, a single one if some were refused."""
+    """Return how many letters to try next: 0 after a refusal, 1 if some were refused."""
     if not taken:
         return 0
     return 2 * tried if taken == exhausted else 1
@@ -239,7 +242,7 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
     first, last = min(seqs), max(seqs)
     return Damaged(
         f'jobs {first} to {last} of topic "{topic.name}" cannot be read back as they were written; '
-        "delete them to let them go",
+        "delete them to skip them",
         {"topic": topic.name, "first_seq": first, "last_seq": last},
     )
 
@@ -250,19 +253,19 @@ async def serve_claim_batch(
     window_s: float,
     serve: Callable[[Sequence[ClaimRequest]], Awaitable[list[ClaimResult]]],
 ) -> None:
-    """Wait for the end of the window, then serve the claims that came and still wait.
+    """Wait until the window ends, then serve its claims that still wait.
 
     Later claims open the next window.
     """
     await clock.sleep(window_s)
-    came, queue.batch = queue.batch, []
-    batch = [request for request in came if not _outcome(request).done()]
+    requests, queue.batch = queue.batch, []
+    batch = [request for request in requests if not _outcome(request).done()]
     try:
         results = await serve(batch) if batch else []
     except asyncio.CancelledError:
         reject_claims(batch)
         raise
-    except Exception as error:  # noqa: BLE001 - it is handed to the claims
+    except Exception as error:  # noqa: BLE001 - the claims receive it
         _fail(batch, error)
         return
     for request, result in zip(batch, results, strict=True):
@@ -271,7 +274,7 @@ async def serve_claim_batch(
 
 
 def reject_claims(batch: Sequence[ClaimRequest]) -> None:
-    """Fail these claims: the engine is closing."""
+    """Fail these claims, because the engine is closing."""
     _fail(batch, ShuttingDown("the event log is closing; retry when it is back"))
 
 

@@ -1,8 +1,8 @@
-"""Dead letters: where jobs go that exceeded their deliveries.
+"""Dead letters: records of jobs that exceeded their deliveries.
 
-The dead letter is written first and the job deleted afterwards, so a crash in between leaves the job where
-it was, and the letter may come twice; it is never lost. The topic of the letters decides how durable they
-are, but what a queue with the class `fsync` lets go of is synced before.
+The dead letter is written first, then the job is deleted. After a crash in between, the job is still there,
+and its letter may be written twice. It is never lost. The topic of the letters decides their durability, but
+a letter from a queue of the class `fsync` is synced before its job is deleted.
 """
 
 from __future__ import annotations
@@ -31,37 +31,40 @@ _MEMBERS: Final = 3
 
 
 class WriteLetter(Protocol):
-    """Appends to a topic, which is made if it is not there."""
+    """Append to a topic, and create it if it does not exist."""
 
     def __call__(self, name: str, record: NewRecord) -> Awaitable[WriteResult]: ...
 
 
 DeleteJob = Callable[[Topic, int], Awaitable[None]]
-"""Deletes a job and counts it."""
+"""Delete a job and count it."""
 
 
 class DeadLetters:
-    """Moves jobs, each in a separate step that continues even if its caller is cancelled."""
+    """The mover of dead letters. Each move continues even if its caller is cancelled."""
 
     def __init__(self, catalog: Catalog, workers: Workers, write: WriteLetter, delete: DeleteJob) -> None:
         self._catalog = catalog
         self._workers = workers
         self._write = write
         self._delete = delete
-        self._going: set[asyncio.Future[int]] = set()
+        self._moves: set[asyncio.Future[int]] = set()
         self._writing: set[asyncio.Task[None]] = set()
 
     async def move(self, topic: Topic, seqs: Sequence[int]) -> int:
-        """Move these jobs, which the table has as moving; return how many were. The others are stuck."""
-        going = asyncio.ensure_future(self._move_all(topic, seqs))
-        self._going.add(going)
-        going.add_done_callback(self._going.discard)
-        return await asyncio.shield(going)
+        """Move these jobs, which must be marked as moving.
+
+        Return how many were moved; the others are stuck.
+        """
+        move = asyncio.ensure_future(self._move_all(topic, seqs))
+        self._moves.add(move)
+        move.add_done_callback(self._moves.discard)
+        return await asyncio.shield(move)
 
     async def settle(self) -> None:
-        """Return when no letter is being written: a job whose letter is there is deleted.
+        """Wait until no letter is being written, so that every job with a letter is deleted.
 
-        Jobs that are still being read are not waited for.
+        Jobs that are still being read are not included.
         """
         while self._writing:
             await asyncio.wait(self._writing)
@@ -76,11 +79,11 @@ class DeadLetters:
         except PenstockError as error:
             outcomes = [error]
         finally:
-            table.stay(seqs)  # those that are gone are not meant
+            table.stay(seqs)  # has no effect on jobs that were moved
         failed = [error for error in outcomes if isinstance(error, BaseException)]
         if failed:
             _LOGGER.warning(
-                'topic "%s": %d jobs could not be moved to "%s" and stay: %s',
+                'topic "%s": %d jobs could not be moved to "%s" and remain in the queue: %s',
                 topic.name,
                 len(failed),
                 topic.config.dead_letter,
@@ -107,7 +110,7 @@ class DeadLetters:
 
 
 def letter_meta(meta: msgspec.Raw | None, topic: str, deliveries: int, seq: int) -> msgspec.Raw:
-    """The job's own meta and its origin. Meta that has no room for that, or is no object, is wrapped."""
+    """Return the job's own meta with its origin. Meta that is too large or not an object is wrapped."""
     members: dict[str, object] = {
         "$dead_letter_from": topic,
         "$dead_letter_deliveries": str(deliveries),
@@ -123,7 +126,7 @@ def letter_meta(meta: msgspec.Raw | None, topic: str, deliveries: int, seq: int)
 
 
 def _own(meta: bytes) -> dict[str, msgspec.Raw] | None:
-    """The members of the job's meta; None if it is nested deeper than a decoder goes."""
+    """Return the members of the job's meta, or None if it is nested deeper than the decoder allows."""
     try:
         return _OBJECT.decode(meta)
     except RecursionError:

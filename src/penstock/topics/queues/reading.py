@@ -1,4 +1,4 @@
-"""Read the records of chosen sequence numbers as JSON objects, wherever their bytes are."""
+"""Reads of chosen records as JSON objects, from any tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 _FEW: Final = 8
-"""Up to this many rows a plain loop is faster than arrays."""
+"""The number of rows up to which a plain loop is faster than arrays."""
 _RANGE_BYTES_MAX: Final = 4 * 1024**2
 _NOTHING: Final = memoryview(b"")
 
@@ -24,26 +24,26 @@ _NOTHING: Final = memoryview(b"")
 async def read_jobs(
     topic: Topic, seqs: Sequence[int], style: Style, workers: Workers
 ) -> tuple[dict[int, bytes], list[int]]:
-    """A fragment for every record that is live, and the numbers of those that cannot be read.
+    """Return a fragment for every live record, and the numbers of unreadable ones.
 
-    Raises `Unavailable` when the cold tier does not answer.
+    Raises `Unavailable` if the cold tier does not respond.
     """
     found: dict[int, bytes] = {}
     bad: list[int] = []
     waiting = [list(seqs)]
     while waiting:
-        # Where a record is holds only until the next wait: a checkpoint may have moved it by then.
-        cold = _read_here(topic, waiting.pop(), style, found, bad)
+        # A record's location is valid only until the next wait: a checkpoint may move it.
+        cold = _read_available(topic, waiting.pop(), style, found, bad)
         waiting += [(places + run.first_seq).tolist() for run, places in cold[1:]]
         if cold:
             await _read_cold(topic, *cold[0], style, workers, found, bad)
     return found, bad
 
 
-def _read_here(
+def _read_available(
     topic: Topic, seqs: Sequence[int], style: Style, found: dict[int, bytes], bad: list[int]
 ) -> list[tuple[Columns, Places]]:
-    """Read what is at hand; the rest, by ranges of a cold segment."""
+    """Read the available records. Return the others, grouped by ranges of a cold segment."""
     cold: list[tuple[Columns, Places]] = []
     for run, places in _by_run(topic, seqs):
         for file, part in _by_file(run, places):
@@ -56,7 +56,7 @@ def _read_here(
 
 
 def _by_run(topic: Topic, seqs: Iterable[int]) -> list[tuple[Columns, list[int]]]:
-    """Which rows of which run; what is not live is left out."""
+    """Return the rows of each run. Sequence numbers that are not live are omitted."""
     parts: list[tuple[Columns, list[int]]] = []
     for seq in seqs:
         located = topic.log.index.locate(seq)
@@ -138,7 +138,7 @@ async def _read_cold(
 
 
 def _near(run: Columns, places: Places) -> Iterable[Places]:
-    """Parts of the rows that lie within one range each, so that few reads fetch little."""
+    """Split the rows into parts that each lie within one range, so that few reads fetch little."""
     starts = run.offset[places].astype(np.int64)
     at = 0
     while at < len(places):

@@ -1,4 +1,4 @@
-"""Reading a topic: pages, their rendering, and live subscriptions."""
+"""Reads of a topic: pages, their rendering, and live subscriptions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Pages of a topic: the rows from a reader's cursor to the head, wherever the records are.
+"""Pages of a topic: the rows from a reader's cursor to the head, in whichever tier the records are.
 
-A page is made in steps, because some bytes may have to be fetched: each step takes the next rows of one run.
-If their bytes are at hand they are rendered at once; if not, the step says which range of which run it needs,
-and continues when it was supplied. Nothing about the index is remembered between steps but the cursor and the
-rows asked for, so records that were deleted or evicted meanwhile are not in the page.
+A page is built in steps, because some bytes may have to be fetched. Each step takes the next rows of one run.
+If their bytes are available, it renders them; otherwise it returns the byte range that it needs, and
+continues after `supply`. Only the cursor and the requested rows are kept between steps, so records that are
+deleted or evicted meanwhile are not in the page.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from penstock.topics.workers import Workers
 ROWS_PER_STEP: Final = 4096
 _NOTHING: Final = memoryview(b"")
 _FEW: Final = 8
-"""Up to this many rows a plain loop is faster than arrays."""
+"""The number of rows up to which a plain loop is faster than arrays."""
 _NEAR_BYTES: Final = 64 * 1024
 RANGE_BYTES_MAX: Final = 4 * 1024**2
-"""How much is fetched at once for one step, unless a single record is larger."""
+"""The most bytes that one step fetches, unless a single record is larger."""
 
 Views: TypeAlias = Callable[[Columns, int], StoredBytes | None]
-"""The bytes of a file that a run points into, by the number of the file; None when they must be fetched."""
+"""Return the bytes of a run's file, by its number, or None if they must be fetched."""
 
 
 class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,14 +71,14 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = DIFF_LIMIT_DEFAULT
     max_batch_bytes: int = BATCH_BYTES_DEFAULT
     nodes: frozenset[bytes] = frozenset()
-    """Records of these origins are skipped; empty when the topic does not filter."""
+    """The origins whose records are skipped. Empty if the topic does not filter by origin."""
     include_tags: bool = False
     include_meta: bool = True
     include_data: bool = True
     match: Predicate | None = None
-    """Only records with such a tag."""
+    """The tag filter of the request."""
     until_seq: int = 0
-    """No record after this one, and no position after it to continue from; 0 for all there is."""
+    """The last sequence number that the page may cover; 0 for no limit."""
 
     @classmethod
     def of(
@@ -95,7 +95,7 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
         until_seq: int = 0,
         dedupe_node: bool = True,
     ) -> DiffRequest:
-        """The request with defaults for zeros, and values above the limits lowered to them."""
+        """Return the request with defaults for zeros, and values limited to their maximum."""
         return cls(
             from_seq=from_seq,
             limit=min(limit or DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX),
@@ -111,8 +111,8 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def is_choosy(self) -> bool:
-        """Whether live records may be left out."""
+    def filters(self) -> bool:
+        """Return whether live records may be skipped."""
         return bool(self.nodes) or self.match is not None
 
 
@@ -127,13 +127,13 @@ class ByteRange:
     places: Places
     """The rows whose frames are in the range."""
     next_seq: int
-    """Where the cursor continues after these rows."""
+    """The cursor after these rows."""
 
 
 class PageCursor:
-    """One page in the making. `step` until `done`, then `page`.
+    """A page that is being built. Call `step` until `done`, then `page`.
 
-    A step that returns a range needs it: fetch it and hand it to `supply` before the next step.
+    When a step returns a range, fetch it and pass it to `supply` before the next step.
     """
 
     __slots__ = (
@@ -180,22 +180,22 @@ class PageCursor:
         self.cold_reads = 0
         self.done = False
         self.tombstone = tombstone_for(floors, request.from_seq, index.earliest_seq, index.head_seq)
-        behind = request.from_seq if request.from_seq <= index.head_seq else 0
-        self.next_seq = max(behind + 1, index.earliest_seq)
-        """The first sequence number that was not examined yet."""
+        position = request.from_seq if request.from_seq <= index.head_seq else 0
+        self.next_seq = max(position + 1, index.earliest_seq)
+        """The first sequence number that is not examined yet."""
         self._trims = trims
-        self._seen = behind if self.tombstone is None else max(behind, self.tombstone.earliest_seq - 1)
-        """Up to here the reader knows of everything; `next_seq` may be past records that were deleted."""
+        self._seen = position if self.tombstone is None else max(position, self.tombstone.earliest_seq - 1)
+        """The last record that the reader has been informed about. `next_seq` may be past deleted records."""
 
     def step(self, views: Views) -> ByteRange | None:
-        """Examines the next rows. Raises `Damaged` when the first record of the page cannot be read."""
-        assert self._needed is None, "the range that was asked for has not been supplied"
+        """Examine the next rows. Raise `Damaged` if the first record of the page cannot be read."""
+        assert self._needed is None, "the requested range has not been supplied"
         if self._is_overtaken():
             return None
         self.next_seq = max(self.next_seq, self._index.earliest_seq)
         bound = self._last_seq() + 1
         if self._trims:
-            bound = self._told_trims(self._trims, bound)
+            bound = self._report_lost_ranges(self._trims, bound)
             if self.done:
                 return None
         found = self._index.run_from(self.next_seq)
@@ -216,24 +216,24 @@ class PageCursor:
             self._examined(wanted.next_seq)
             return None
         if view is None:
-            return self._fetched_first(wanted)
-        if isinstance(view, FileView) and self._request.is_choosy:
-            self._take_read(wanted, view)
+            return self._range_to_fetch(wanted)
+        if isinstance(view, FileView) and self._request.filters:
+            self._take_filtered(wanted, view)
         else:
             self._take(wanted, Frames(run, view, 0))
         return None
 
-    def _take_read(self, wanted: ByteRange, view: FileView) -> None:
-        """Take rows that are filtered by the content of their frames: some frames are read first."""
-        near, self._needed = self._fetched_first(wanted), None
+    def _take_filtered(self, wanted: ByteRange, view: FileView) -> None:
+        """Take rows that are filtered by the content of their frames, after reading the first frames."""
+        near, self._needed = self._range_to_fetch(wanted), None
         if near is not None:
             data = memoryview(view.read(near.start, near.stop))
             self._take(near, Frames(near.run, data, near.start, file=view))
 
     def supply(self, data: memoryview) -> None:
-        """The bytes that the last step asked for."""
+        """Supply the bytes that the last step requested."""
         needed, self._needed = self._needed, None
-        assert needed is not None, "nothing was asked for"
+        assert needed is not None, "no range was requested"
         self.cold_reads += 1
         if self._is_overtaken():
             return
@@ -242,23 +242,27 @@ class PageCursor:
         self._take(replace(needed, places=still), Frames(needed.run, data, needed.start))
 
     def _is_overtaken(self) -> bool:
-        """Whether records that were to be examined next were lost since the walk began.
+        """Return whether the page must end because records after the cursor were lost while it was built.
 
-        A page that has records ends before them, so that the next one tells; else this one does.
+        A page with records ends before the loss, and the next page reports it. An empty page reports it
+        itself.
         """
         if self._floors.floor <= self.next_seq:
             return False
         if self._fragments:
             self.done = True
             return True
-        index, told = self._index, self.tombstone
-        if told is None or told.reason != "recreated":
-            seen = self.next_seq - 1 if told is None else self._request.from_seq
+        index, tombstone = self._index, self.tombstone
+        if tombstone is None or tombstone.reason != "recreated":
+            seen = self.next_seq - 1 if tombstone is None else self._request.from_seq
             self.tombstone = tombstone_for(self._floors, seen, index.earliest_seq, index.head_seq)
         return False
 
-    def _told_trims(self, trims: LostRanges, end_seq: int) -> int:
-        """Tells of what the source of a copy lost, if the walk is there; else where it has to stop for it."""
+    def _report_lost_ranges(self, trims: LostRanges, end_seq: int) -> int:
+        """Report records that the source of a copy lost, if the cursor is there.
+
+        Return where this page must stop.
+        """
         trim = trims.after(self._seen)
         if trim is None or trim[0] > self.next_seq:
             return end_seq if trim is None else min(trim[0], end_seq)
@@ -266,7 +270,7 @@ class PageCursor:
         if first >= end:
             return end_seq
         if self._fragments or self.tombstone is not None:
-            # One gap per page: the next one begins with this.
+            # A page reports one gap. The next page starts with this one.
             self.next_seq = first
             self.done = True
             return first
@@ -279,10 +283,10 @@ class PageCursor:
             head_seq=self._index.head_seq,
         )
         self._examined(end)
-        return self._told_trims(trims, end_seq)
+        return self._report_lost_ranges(trims, end_seq)
 
     def page(self, topic: str) -> Page:
-        """The finished page."""
+        """Return the finished page."""
         assert self.done
         return Page(
             topic=topic,
@@ -290,18 +294,18 @@ class PageCursor:
             next_from_seq=min(self.next_seq - 1, self._last_seq()),
             head_seq=self._index.head_seq,
             earliest_seq=self._index.earliest_seq,
-            tombstone=self._told_gap(),
+            tombstone=self._bounded_tombstone(),
             records_scanned=self._scanned,
             cold_segments_read=self.cold_reads,
         )
 
     def _last_seq(self) -> int:
-        """The last sequence number that this page may be about."""
+        """Return the last sequence number that this page may cover."""
         head_seq, until_seq = self._index.head_seq, self._request.until_seq
         return min(head_seq, until_seq) if until_seq else head_seq
 
-    def _told_gap(self) -> Tombstone | None:
-        """The gap, as far as this page may go: the next one tells the rest of it."""
+    def _bounded_tombstone(self) -> Tombstone | None:
+        """Return the tombstone, cut at the end of this page. The next page reports the rest."""
         gap, until_seq = self.tombstone, self._request.until_seq
         if gap is None or not until_seq or gap.reason == "recreated" or gap.gap_to <= until_seq:
             return gap
@@ -309,7 +313,7 @@ class PageCursor:
         return replace(gap, gap_to=until_seq, missed_estimate=missed) if missed > 0 else None
 
     def _take_few(self, run: Columns, start: int, stop: int, view: StoredBytes) -> None:
-        """Take a few rows without arrays, as a reader at the head does after every write."""
+        """Take a few rows without arrays. A reader at the head does this after every write."""
         base, near = _near(run, start, stop, view)
         for place in range(start, stop):
             offset, length, ts, flags, overhead = run.row(place)
@@ -339,7 +343,7 @@ class PageCursor:
         self._examined(run.first_seq + stop)
 
     def _is_short(self, run: Columns, start: int, stop: int) -> bool:
-        """Whether a few rows are all there is, or all that is wanted of a part that is not dead."""
+        """Return whether there are only a few rows, or only a few live ones are requested."""
         if stop - start <= _FEW:
             return True
         return self._request.limit - len(self._fragments) <= _FEW and not run.flag(start) & DEAD
@@ -350,8 +354,8 @@ class PageCursor:
         self._finish(bad.seq)
 
     def _window(self) -> int:
-        """How many rows to look at: about as many as fit, unless many of them may be the reader's own."""
-        return ROWS_PER_STEP if self._request.is_choosy else self._request.limit - len(self._fragments) + 16
+        """Return how many rows to examine: about as many as fit, or more if a filter may skip many."""
+        return ROWS_PER_STEP if self._request.filters else self._request.limit - len(self._fragments) + 16
 
     def _wanted(self, run: Columns, start: int, stop: int) -> npt.NDArray[np.bool_]:
         alive = run.is_live(start, stop)
@@ -359,8 +363,8 @@ class PageCursor:
             alive &= run.ts[start:stop] >= np.uint64(self._oldest_ms)
         return alive
 
-    def _fetched_first(self, wanted: ByteRange) -> ByteRange | None:
-        """Return the range to fetch for these rows; none if the first of them lacks its bytes."""
+    def _range_to_fetch(self, wanted: ByteRange) -> ByteRange | None:
+        """Return the range to fetch for these rows, or None if the first of them cannot be read."""
         lost = (wanted.run.flags[wanted.places] & np.uint8(DAMAGED)) != 0
         readable = int(lost.argmax()) if lost.any() else len(lost)
         if not readable:
@@ -373,12 +377,12 @@ class PageCursor:
         return self._needed
 
     def _bounded(self, wanted: ByteRange) -> ByteRange:
-        """Not more rows than the page can take, and not more bytes than may be fetched at once."""
+        """Limit the rows to what the page can take, and the bytes to what one fetch may read."""
         run, places = wanted.run, wanted.places
-        if not self._request.is_choosy:
+        if not self._request.filters:
             sizes = np.cumsum(run.accounted(0, run.count)[places], dtype=np.int64)
-            fitting = int(np.searchsorted(sizes, self._budget, side="right"))
-            places = places[: min(self._request.limit - len(self._fragments), max(fitting, 1))]
+            fit_count = int(np.searchsorted(sizes, self._budget, side="right"))
+            places = places[: min(self._request.limit - len(self._fragments), max(fit_count, 1))]
         starts = run.offset[places].astype(np.int64)
         ends = starts + run.length[places]
         near = int(np.searchsorted(ends, int(starts[0]) + RANGE_BYTES_MAX, side="right"))
@@ -402,17 +406,17 @@ class PageCursor:
             places = tagged_places[tagged(frames, tagged_places, self._request.match)]
         room = self._request.limit - len(self._fragments)
         sizes = np.cumsum(frames.accounted(places), dtype=np.int64)
-        fitting = int(np.searchsorted(sizes, self._budget, side="right"))
+        fit_count = int(np.searchsorted(sizes, self._budget, side="right"))
         if not self._fragments:
-            fitting = max(fitting, 1)
+            fit_count = max(fit_count, 1)
         full = False
-        if min(fitting, room) < len(places):
+        if min(fit_count, room) < len(places):
             full = True
-            # Stopping for the limit ends at the last record delivered; stopping for the bytes examines
-            # everything up to the record that would be too much.
-            last = int(places[fitting]) - 1 if fitting < room else int(places[room - 1])
+            # A page that reaches the record limit ends at the last delivered record. A page that reaches the
+            # byte limit examines everything up to the record that does not fit.
+            last = int(places[fit_count]) - 1 if fit_count < room else int(places[room - 1])
             next_seq = run.first_seq + last + 1
-            places = places[: min(fitting, room)]
+            places = places[: min(fit_count, room)]
         if len(places):
             bad = render(frames, places, self._style, self._fragments)
             self._budget -= int(sizes[len(places) - 1])
@@ -447,7 +451,10 @@ class PageCursor:
 
 
 def _near(run: Columns, start: int, stop: int, view: StoredBytes) -> tuple[int, StoredBytes]:
-    """A few rows read at once if they stand close together: the bytes, and where in the file they begin."""
+    """Read a few rows with one read if they are close together.
+
+    Return the bytes and their offset in the file.
+    """
     if isinstance(view, FileView) and stop - start > 1:
         first, (last, length, *_) = run.row(start)[0], run.row(stop - 1)
         if 0 < last + length - first <= _NEAR_BYTES:
@@ -465,16 +472,16 @@ def collect(
     now_ms: int,
     ttl_ms: int,
 ) -> Page:
-    """A whole page from runs whose bytes are all at hand."""
+    """Return a whole page from runs whose bytes are all available."""
     walk = PageCursor(index, floors, request, now_ms=now_ms, ttl_ms=ttl_ms)
     while not walk.done:
         needed = walk.step(views)
-        assert needed is None, "these bytes must be fetched: use a walk"
+        assert needed is None, "these bytes must be fetched: use a PageCursor"
     return walk.page(topic)
 
 
 class Reader:
-    """Reads from the topics of a catalog. `check` raises while the engine serves no calls."""
+    """The reader for the topics of a catalog. `check` raises while the engine serves no calls."""
 
     def __init__(self, catalog: Catalog, clock: Clock, workers: Workers, check: Callable[[], None]) -> None:
         self._catalog = catalog
@@ -483,7 +490,7 @@ class Reader:
         self._check = check
 
     async def read(self, topic: Topic, request: DiffRequest, *, wait_ms: int) -> Page:
-        """See `Engine.diff`."""
+        """Read a page. See `Engine.diff`."""
         if not wait_ms:
             return await self._page(topic, request)
         with topic.subscribers.register() as published:
@@ -498,7 +505,7 @@ class Reader:
         return await self._page(topic, request)
 
     async def _wait(self, published: asyncio.Future[None], wait_ms: int) -> bool:
-        """Whether something was published before the time was over."""
+        """Return whether something was published before the timeout."""
         timer = asyncio.ensure_future(self._clock.sleep(wait_ms / 1000))
         try:
             await asyncio.wait([published, timer], return_when=asyncio.FIRST_COMPLETED)
@@ -507,7 +514,10 @@ class Reader:
             timer.cancel()
 
     def page_at_hand(self, topic: Topic, request: DiffRequest) -> Page | None:
-        """A page without waiting; None if some of its bytes would have to be fetched. Raises `Damaged`."""
+        """Return a page without waiting, or None if some bytes must be fetched.
+
+        Raise `Damaged` as `step` does.
+        """
         walk = self._walk(topic, request)
         while not walk.done:
             if walk.step(topic.log.view) is not None:
@@ -536,10 +546,10 @@ class Reader:
         return walk.page(topic.name)
 
     async def _supply(self, walk: PageCursor, topic: Topic, needed: ByteRange) -> None:
-        """Hand the walk the bytes of a cold segment. Raises `Unavailable` when its tier does not answer.
+        """Supply the bytes of a cold segment. Raise `Unavailable` if its tier does not respond.
 
-        If the bytes are gone the walk gets none: they may not be needed any more. Raises `Damaged`, with why
-        they are gone, if they are.
+        If the bytes are gone, supply none, because the page may no longer need them. If it does, raise
+        `Damaged` with the cause.
         """
         segment = topic.log.segment_of(needed.run)
         try:

@@ -1,10 +1,11 @@
-"""Stored frames as the JSON objects that a reader gets.
+"""Stored frames as the JSON objects that a reader receives.
 
-Every frame that comes from a file is checked whenever it is read. Segment frames are compared with their
-checksum. Log frames were compared with it when they were written or replayed, so many at once are only
-checked for what a cut of the file changes, and in full once a part of the file could not be read.
-The payload of a record is JSON already, so it is copied into the answer and never parsed, unless `data` and
-`meta` cannot be told apart without that.
+Every frame from a file is checked on every read. Segment frames are compared with their checksum. Log frames
+were compared with it when they were written or replayed. A large read therefore checks only the effects of a
+truncation, until a part of the file could not be read; after that it checks checksums again.
+
+The payload of a record is already JSON. It is copied into the response and parsed only if `data` and `meta`
+cannot be separated otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.log.payload import split_payload
 from penstock.topics.model import Predicate
-from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gathered
+from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gather
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, checksums
 
 _SEGMENT_HEADER_BYTES: Final = 29
@@ -36,7 +37,7 @@ _LOG_SEQ_AT: Final = HEADER_BYTES - 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Which of the optional members a reader wants."""
+    """The optional members that a reader requested."""
 
     include_tags: bool = False
     include_meta: bool = True
@@ -46,16 +47,16 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that should have been in the page."""
+    """A record that belongs in the page but cannot be read."""
 
     seq: int
     error: Damaged
 
 
 class Frames:
-    """The frames of some rows of a run: `view` has the bytes of their file from offset `base` on.
+    """The frames of some rows of a run. `view` has the bytes of their file from offset `base` on.
 
-    `file` is where they were read from, if they come from a log file.
+    `file` is the log file that they were read from, if any.
     """
 
     __slots__ = ("base", "file", "header_bytes", "run", "view")
@@ -85,14 +86,14 @@ class Frames:
 
 
 def is_log_frame(frame: bytes, seq: int) -> bool:
-    """Whether this is the log frame of a record, as it was written."""
+    """Return whether this is the log frame of a record, as it was written."""
     (found,) = _SEQ.unpack_from(frame, _LOG_SEQ_AT)
     (digest,) = _DIGEST.unpack_from(frame, len(frame) - _CHECKSUM_BYTES)
     return bool(found == seq and digest == xxh3_64_intdigest(frame[4:-_CHECKSUM_BYTES]))
 
 
 def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> bytes:
-    """The fragment of one log frame."""
+    """Return the fragment of one log frame."""
     if not flags & (HAS_NODE | HAS_META | HAS_TAG) and style.include_data:
         return b'{"$seq":%d,"$ts":%d,"data":%b' % (
             seq,
@@ -103,41 +104,44 @@ def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> byt
 
 
 def node_of(frame: bytes) -> bytes:
-    """The origin in a log frame."""
+    """Return the origin in a log frame."""
     node_bytes, _, _ = _LENGTHS.unpack_from(frame, HEADER_BYTES - 8)
     return frame[HEADER_BYTES : HEADER_BYTES + node_bytes]
 
 
 def tag_of(frame: bytes) -> bytes:
-    """The tag in a log frame."""
+    """Return the tag in a log frame."""
     node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frame, HEADER_BYTES - 8)
     at = HEADER_BYTES + node_bytes
     return frame[at : at + tag_bytes]
 
 
 def tagged(frames: Frames, places: Places, match: Predicate) -> npt.NDArray[np.bool_]:
-    """Which of these rows, that all have a tag, are meant; the frames are in memory."""
+    """Return which of these tagged rows match. The frames must be in memory."""
     starts, _, inside = frames.spans(places)
     view = frames.view
     assert isinstance(view, memoryview)
-    # Frames that are not wholly there are kept, so that what is wrong with them is told.
-    meant = ~inside
+    # Incomplete frames are kept, so that the reader gets their error.
+    matching = ~inside
     for place in np.flatnonzero(inside).tolist():
         begin = int(starts[place]) + frames.header_bytes
         node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(view, begin - 8)
         tag = view[begin + node_bytes : begin + node_bytes + tag_bytes].tobytes()
-        meant[place] = is_meant(match, tag)
-    return meant
+        matching[place] = is_meant(match, tag)
+    return matching
 
 
 def is_meant(match: Predicate, tag: bytes) -> bool:
-    """`predicate.matches` on the stored form of a tag."""
+    """Apply `predicate.matches` to the stored form of a tag."""
     value = match.value.encode("utf-8", "surrogatepass")
     return tag.startswith(value) if match.is_prefix else tag == value
 
 
 def foreign(frames: Frames, places: Places, nodes: frozenset[bytes]) -> npt.NDArray[np.bool_]:
-    """Which of these rows, that all have an origin, come from none of `nodes`; the frames are in memory."""
+    """Return which of these rows, all with an origin, come from none of `nodes`.
+
+    The frames must be in memory.
+    """
     starts, lengths, inside = frames.spans(places)
     assert isinstance(frames.view, memoryview)
     own = np.zeros(len(places), np.bool_)
@@ -159,23 +163,23 @@ def foreign(frames: Frames, places: Places, nodes: frozenset[bytes]) -> npt.NDAr
 
 
 def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Unreadable | None:
-    """Adds a fragment per record to `out`; stops before the first that cannot be read, and tells which."""
+    """Append one fragment per record to `out`. Stop before the first unreadable record and return it."""
     run = frames.run
     starts, lengths, whole = frames.spans(places)
     flags = run.flags[places]
     sound = whole & ((flags & np.uint8(DAMAGED)) == 0)
     good = len(places) if sound.all() else int(sound.argmin())
     if good:
-        chunk, starts = gathered(frames.view, starts[:good], lengths[:good])
+        chunk, starts = gather(frames.view, starts[:good], lengths[:good])
         if run.segment or frames.file is not None:
-            good = _leading_sound(chunk, starts, lengths[:good], frames, places[:good])
+            good = _count_sound(chunk, starts, lengths[:good], frames, places[:good])
         if good:
             _fragments(frames, chunk, starts[:good], lengths[:good], flags[:good], places[:good], style, out)
     return None if good == len(places) else unreadable(run.first_seq + int(places[good]))
 
 
 def unreadable(seq: int) -> Unreadable:
-    """The error of a record that cannot be read."""
+    """Return the error of a record that cannot be read."""
     return Unreadable(
         seq,
         Damaged(
@@ -186,10 +190,10 @@ def unreadable(seq: int) -> Unreadable:
     )
 
 
-def _leading_sound(chunk: bytes, starts: Places, lengths: Places, frames: Frames, places: Places) -> int:
-    """How many of the first frames are what was written.
+def _count_sound(chunk: bytes, starts: Places, lengths: Places, frames: Frames, places: Places) -> int:
+    """Return how many of the first frames are as they were written.
 
-    A log frame that was checked before has lost its end, and so its checksum, if the file was cut.
+    A log frame that was checked before has lost its checksum if the file was truncated.
     """
     run, shift = frames.run, frames.header_bytes - _SEGMENT_HEADER_BYTES
     ends = starts + lengths - _CHECKSUM_BYTES
@@ -230,7 +234,7 @@ def _fragments(
         return
     if (flags & np.uint8(HAS_TAG)).any():
         begins = begins + np.ndarray(len(chunk) - 1, "<u2", chunk, 0, 1)[begins - 6]
-    # The closing brace of the payload closes the fragment too.
+    # The closing brace of the payload also closes the fragment.
     rows_plain = zip(seqs, times, (begins + _OPEN_BYTES).tolist(), ends, strict=True)
     out += [
         b'{"$seq":%d,"$ts":%d,"data":%b' % (seq, ts, chunk[begin:end]) for seq, ts, begin, end in rows_plain
@@ -260,7 +264,7 @@ def _with_headers(
 
 
 def _quoted(name: bytes, names: dict[bytes, bytes]) -> bytes:
-    """A node or a tag as a JSON string."""
+    """Return a node or a tag as a JSON string."""
     quoted = names.get(name)
     if quoted is None:
         quoted = names[name] = msgspec.json.encode(name.decode("utf-8", "replace"))

@@ -1,11 +1,11 @@
-"""Follow a topic: notifications of every change, and reads without waiting where possible.
+"""Following a topic: notifications of every change, and reads that wait only when necessary.
 
-A feed belongs to one instance of a topic. When the topic is deleted the feed says so, and a topic of the same
-name that is created later has another epoch.
+A feed belongs to one instance of a topic. It reports when the topic is deleted. A later topic of the same
+name has another epoch.
 
-Records of `disk` topics are published when they are written, and synced a moment later. A client that must
-not see anything a power cut could take back asks for that sync: it is an empty entry in the log, after the
-records, and when it is durable so are they.
+Records of `disk` topics are published when they are written and synced shortly afterwards. A client that must
+not see records that a power failure could lose requests a sync. It is an empty entry in the log after the
+records: when the entry is durable, so are they.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from penstock.topics.topic.topic import Topic
 
 
 class DurableWatermark:
-    """How much of one topic is synced. Ask after every publish: one sync at a time is in progress.
+    """The durable watermark of one topic. Call `ask` after every publish; one sync at a time is in progress.
 
-    `tell` is called with True when more is synced than before, and with False when that failed: ask again
-    later. It may ask at once.
+    `callback` is called with True when the watermark has risen, and with False when the sync failed and must
+    be requested again later. It may call `ask` immediately.
     """
 
     __slots__ = (
         "_asked_seq",
+        "_callback",
         "_failed",
         "_is_closed",
         "_pending",
         "_shards",
         "_synced_seq",
-        "_tell",
         "_topic",
     )
 
-    def __init__(self, topic: Topic, shards: Sequence[WalShard], tell: Callable[[bool], None]) -> None:
+    def __init__(self, topic: Topic, shards: Sequence[WalShard], callback: Callable[[bool], None]) -> None:
         self._topic = topic
         self._shards = shards
-        self._tell = tell
+        self._callback = callback
         self._synced_seq = 0
         self._asked_seq = 0
         self._pending = 0
@@ -56,22 +56,22 @@ class DurableWatermark:
 
     @property
     def end_seq(self) -> int:
-        """Up to here records may be handed out: where there is nothing to wait for, up to the head."""
+        """Return the last record that may be delivered: the durable one, or the head if no sync is needed."""
         topic = self._topic
         return self._synced_seq if topic.config.durability is Durability.DISK else topic.log.index.head_seq
 
     def ask(self) -> None:
-        """See to it that everything that is published now gets synced."""
+        """Start a sync of everything that is published now, unless one is in progress."""
         topic = self._topic
         if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.log.index.head_seq:
             return
-        # A copy is durable when what it is a copy of is, and that may be in any log.
+        # A copy is durable when its original is, and that may be in any log.
         shards = self._shards if topic.log.has_chunks else (topic.shard,)
         try:
             for shard in shards:
                 shard.check_room()
         except (Throttled, ShuttingDown):
-            self._tell(False)
+            self._callback(False)
             return
         self._asked_seq = topic.log.index.head_seq
         self._pending, self._failed = len(shards), False
@@ -95,22 +95,22 @@ class DurableWatermark:
             return
         if not self._failed:
             self._synced_seq = self._asked_seq
-        self._tell(not self._failed)
+        self._callback(not self._failed)
 
 
 class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """The filter and format of a subscription; equal ones share the pages that are rendered for them."""
+    """The filter and format of a subscription. Equal ones share rendered pages."""
 
     limit: int = DIFF_LIMIT_DEFAULT
     max_batch_bytes: int = BATCH_BYTES_DEFAULT
     nodes: frozenset[str] = frozenset()
-    """Records of these origins are left out, unless the topic does not filter."""
+    """The origins whose records are skipped, unless the topic does not filter by origin."""
     include_tags: bool = False
     include_meta: bool = True
     include_data: bool = True
     match: Predicate | None = None
     strong: bool = False
-    """Nothing that a power cut could still take back."""
+    """Whether only records that survive a power failure are delivered."""
 
     @classmethod
     def of(
@@ -125,11 +125,11 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=T
         match: Predicate | None = None,
         strong: bool = False,
     ) -> SubscriptionFilter:
-        """With defaults for zeros, and values above the limits lowered to them."""
-        within = DiffRequest.of(limit=limit, max_batch_bytes=max_batch_bytes)
+        """Return a filter with defaults for zeros, and values limited to their maximum."""
+        limited = DiffRequest.of(limit=limit, max_batch_bytes=max_batch_bytes)
         return cls(
-            limit=within.limit,
-            max_batch_bytes=within.max_batch_bytes,
+            limit=limited.limit,
+            max_batch_bytes=limited.max_batch_bytes,
             nodes=frozenset(nodes),
             include_tags=include_tags,
             include_meta=include_meta,
@@ -140,7 +140,7 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=T
 
 
 class Feed:
-    """One topic, followed. Belongs to the event loop's thread, as the topic does."""
+    """A topic that a client follows. Used only on the event loop's thread, as the topic is."""
 
     __slots__ = ("_reader", "_refresh", "_shards", "_topic", "epoch", "name")
 
@@ -163,7 +163,7 @@ class Feed:
         return self._topic.log.index.head_seq
 
     def priority(self, now_ms: int) -> int:
-        """The effective priority of the topic, before it ages by waiting."""
+        """Return the effective priority of the topic, without the bonus for waiting."""
         config = self._topic.config
         return effective_priority(
             config.priority,
@@ -172,37 +172,37 @@ class Feed:
             last_consumed_ms=self._topic.last_consumed_ms,
         )
 
-    def fence(self, tell: Callable[[bool], None]) -> DurableWatermark:
-        """The watermark for readers that want synced records only; see `DurableWatermark` for `tell`."""
-        return DurableWatermark(self._topic, self._shards, tell)
+    def fence(self, callback: Callable[[bool], None]) -> DurableWatermark:
+        """Return the watermark for readers that want only synced records. See `DurableWatermark`."""
+        return DurableWatermark(self._topic, self._shards, callback)
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call this whenever records are published and when the topic goes; it must not raise."""
-        self._topic.subscribers.listen(tell)
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever records are published and when the topic is deleted. It must not raise."""
+        self._topic.subscribers.listen(callback)
 
-    def unlisten(self, tell: Callable[[], None]) -> None:
-        self._topic.subscribers.unlisten(tell)
+    def unlisten(self, callback: Callable[[], None]) -> None:
+        self._topic.subscribers.unlisten(callback)
 
     def refresh(self) -> None:
-        """Bring in what others feed into the topic and is not there yet."""
+        """Start copying records that routers still owe to the topic."""
         self._refresh()
 
     def page_at_hand(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page | None:
-        """The records after `from_seq`; None if some have to be fetched, which `page` does.
+        """Return the records after `from_seq`, or None if some must be fetched, which `page` does.
 
-        With `until_seq` none after it. Raises `Damaged` when the next record cannot be read.
+        `until_seq` is the last record to return. Raises `Damaged` if the next record cannot be read.
         """
         return self._reader.page_at_hand(self._topic, self._request(from_seq, want, until_seq))
 
     async def page(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page:
-        """Read a page from any tier. Raises as `page_at_hand`, and `TopicNotFound` and `Unavailable`."""
+        """Read a page from any tier. Raise as `page_at_hand` does, or `TopicNotFound` or `Unavailable`."""
         try:
             request = self._request(from_seq, want, until_seq)
             page = await self._reader.read(self._topic, request, wait_ms=0)
         except Damaged:
             if not self._topic.deleted:
                 raise
-            page = None  # its files went with it
+            page = None  # its files were removed with it
         if page is None or self._topic.deleted:
             raise TopicNotFound(self.name)
         return page

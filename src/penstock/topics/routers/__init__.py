@@ -1,4 +1,4 @@
-"""Routers: copy what is appended to one topic into another, exactly once."""
+"""Routers: copy the records of one topic into another, exactly once."""
 
 from __future__ import annotations
 

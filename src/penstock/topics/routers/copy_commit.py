@@ -1,6 +1,6 @@
-"""One pass of a router: select the next records of the source, encode the copies, commit them and the cursor.
+"""One pass of a router: select records, encode their copies, and commit the copies and the cursor.
 
-A pass takes the records after the router's cursor, as far as its destination has room.
+A pass takes the records after the router's cursor, up to the room in its destination.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from penstock.topics.topic.topic_log import ATTACHED_FROM
 
 PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX
 PASS_BYTES_MAX: Final = 1024**2
-"""Accounted bytes of one pass, unless a single record has more."""
+"""The limit of accounted bytes per pass, unless a single record is larger."""
 PASS_ROWS_MAX: Final = 1024
-"""Rows that one pass looks at, however few of them it takes: other work waits meanwhile."""
+"""The rows that one pass examines at most, even if it selects few. Other work waits meanwhile."""
 _COLD_ROWS: Final = 256
 _REFERABLE: Final = (Durability.DISK, Durability.FSYNC)
-"""Classes that never give a sequence number to a second record."""
+"""Durability classes that never reuse a sequence number."""
 
 
 class Room(NamedTuple):
-    """The room in a destination; None sets no bound."""
+    """The room in a destination; None means no limit."""
 
     records: int | None = None
     bytes: int | None = None
 
     @classmethod
     def of(cls, dest: Topic, total_left: int | None) -> Room:
-        """The room in a topic that rejects what is too much, and in all topics together."""
+        """Return the room in a topic that rejects writes when full, and in all topics together."""
         config, index = dest.config, dest.log.index
         if config.discard != "reject":
             return cls(None, total_left)
@@ -72,7 +72,7 @@ class Room(NamedTuple):
 
 
 class ColdBytes(NamedTuple):
-    """Rows `start` to `stop - 1` of a run whose bytes are not at hand, and, once fetched, those bytes."""
+    """Rows `start` to `stop - 1` of a run whose bytes must be fetched, with the bytes once fetched."""
 
     run: Columns
     start: int
@@ -87,7 +87,7 @@ class CopySelection:
 
     cursor: int
     lost: int = 0
-    """Records that were lost; they come before the copies."""
+    """The number of records that were lost. They come before the copies."""
     records: list[StoredRecord] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     hops: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class CopySelection:
     blocked: bool = False
     """Whether the next record waits for room in the destination."""
     needs: ColdBytes | None = None
-    """What has to be fetched before there is anything to do."""
+    """The bytes that must be fetched before anything can be copied."""
 
 
 def style_of(router: Router) -> CopyStyle:
@@ -111,10 +111,10 @@ def style_of(router: Router) -> CopyStyle:
 
 
 def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> CopySelection:
-    """The records that the router copies next. Apply retention to both topics before.
+    """Select the records that the router copies next. Apply retention to both topics first.
 
-    Those that do not pass the filter, went through too many routers, or are gone by intent are passed over,
-    and for `exactly_once` those whose origin stands in the destination already.
+    Skip records that do not pass the filter, that went through too many routers, or that were deleted. With
+    `exactly_once`, also skip records whose origin is already in the destination.
     """
     if router.config.bits & EXACTLY_ONCE:
         router.dedup_window.look(router.dest, style_of(router))
@@ -149,7 +149,7 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Copy
 
 
 def _skip_lost(source: Topic, picked: CopySelection) -> int:
-    """Count what the source lost at the cursor; returns where the next such range begins, or the end."""
+    """Count what the source lost at the cursor. Return where the next lost range begins, or the end."""
     floors, at = source.log.floors, picked.cursor + 1
     picked.lost = max(max(floors.cap, floors.trim) - at, 0)
     at += picked.lost
@@ -165,7 +165,7 @@ def _is_full(picked: CopySelection) -> bool:
 
 
 def _is_referable(source: Topic, dest: Topic, run: Columns, file: int) -> bool:
-    """Whether a copy can be made again from the source for as long as it is in no segment itself."""
+    """Return whether a copy can be made again from the source until it is in a segment itself."""
     durability = source.config.durability
     if durability not in _REFERABLE or (dest.config.durable and not source.config.durable):
         return False
@@ -183,7 +183,7 @@ def _take(
     view: StoredBytes,
     base: int,
 ) -> bool:
-    """Take over the live records of these rows, as far as there is room; whether all were dealt with."""
+    """Select the live records of these rows, up to the room. Return whether all rows were processed."""
     match, style, hops = router.config.filter, style_of(router), router.source.log.hops
     is_once = bool(style.bits & EXACTLY_ONCE)
     earliest_seq = router.source.log.index.earliest_seq
@@ -193,14 +193,14 @@ def _take(
     for place, stored in zip(places, stored_records(run, places, view, base), strict=True):
         seq = run.first_seq + place
         if stored is None:
-            # It cannot be read, and never will be: readers of the copy are told so.
+            # The record can never be read, so readers of the copy get a tombstone.
             if picked.records:
                 return False
             picked.lost, picked.cursor = picked.lost + 1, seq
             continue
         hop = hops.of(seq)
-        is_there = is_once and router.dedup_window.takes(seq, router.dest)
-        if is_there or hop >= ROUTER_HOPS_MAX or not _passes(match, stored.tag):
+        is_present = is_once and router.dedup_window.takes(seq, router.dest)
+        if is_present or hop >= ROUTER_HOPS_MAX or not _passes(match, stored.tag):
             picked.cursor = seq
             continue
         record = styled(stored, style)
@@ -223,7 +223,7 @@ def _passes(match: Predicate | None, tag: bytes | None) -> bool:
 
 
 class CopyPass:
-    """One pass, and the publication of its copies once it is committed."""
+    """One pass, and the publication of its copies after the commit."""
 
     __slots__ = ("_batch", "_copy", "_now_ms", "_on_published", "_router", "base", "reserved")
 
@@ -242,7 +242,7 @@ class CopyPass:
         self._now_ms = now_ms
         self._on_published = on_published
         self.base = 0
-        """How many bytes come before the copies in the same entry."""
+        """How many bytes precede the copies in the same entry."""
         self.reserved = 0
 
     def publish(self, entry: Entry, position: LogPosition) -> None:
@@ -259,12 +259,12 @@ class CopyPass:
         self._router.dest.publish(batch, file=position.file, base=at, now_ms=self._now_ms)
 
     def keep(self) -> None:
-        """Publish copies whose bytes are in memory only."""
+        """Publish copies whose bytes are only in memory."""
         self._publish(lambda batch: self._router.dest.keep_in_memory(batch, now_ms=self._now_ms))
 
     def _publish(self, show: Callable[[EncodedBatch], None]) -> None:
         router, copy = self._router, self._copy
-        # First the cursor: a subscriber that is woken by the copies finds the router where it is.
+        # Set the cursor first, so that a subscriber woken by the copies sees the router's position.
         router.cursor, router.forwarded_total = copy.cursor, copy.forwarded_total
         if copy.bits & EXACTLY_ONCE:
             router.dedup_window.look(router.dest, style_of(router))
@@ -285,9 +285,9 @@ class CopyPass:
 def submit(
     router: Router, picked: CopySelection, *, now_ms: int, on_published: Callable[[Topic], None]
 ) -> asyncio.Future[None] | None:
-    """Commit copies and cursor, together or not at all; call `WalShard.check_room` before.
+    """Commit copies and cursor atomically. Call `WalShard.check_room` first.
 
-    None if they are published already, because the destination is ephemeral.
+    Return None if the copies are already published, because the destination is ephemeral.
     """
     dest = router.dest
     dest.shard.flush_pending()
@@ -307,7 +307,7 @@ def submit(
         _reserve_seqs(dest, picked.lost, batch)
         copy_pass.keep()
         return None
-    frames, copy_pass.reserved = _in_front(dest, batch)
+    frames, copy_pass.reserved = _leading_frames(dest, batch)
     frames.append(copy.frame(dest.id, ts_ms))
     copy_pass.base = sum(map(len, frames))
     copied = [batch.buffer] if batch is not None and picked.by_value else []
@@ -321,7 +321,7 @@ def submit(
     _reserve_seqs(dest, picked.lost, batch)
     if batch is not None and not copied:
         router.source.is_referred = True
-        # It stays in memory until the next checkpoint, which has to come as if it were in the log.
+        # The bytes stay in memory until the next checkpoint, so they count towards it like logged bytes.
         dest.shard.submitted_bytes += batch.byte_count
     on_published(dest)
     return pending.outcome
@@ -342,8 +342,8 @@ def _copy_frame(router: Router, picked: CopySelection) -> CopyFrame:
     )
 
 
-def _in_front(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int]:
-    """Return the frames before the copies, with floors that moved, and the numbers they reserve."""
+def _leading_frames(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int]:
+    """Return the frames before the copies, with moved floors, and the numbers they reserve."""
     frames, reserved = dest.log.moved_floors(), 0
     if batch is not None and dest.config.durability is Durability.DISK:
         reserved = dest.log.reservation(batch)

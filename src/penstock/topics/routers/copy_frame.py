@@ -1,16 +1,16 @@
-"""Copies of stored records, and the log frame that says which records were copied.
+"""Copies of stored records, and the log frame that lists the copied records.
 
-A copy has the payload of the stored record under another topic, sequence number and time. It is a function of
-that record, the router's flags, its place and its time, and of nothing else: made again after a crash, it has
-the same bytes. The frame of a pass is
+A copy has the payload of the stored record under another topic, sequence number and time. It depends only on
+that record, the router's flags, its position and its time. A copy that is made again after a crash therefore
+has the same bytes. The frame of a pass is
 
     lp router | router_id u64 | source_id u64 | lp source | bits u8 | cursor u64 | forwarded_total u64
     | first_seq u64 | n u32 | n times (source_seq u64, count u64, hops u8)
 
-One frame stands for all copies of a pass, in the log of the destination and at their place in it: what was
-written there before got lower sequence numbers, what came later higher ones. A run with `source_seq` 0 is of
-records that the source lost before they could be copied. `cursor` and `forwarded_total` are those after the
-pass. A frame by value is followed by the copies themselves.
+One frame stands for all copies of a pass, in the log of the destination and at their position in it: earlier
+writes have lower sequence numbers, later ones higher. A run with `source_seq` 0 stands for records that the
+source lost before they could be copied. `cursor` and `forwarded_total` are the values after the pass. A frame
+by value is followed by the copies themselves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.topics.segments.columns import DAMAGED, Columns, StoredBytes, span
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG
 
 BY_VALUE: Final = 32
-"""The copies follow as frames of their own; else they are made again from the source."""
+"""A flag: the copies follow as separate frames. Without it they are made again from the source."""
 LOST_SOURCE: Final = 0
 
 _NUMBERS = struct.Struct("<BQQQI")
@@ -51,7 +51,7 @@ _RUN = struct.Struct("<QQB")
 
 
 class CopyRun(NamedTuple):
-    """So many records from `source_seq` on, each with a copy, which went through `hops` routers."""
+    """Consecutive records from `source_seq` on, each with a copy, which went through `hops` routers."""
 
     source_seq: int
     records: int
@@ -71,7 +71,7 @@ class CopyFrame:
     cursor: int
     forwarded_total: int
     first_seq: int
-    """Of the first copy, in the destination."""
+    """The sequence number of the first copy, in the destination."""
     runs: tuple[CopyRun, ...]
 
     @property
@@ -79,7 +79,7 @@ class CopyFrame:
         return bool(self.bits & BY_VALUE)
 
     def frame(self, dest_id: int, ts_ms: int) -> bytes:
-        """The frame. Without the copies that follow it by value it says nothing, and is cut with them."""
+        """Return the frame. A frame by value is truncated together with incomplete copies."""
         follows = self.by_value and any(run.source_seq for run in self.runs)
         return encode_control(
             FrameType.ROUTER_CURSOR, dest_id, self.encode(), ts_ms=ts_ms, flags=MORE if follows else 0
@@ -98,7 +98,7 @@ class CopyFrame:
 
     @classmethod
     def decode(cls, body: Buffer) -> CopyFrame:
-        """Raises `Corrupt`."""
+        """Decode the body of a frame. Raise `Corrupt` if it is damaged."""
         reader = BodyReader(body, "router cursor")
         router, router_id, source_id, source = reader.text(), reader.u64(), reader.u64(), reader.text()
         bits, cursor, total, first_seq, count = _NUMBERS.unpack(reader.take(_NUMBERS.size))
@@ -118,7 +118,7 @@ class CopyFrame:
 
 
 def runs_of(seqs: Iterable[int], hops: Iterable[int]) -> tuple[CopyRun, ...]:
-    """Ascending sequence numbers and the hops of each, as few runs as possible."""
+    """Group ascending sequence numbers with their hops into as few runs as possible."""
     runs: list[CopyRun] = []
     for seq, hop in zip(seqs, hops, strict=True):
         if runs and runs[-1].source_seq + runs[-1].records == seq and runs[-1].hops == hop:
@@ -138,7 +138,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class StoredRecord(NamedTuple):
-    """One record as it is stored, taken apart."""
+    """The parts of one stored record."""
 
     seq: int
     node: bytes | None
@@ -162,9 +162,9 @@ class CopyStyle:
 def stored_records(
     run: Columns, places: Sequence[int], view: StoredBytes, base: int = 0
 ) -> Iterator[StoredRecord | None]:
-    """The records of these rows, whose file has the bytes `view` from offset `base` on.
+    """Yield the records of these rows, whose file has the bytes `view` from offset `base` on.
 
-    None for one that cannot be read. Every frame that comes from a file is checked.
+    Yield None for an unreadable record. Every frame from a file is checked.
     """
     is_memory = isinstance(view, memoryview)
     for place in places:
@@ -198,16 +198,16 @@ def _is_sound(frame: bytes, seq: int, ts: int) -> bool:
 
 
 def styled(record: StoredRecord, style: CopyStyle) -> StoredRecord:
-    """The record as its copy shows it."""
+    """Return the record as its copy shows it."""
     if style.bits & EXACTLY_ONCE:
-        record = _told_from(record, style)
+        record = _add_origin(record, style)
     if not style.bits & PRESERVE_NODE:
         record = record._replace(node=None)
     return record if style.bits & PRESERVE_TAG else record._replace(tag=None)
 
 
 def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
-    """Records that are styled, ready to get their place."""
+    """Return styled records as a batch to encode."""
     headers = RecordHeaders(accounted=[record.accounted for record in records])
     for record in records:
         node, tag = record.node or b"", record.tag or b""
@@ -232,16 +232,16 @@ def _flags(record: StoredRecord) -> int:
     if record.has_meta:
         flags |= HAS_META
         wrap += META_WRAP_BYTES
-    # What is accounted shorter than it is stored has to be measured again when the log is replayed.
+    # If the accounted size is smaller than the stored size, log replay must measure it again.
     return flags if len(record.payload) - wrap == record.accounted else flags | ESCAPED
 
 
-def _told_from(record: StoredRecord, style: CopyStyle) -> StoredRecord:
-    """The record with its origin in its meta."""
+def _add_origin(record: StoredRecord, style: CopyStyle) -> StoredRecord:
+    """Return the record with its origin in its meta."""
     data, meta = split_payload(record.payload) if record.has_meta else (record.payload[5:-1], None)
-    told = _with_origin(meta, _origin(record.seq, style))
-    accounted = record.accounted - (0 if meta is None else _measured(meta)) + _measured(told)
-    return record._replace(payload=b'{"d":%b,"m":%b}' % (data, told), accounted=accounted, has_meta=True)
+    new_meta = _with_origin(meta, _origin(record.seq, style))
+    accounted = record.accounted - (0 if meta is None else _measured(meta)) + _measured(new_meta)
+    return record._replace(payload=b'{"d":%b,"m":%b}' % (data, new_meta), accounted=accounted, has_meta=True)
 
 
 def key_of(seq: int, style: CopyStyle) -> str:
@@ -277,7 +277,7 @@ def _with_origin(meta: bytes | None, origin: msgspec.Raw) -> bytes:
 def _members(meta: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _META.decode(meta)
-    except RecursionError:  # stored before there was a limit
+    except RecursionError:  # stored before there was a limit on nesting
         return {name: msgspec.Raw(text) for name, text in json_members(meta).items()}
 
 

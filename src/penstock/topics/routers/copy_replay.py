@@ -1,9 +1,9 @@
-"""Recovery of routers: which ones there were, and the copies that the log only refers to.
+"""Recovery of routers: which ones existed, and the copies that the log only refers to.
 
-The log of a destination says which records of the source the copies were. What such a frame names is still
-there, whatever became of it since. While copies are being committed no checkpoint is taken, so each record
-that is named was live at the last one or was written after it: it is in a segment that the snapshot names or
-in the log after it. If it was deleted or evicted meanwhile, it only has a mark.
+The log of a destination names the records of the source that were copied. Every record that such a frame
+names is still on disk. No checkpoint is taken while copies are being committed, so each named record was live
+at the last checkpoint or was written after it. It is in a segment that the snapshot names, or in the log
+after it. A record that was deleted or evicted meanwhile is only marked.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from penstock.topics.topic.topic import Topic
 
 
 class LostOriginals(NamedTuple):
-    """Consecutive records of a source that were copied and that cannot be found."""
+    """Consecutive copied records of a source that cannot be found."""
 
     source_id: int
     first_seq: int
     records: int
     ts_ms: int
-    """Of the copies."""
+    """The timestamp of the copies."""
 
 
 class SourceFrames:
@@ -53,7 +53,7 @@ class SourceFrames:
         self._seqs: list[npt.NDArray[np.uint64]] = [table.heads["seq"] for table in self._tables]
 
     def records(self, first_seq: int, count: int) -> Iterator[StoredRecord | None]:
-        """One after the other; None for one that is nowhere, or cannot be read."""
+        """Yield the records one by one, or None for a record that is missing or unreadable."""
         at, end = first_seq, first_seq + count
         while at < end:
             found = self._from_log(at, end) or self._from_segment(at, end)
@@ -62,7 +62,7 @@ class SourceFrames:
                 at += 1
 
     def _from_log(self, first_seq: int, end_seq: int) -> list[StoredRecord | None]:
-        """The records from `first_seq` on that are consecutive in one file."""
+        """Return the records from `first_seq` on that are consecutive in one file."""
         for table, seqs in zip(self._tables, self._seqs, strict=True):
             low, high = np.searchsorted(seqs, np.array([first_seq, end_seq], np.uint64)).tolist()
             if low == high or int(seqs[low]) != first_seq:
@@ -88,7 +88,7 @@ class SourceFrames:
 
 
 class CopyReplay:
-    """Makes copies again. `frames_of` returns the records of a topic, `lost` is called for missing ones."""
+    """The replay of copies. `frames_of` returns the records of a topic; `lost` is called for missing ones."""
 
     def __init__(
         self, frames_of: Callable[[int], SourceFrames], lost: Callable[[Topic, LostOriginals], None]
@@ -97,7 +97,7 @@ class CopyReplay:
         self._lost = lost
 
     def apply(self, topic: Topic, copy: CopyFrame, ts_ms: int) -> None:
-        """Give the destination what it had after the pass; what it has already is left alone."""
+        """Restore the copies of one pass. Copies that the destination already has are left alone."""
         at = copy.first_seq
         for run in copy.runs:
             known = max(min(topic.log.index.head_seq + 1 - at, run.records), 0)
@@ -139,35 +139,35 @@ class CopyReplay:
 
 
 def _appended(table: FrameTable) -> FrameTable:
-    """The records among the frames, by their sequence numbers."""
+    """Return the record frames, in order of their sequence numbers."""
     places = np.flatnonzero(table.heads["type"] == FrameType.APPEND)
     return table.of(places[np.argsort(table.heads["seq"][places], kind="stable")])
 
 
 class RouterRecovery:
-    """Collects what frames say of routers; `found` is what is true in the end."""
+    """The routers that frames describe. `found` returns the result."""
 
     def __init__(self, entries: Iterable[RouterEntry]) -> None:
         self._entries = {entry.id: entry for entry in entries}
         self._gone: set[int] = set()
         self._passes: dict[int, CopyFrame] = {}
         self.sources: set[int] = set()
-        """The ids of topics that copies have to be made of again."""
+        """The ids of topics whose records must be copied again."""
         self.lowered = False
-        """Whether a source has fewer records than its router had seen; see `found`."""
+        """Whether a source has fewer records than its router had seen. See `found`."""
         self.problems: list[str] = []
 
     @property
     def ids(self) -> set[int]:
-        """Every number that a router has or had."""
+        """Return every id that a router has or had."""
         return self._entries.keys() | self._gone | self._passes.keys()
 
     def feeds(self, topic_id: int) -> bool:
-        """Whether a router copies, or copied, into this topic."""
+        """Return whether a router copies, or copied, into this topic."""
         return any(entry.dest_id == topic_id for entry in self._entries.values())
 
     def read(self, frames: FrameTable) -> None:
-        """Frames that belong to no topic, in the order in which they were written."""
+        """Read frames that belong to no topic, in the order in which they were written."""
         kinds, ids = frames.heads["type"], frames.heads["seq"]
         for place in np.flatnonzero((kinds == FrameType.ROUTER_CREATE) | (kinds == FrameType.ROUTER_DELETE)):
             router_id = int(ids[place])
@@ -175,26 +175,27 @@ class RouterRecovery:
                 self._gone.add(router_id)
                 continue
             try:
-                told = decode_created(router_id, frames.body(int(place)))
+                entry = decode_created(router_id, frames.body(int(place)))
             except Corrupt as error:
                 self.problems.append(f"a router is lost: {error}")
                 continue
             known = self._entries.get(router_id)
             if known is not None:
-                told = _advanced(told, known.cursor, known.forwarded_total)
-            self._entries[router_id] = told
+                entry = _advanced(entry, known.cursor, known.forwarded_total)
+            self._entries[router_id] = entry
 
     def note(self, copy: CopyFrame) -> None:
-        """A pass, in the order of its destination's log."""
+        """Record a pass, in the order of its destination's log."""
         self._passes[copy.router_id] = copy
         if not copy.by_value:
             self.sources.add(copy.source_id)
 
     def found(self, topics: Mapping[int, Topic]) -> list[RouterEntry]:
-        """The routers between these topics, which are as they were before the start.
+        """Return the routers between these topics, as they were before the start.
 
-        A source that promises nothing may have lost records that were copied. Its next ones get their
-        numbers, so the cursor goes back; until a snapshot says so, the log would take it forward again.
+        A source without a durability promise may have lost records that were copied. Later records reuse
+        their numbers, so the cursor goes back to the head. Until a snapshot stores this, the log would move
+        it forward again.
         """
         found: dict[str, RouterEntry] = {}
         for router_id, entry in sorted(self._entries.items()):
@@ -212,7 +213,7 @@ class RouterRecovery:
 
 
 def _advanced(entry: RouterEntry, cursor: int, forwarded_total: int) -> RouterEntry:
-    """The entry at least so far."""
+    """Return the entry with its cursor and total raised to at least these values."""
     return msgspec.structs.replace(
         entry,
         cursor=max(entry.cursor, cursor),

@@ -1,7 +1,7 @@
 """Configuration and state of a router.
 
-A router copies what is appended to one topic into another one. Its cursor is the last record of the source
-that it has dealt with; it starts at the head of the source, and nothing older is copied.
+A router copies records appended to one topic into another. Its cursor is the last record of the source that
+it has processed. It starts at the head of the source, so older records are not copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXACTLY_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """From where to where, what of it, and how it is to look there."""
+    """The source and destination of a router, its filter, and what its copies keep."""
 
     source: str
     dest: str
@@ -34,26 +34,26 @@ class RouterConfig:
     preserve_tag: bool = True
     create_dest: bool = True
     filter: Predicate | None = None
-    """Only records whose tag matches; one without a tag never does."""
+    """The tag filter. A record without a tag never matches."""
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
 
     @property
     def bits(self) -> int:
-        """The flags as they are stored."""
-        told = (
+        """Return the flags as they are stored."""
+        flags = (
             (self.preserve_node, PRESERVE_NODE),
             (self.preserve_tag, PRESERVE_TAG),
             (self.create_dest, CREATE_DEST),
             (self.allow_cycle, ALLOW_CYCLE),
             (self.guarantee == "exactly_once", EXACTLY_ONCE),
         )
-        return sum(bit for is_set, bit in told if is_set)
+        return sum(bit for is_set, bit in flags if is_set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterState:
-    """One router now; `forwarded_total` counts copies, and records that were lost before they were copied."""
+    """The current state of a router. `forwarded_total` counts copies, and records lost before their copy."""
 
     router: str
     config: RouterConfig
@@ -78,7 +78,7 @@ class RouterRemoved:
 
 
 class RouterEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One router as a snapshot has it. `id` is never used again, not even for a router of the same name."""
+    """A router in a snapshot. `id` is never reused, not even for a router of the same name."""
 
     id: int
     name: str
@@ -88,7 +88,7 @@ class RouterEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     dest_id: int
     bits: int
     match: tuple[str, bool] | None
-    """The filter: a tag, and whether it is only the beginning of one."""
+    """The filter: a tag, and whether it is only a prefix."""
     cursor: int
     forwarded_total: int
     dest_base: int
@@ -110,7 +110,7 @@ class RouterEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def encode_created(entry: RouterEntry) -> bytes:
-    """The body of the frame that a router was created or changed with; its id is in the frame's head."""
+    """Encode the body of the frame for a created or changed router. Its id is in the frame's head."""
     names = (entry.name, entry.source, entry.dest)
     numbers = (entry.cursor, entry.dest_base, entry.source_id, entry.dest_id, entry.forwarded_total)
     return b"".join(
@@ -124,7 +124,7 @@ def encode_created(entry: RouterEntry) -> bytes:
 
 
 def decode_created(router_id: int, body: Buffer) -> RouterEntry:
-    """The router in a frame. Raises `Corrupt`."""
+    """Decode the router in a frame. Raise `Corrupt` if it is damaged."""
     reader = BodyReader(body, "router")
     name, source, dest, bits = reader.text(), reader.text(), reader.text(), reader.u8()
     match = reader.opt(lambda: read_match(reader))

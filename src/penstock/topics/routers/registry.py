@@ -1,4 +1,4 @@
-"""Creating, showing and removing routers: what is refused and what becomes durable."""
+"""The creation, listing and removal of routers, with their validation and durability."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.topics.topic.topic import Topic
 
 
 class RouterRegistry:
-    """The routers of one engine, by name. Belongs to the event loop's thread."""
+    """The routers of one engine, by name. Used only on the event loop's thread."""
 
     def __init__(self, config: EngineConfig, catalog: Catalog, clock: Clock, routing: Routing) -> None:
         self._config = config
@@ -40,17 +40,17 @@ class RouterRegistry:
         self._changing = asyncio.Lock()
 
     def open(self, shard: WalShard) -> None:
-        """Write to this log that routers come and go."""
+        """Write the creation and removal of routers to this log."""
         self._shard = shard
 
     async def put(self, name: str, config: RouterConfig) -> RouterPut:
-        """See `Engine.put_router`."""
+        """Create or change a router. See `Engine.put_router`."""
         check_router_name(name)
         if config.source == config.dest:
             raise InvalidRequest("source and dest are the same topic; a router joins two")
         check_topic_name(config.source)
         check_topic_name(config.dest)
-        # It continues without its caller: the next call finds it decided.
+        # The change continues even if the caller is cancelled. The next call finds it decided.
         return await asyncio.shield(asyncio.ensure_future(self._put(name, config)))
 
     async def _put(self, name: str, config: RouterConfig) -> RouterPut:
@@ -86,7 +86,7 @@ class RouterRegistry:
     def _record(
         self, name: str, config: RouterConfig, source: Topic, dest: Topic, known: Router | None
     ) -> asyncio.Future[None]:
-        """Make a router, or the change of one, durable and then true."""
+        """Make a router, or the change of one, durable and then apply it."""
         fresh = RouterEntry(
             id=self._catalog.take_id() if known is None else known.id,
             name=name,
@@ -103,7 +103,7 @@ class RouterRegistry:
 
         def apply() -> None:
             if source.deleted or dest.deleted or (known is not None and known.stopped):
-                # A topic went meanwhile, and with it the router, if there was one.
+                # A topic was deleted meanwhile, and the router with it, if there was one.
                 raise TopicNotFound(source.name if source.deleted else dest.name)
             if known is not None:
                 known.config = config
@@ -113,7 +113,7 @@ class RouterRegistry:
         return self._change(FrameType.ROUTER_CREATE, fresh.id, encode_created(fresh), apply)
 
     async def remove(self, name: str) -> RouterRemoved:
-        """See `Engine.remove_router`."""
+        """Remove a router. See `Engine.remove_router`."""
         return await asyncio.shield(asyncio.ensure_future(self._remove(name)))
 
     async def _remove(self, name: str) -> RouterRemoved:
@@ -139,7 +139,7 @@ class RouterRegistry:
         return change.outcome
 
     async def state(self, name: str) -> RouterState:
-        """See `Engine.router`."""
+        """Return the state of a router. See `Engine.router`."""
         router = self._find(name)
         await self._routing.drain(router.dest.name)
         return self._find(name).state()
@@ -151,7 +151,7 @@ class RouterRegistry:
         return router
 
     def peek(self, name: str) -> RouterState:
-        """A router as it is, without waiting for it. Raises `RouterNotFound`."""
+        """Return the current state of a router without waiting for it. Raise `RouterNotFound`."""
         return self._find(name).state()
 
     def page(
@@ -164,7 +164,7 @@ class RouterRegistry:
         dest: str | None,
         allowed: Callable[[RouterState], bool] | None,
     ) -> tuple[Sequence[RouterState], str | None]:
-        """See `Engine.routers`."""
+        """Return a page of routers. See `Engine.routers`."""
         return self._table.page(
             prefix=prefix, after=after, limit=limit, source=source, dest=dest, allowed=allowed
         )

@@ -1,25 +1,25 @@
-"""Routers at work: what is appended to a source is copied into its destinations.
+"""Routers at work: records appended to a source are copied into its destinations.
 
-Copies are derived. They are not written to the log: one small frame per pass, in the log of the destination,
-says which records of the source they are, and where the router stands after them. It is committed as the
-destination's class asks, and only then are the copies visible. So the order of copies and of direct writes
-into a destination is that of its log, a copy is made again with the same number and time, and copies and
-cursor survive together or not at all: a record is copied once, whatever crashes. Four rules keep what a frame
-refers to within reach until the copies are in a segment of their own:
+Copies are derived and not written to the log. One small frame per pass, in the log of the destination, names
+the copied records of the source and the router's cursor after them. The frame is committed with the
+durability of the destination, and the copies become visible only then. The order of copies and direct writes
+in a destination is therefore the order of its log. A copy that is made again has the same number and time.
+Copies and cursor survive together or not at all, so a record is copied once, even across crashes. Four rules
+keep the records that a frame refers to available until the copies are in their own segment:
 
-1. Only records of classes that use no sequence number twice are referred to, and only where the source is at
-   least as durable as the destination. Other copies are written to the log themselves, after the frame and
-   committed with it: those of ephemeral and `memory` sources, of weaker sources, of records that are copies
-   in memory themselves or are in the cold tier.
-2. No cut is taken while a pass is on its way (`still`). Thus every frame after a snapshot refers to what was
-   live at the snapshot, and is in a segment it names, or to what came after it and is in the log. Deletion,
-   eviction and expiry since then leave the bytes where they are.
+1. Frames refer only to records of classes that never reuse a sequence number, and only if the source is at
+   least as durable as the destination. Other copies are logged after the frame and committed with it: copies
+   of ephemeral and `memory` sources, of less durable sources, of records that are themselves copies in
+   memory, and of records in the cold tier.
+2. No snapshot is taken during a pass (`still`). Every frame after a snapshot thus refers to records that were
+   live at the snapshot, in a segment it names, or to later records in the log. Later deletion, eviction and
+   expiry leave the bytes in place.
 3. The segments of a deleted source stay until the next snapshot.
-4. A cursor beyond the head of its source, which only a class without a promise can cause, goes back to the
-   head, and a snapshot says so before anything is written.
+4. A cursor beyond the head of its source goes back to the head. Only a class without a durability promise can
+   cause this. A snapshot stores the new cursor before anything is written.
 
-A read of a destination first waits until its feeders are through with what was there when it began. What
-no reader waits for is copied by a tick.
+A read of a destination first waits until its routers have copied everything that existed when the read began.
+Copies that no reader waits for are made by a periodic tick.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from penstock.topics.workers import Workers
 
 REST_MIN_S: Final = 0.05
 REST_MAX_S: Final = 2.0
-_RISEN_MAX: Final = 256
-"""How many retry together; the others follow soon after."""
+_RETRIES_MAX: Final = 256
+"""The number of routers that retry together. The others follow soon after."""
 
 _Look: TypeAlias = tuple[int, int, TopicConfig]
 
 
 class RouterBackoff:
-    """Time is passed in, in seconds."""
+    """The retry pauses of routers whose last pass failed. The caller passes the time in seconds."""
 
     def __init__(self) -> None:
         self._resting: dict[Router, tuple[float, _Look]] = {}
-        """Until when, and the state of the destination when the router failed."""
+        """When to retry, and the destination's state at the failure."""
         self._pauses: dict[Router, float] = {}
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class RouterBackoff:
         return router in self._resting
 
     def fail(self, router: Router, now_s: float) -> None:
-        """Note a failed attempt. An attempt out of turn does not make the pause longer."""
+        """Record a failed attempt. An attempt before the retry time does not lengthen the pause."""
         if router in self._resting:
             until_s = self._resting[router][0]
         else:
@@ -80,21 +80,21 @@ class RouterBackoff:
         self._resting[router] = until_s, _look(router)
 
     def forget(self, router: Router) -> None:
-        """Reset the pause: the router made progress, or has nothing to do."""
+        """Reset the pause, because the router made progress or has nothing to do."""
         self._resting.pop(router, None)
         self._pauses.pop(router, None)
 
     def due(self, now_s: float) -> list[Router]:
-        """Routers that may try again: their pause is over, or their destination may have room now."""
+        """Return routers that may retry: their pause is over, or their destination has changed."""
         ready = (
             router
             for router, (until_s, look) in self._resting.items()
             if until_s <= now_s or look != _look(router)
         )
-        risen = list(islice(ready, _RISEN_MAX))
-        for router in risen:
+        due = list(islice(ready, _RETRIES_MAX))
+        for router in due:
             del self._resting[router]
-        return risen
+        return due
 
 
 def _look(router: Router) -> _Look:
@@ -107,21 +107,22 @@ _RECOUNT_EVERY_S: Final = 0.05
 
 
 class ReplicaMemoryLimit:
-    """Limits the bytes of copies that are in memory until a checkpoint. Time is passed in, in seconds.
+    """A limit on the bytes of copies kept in memory until a checkpoint.
 
-    As long as checkpoints succeed that is little more than what gathers between two of them. When they fail,
-    routers wait: what is not copied yet stays in the source, where the source's caps bound it.
+    The caller passes the time in seconds. While checkpoints succeed, the copies are little more than what
+    accumulates between two of them. When checkpoints fail, routers wait, and uncopied records stay in the
+    source, where its caps limit them.
     """
 
     def __init__(self, checkpoint_bytes: int) -> None:
         self._bound = max(2 * checkpoint_bytes, COPIES_BYTES_MIN)
         self._sizes: dict[Topic, int] = {}
         self._total = 0
-        """Of these, and of copies that are on their way."""
+        """The bytes of these copies, and of copies being committed."""
         self._recounted_s = 0.0
 
     def look(self, dest: Topic) -> None:
-        """Recount a destination after copies came in. Those of an ephemeral one do not count."""
+        """Recount a destination after copies arrived. Copies of an ephemeral topic do not count."""
         size = 0 if dest.deleted or dest.is_ephemeral else dest.log.chunk_bytes
         self._total += size - self._sizes.pop(dest, 0)
         if size:
@@ -138,9 +139,9 @@ class ReplicaMemoryLimit:
             self.look(dest)
 
     def has_room(self, now_s: float) -> bool:
-        """Whether more copies may come."""
+        """Return whether more copies may be made."""
         if self._total >= self._bound and now_s - self._recounted_s >= _RECOUNT_EVERY_S:
-            # A checkpoint let go of them meanwhile, or a cap.
+            # A checkpoint or a cap may have freed some of them meanwhile.
             self._recounted_s = now_s
             for dest in list(self._sizes):
                 self.look(dest)
@@ -149,16 +150,16 @@ class ReplicaMemoryLimit:
 
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
-_BREATH_S: Final = 0.005
-"""Under pressure, the time for other work between two passes that no reader waits for."""
+_YIELD_S: Final = 0.005
+"""Under overload, the pause for other work between two passes that no reader waits for."""
 _CURSOR_EVERY: Final = 8192
 """How many records may be skipped before the cursor is logged, if none of them is copied."""
 _HOPS_KEPT: Final = 64
-_TOLD_MAX: Final = 256
+_NOTIFIED_MAX: Final = 256
 
 
 class Routing:
-    """The routers of one engine at work. Belongs to the event loop's thread."""
+    """The running routers of one engine. Used only on the event loop's thread."""
 
     def __init__(
         self,
@@ -177,11 +178,14 @@ class Routing:
         self._listeners: dict[int, Callable[[], None]] = {}
         self._running: dict[int, asyncio.Task[bool]] = {}
         self._waiting: ReadySet[Router] = ReadySet()
-        """Routers that the next tick looks at."""
+        """Routers that the next tick starts."""
         self._backoff = RouterBackoff()
         """Routers whose last pass failed."""
         self._idle: dict[int, dict[Router, None]] = {}
-        """By the id of their source, routers at its head: only they have to be notified of more."""
+        """Routers at the head of their source, by the source's id.
+
+        Only they must be notified of new records.
+        """
         self._ticking: asyncio.Task[None] | None = None
         self._committing: set[asyncio.Future[None]] = set()
         self._still = 0
@@ -190,7 +194,7 @@ class Routing:
         self.is_closed = True
 
     def open(self, entries: Iterable[RouterEntry]) -> None:
-        """Enter the routers that a start found."""
+        """Enter the routers that recovery found at the start."""
         for entry in entries:
             source, dest = self._catalog.get(entry.source), self._catalog.get(entry.dest)
             self.enter(Router(entry, source, dest))
@@ -203,7 +207,7 @@ class Routing:
                 self._wait(router)
 
     async def close(self) -> None:
-        """Copy what is there, then stop; what could not be copied is at the next start."""
+        """Copy everything possible, then stop. The next start continues with the rest."""
         for router in list(self.table):
             with contextlib.suppress(PenstockError):
                 await self.drain(router.dest.name)
@@ -213,29 +217,29 @@ class Routing:
         for task in list(self._running.values()):
             await asyncio.wait([task])
 
-    # ---- which ---------------------------------------------------------------------------------------
+    # ---- the routers ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.table)
 
     def entries(self) -> list[RouterEntry]:
-        """All routers, for a snapshot of this moment."""
+        """Return all routers, for a snapshot of this moment."""
         return [router.entry() for router in self.table]
 
     def enter(self, router: Router) -> None:
-        """A router was created, durably."""
+        """Add a router whose creation is durable."""
         self.table.add(router)
         self._memory.look(router.dest)
         source = router.source
         if source.id not in self._listeners:
             self._listeners[source.id] = lambda: self._published(source)
             source.subscribers.listen(self._listeners[source.id])
-        self._go_on(router)
+        self._resume(router)
 
     def leave(self, router: Router) -> None:
-        """A router was removed, durably."""
+        """Drop a router whose removal is durable."""
         if self.table.find(router.name) is not router:
-            return  # a topic of it went first
+            return  # a topic of it was deleted first
         self.table.remove(router)
         self._waiting.discard(router)
         self._backoff.forget(router)
@@ -246,28 +250,28 @@ class Routing:
             self._idle.pop(source.id, None)
 
     def topic_left(self, topic: Topic) -> None:
-        """A topic was deleted durably, and with it the routers that begin or end there."""
+        """Drop the routers that start or end at a topic whose deletion is durable."""
         ends = {*self.table.leaving(topic.name), *self.table.entering(topic.name)}
         for router in ends:
             self.leave(router)
         topic.routers_removed = tuple(sorted(router.name for router in ends))
 
-    # ---- when ----------------------------------------------------------------------------------------
+    # ---- scheduling ----------------------------------------------------------------------------------
 
     def is_fed(self, topic: str) -> bool:
-        """Whether a router leads into the topic."""
+        """Return whether a router copies into the topic."""
         return bool(self.table.entering(topic))
 
     def refresh(self, topic: str) -> None:
-        """Begin to copy what belongs into the topic. Its listeners are notified when it arrives."""
+        """Start copying records into the topic. Its listeners are notified when they arrive."""
         if self.table.entering(topic):
             for router in self.table.upstream(topic):
                 self._start(router)
 
     async def drain(self, topic: str) -> None:
-        """Return when the topic has everything that its feeders had, and that there is room for.
+        """Wait until the topic has all records that its routers had when this call began and that fit.
 
-        One round from the farthest to the nearest is enough, unless they are a cycle.
+        One round from the farthest router to the nearest is enough, unless there is a cycle.
         """
         if not self.table.entering(topic):
             return
@@ -279,12 +283,12 @@ class Routing:
                 return
 
     async def drain_from(self, topic: str) -> None:
-        """Return when the routers that begin at the topic have copied everything, or cannot continue."""
+        """Wait until the routers that start at the topic have copied everything, or cannot continue."""
         for router in self.table.leaving(topic):
             await self.catch_up(router)
 
     async def catch_up(self, router: Router) -> bool:
-        """Copy up to what is the head of the source now; return whether the router made progress."""
+        """Copy up to the current head of the source. Return whether the router made progress."""
         target, began = router.source.log.index.head_seq, router.cursor
         while router.cursor < target and not router.stopped:
             before = router.cursor
@@ -292,28 +296,28 @@ class Routing:
             if task is None:
                 break
             await asyncio.wait([task])
-            # One that began before the last record came may have ended as it was to, without having seen it.
-            if router.cursor == before and not _got_there(task):
+            # A task that began before the last record arrived may have finished without seeing it.
+            if router.cursor == before and not _reached_target(task):
                 break
         return router.cursor > began
 
     def _published(self, source: Topic) -> None:
-        """Something happened to a source. Routers that wait, rest or run get to it by themselves."""
+        """Wake the idle routers of a source that has changed. The others check the source themselves."""
         idle = self._idle.pop(source.id, None)
         if idle is not None:
-            self._tell(iter(idle))
+            self._notify_all(iter(idle))
 
-    def _tell(self, routers: Iterator[Router]) -> None:
-        """Notify many routers, with other work between them."""
-        told = 0
-        for router in islice(routers, _TOLD_MAX):
-            self._go_on(router)
-            told += 1
-        if told == _TOLD_MAX:
-            asyncio.get_running_loop().call_soon(self._tell, routers)
+    def _notify_all(self, routers: Iterator[Router]) -> None:
+        """Notify many routers, with other work in between."""
+        count = 0
+        for router in islice(routers, _NOTIFIED_MAX):
+            self._resume(router)
+            count += 1
+        if count == _NOTIFIED_MAX:
+            asyncio.get_running_loop().call_soon(self._notify_all, routers)
 
-    def _go_on(self, router: Router) -> None:
-        """Start the router at once if a reader waits for its copies, else leave it to the tick."""
+    def _resume(self, router: Router) -> None:
+        """Start the router immediately if a reader waits for its copies. Otherwise leave it to the tick."""
         if not router.is_behind:
             if not router.stopped:
                 self._idle.setdefault(router.source.id, {})[router] = None
@@ -343,9 +347,9 @@ class Routing:
                     if found is None:
                         break
                     self._start(found[0])
-                    # One at a time: those who wait for an answer come between any two.
+                    # Yield after each router, so that requests are served in between.
                     if self._scheduler.ladder.coalesce_ms:
-                        await self._clock.sleep(_BREATH_S)
+                        await self._clock.sleep(_YIELD_S)
                     else:
                         await asyncio.sleep(0)
         finally:
@@ -355,7 +359,7 @@ class Routing:
         return int(self._clock.monotonic() * 1000)
 
     def _start(self, router: Router) -> asyncio.Task[bool] | None:
-        """The task that brings a router forward; None if there is nothing to do."""
+        """Return the task that runs a router, or None if there is nothing to do."""
         running = self._running.get(router.id)
         if running is not None or not router.is_behind or self.is_closed:
             return running
@@ -368,15 +372,15 @@ class Routing:
         task = self._running.pop(router.id)
         if not task.cancelled() and task.exception() is not None:
             _LOGGER.error('router "%s" stopped', router.name, exc_info=task.exception())
-        if router.is_behind and not _got_there(task):
+        if router.is_behind and not _reached_target(task):
             self._backoff.fail(router, self._clock.monotonic())
             self._keep_ticking()
         else:
             self._backoff.forget(router)
-            self._go_on(router)
+            self._resume(router)
 
     async def _run(self, router: Router) -> bool:
-        """Passes up to what is the head of the source now; whether it got there."""
+        """Run passes up to the current head of the source. Return whether it was reached."""
         target = router.source.log.index.head_seq
         while router.cursor < target and not router.stopped:
             try:
@@ -393,7 +397,7 @@ class Routing:
     # ---- one pass ------------------------------------------------------------------------------------
 
     async def _pass(self, router: Router) -> bool:
-        """Deal with the next records; whether that is done."""
+        """Process the next records. Return whether all of them were processed."""
         picked = await self._select(router)
         if picked is None:
             return False
@@ -414,7 +418,7 @@ class Routing:
         return is_done and not picked.blocked
 
     async def _send(self, router: Router, picked: CopySelection) -> bool:
-        """Commit a pass; whether that succeeded. The router repeats a pass that failed."""
+        """Commit a pass. Return whether that succeeded; the router repeats a failed pass."""
         outcome = submit(router, picked, now_ms=self._clock.now_ms(), on_published=self._catalog.tally)
         if outcome is None:
             return True
@@ -425,10 +429,10 @@ class Routing:
 
     def _committed(self, outcome: asyncio.Future[None]) -> None:
         self._committing.discard(outcome)
-        outcome.exception()  # retrieved, as asyncio logs errors that are not
+        outcome.exception()  # retrieved, because asyncio logs errors that are not
 
     async def _select(self, router: Router) -> CopySelection | None:
-        """Select the records of the next pass; None while the router or a topic of it is being removed."""
+        """Select the records of the next pass, or None if the router or a topic of it is being removed."""
         fetched: ColdBytes | None = None
         while True:
             await self._moving.wait()
@@ -442,7 +446,7 @@ class Routing:
             ):
                 return None
             if dest.is_ephemeral and not (dest.is_volatile and dest.log.is_idle):
-                return None  # records from before it became ephemeral, or while it is not yet kept, go first
+                return None  # durable records that are still in flight go first
             self._catalog.retain(source)
             self._catalog.retain(dest)
             picked = select(router, Room.of(dest, self._catalog.total_left()), fetched)
@@ -468,11 +472,11 @@ class Routing:
             cursors = [router.cursor for router in self.table.leaving(topic.name)]
             topic.log.hops.forget_below(min(cursors, default=topic.log.index.head_seq) + 1)
 
-    # ---- cuts ----------------------------------------------------------------------------------------
+    # ---- snapshots -----------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Hold back passes: a cut taken meanwhile has all of every pass, or nothing."""
+        """Hold back passes, so that a snapshot contains each pass completely or not at all."""
         self._still += 1
         self._moving.clear()
         try:
@@ -485,7 +489,7 @@ class Routing:
                 self._moving.set()
 
 
-def _got_there(task: asyncio.Task[bool]) -> bool:
+def _reached_target(task: asyncio.Task[bool]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result()
 
 

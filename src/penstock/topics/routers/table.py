@@ -1,4 +1,4 @@
-"""Which routers there are, by name and by the topics they join, and what the graph of them allows."""
+"""The routers by name and by topic, and the checks on their graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.topics.topic.topic import Topic
 
 _MARK: Final = ROUTER_KEY.encode()
 _ORIGIN_LEVELS: Final = 2
-"""An origin is an object in an object; what lies deeper is not looked at."""
+"""The nesting depth at which an origin is found: an object in an object."""
 
 
 class _Origin(msgspec.Struct):
@@ -37,12 +37,12 @@ _META: Final = msgspec.json.Decoder(_Meta)
 
 
 class DedupWindow:
-    """Origins that are in a destination before their copy was made: an `exactly_once` router skips those.
+    """Origins that reached a destination before their copy was made. An `exactly_once` router skips them.
 
     A router's own copies carry origins at or below its cursor. Only a client that writes to the destination
-    directly, or another router, can bring one above it. So each record that the router did not write is
-    looked at once, if it has meta. At a start that is what the log of the destination has, which a
-    checkpoint bounds: what is in segments by then is not searched again.
+    directly, or another router, can add a higher one. So each record that the router did not write is
+    examined once, if it has meta. After a start, only the destination's log is examined, whose size
+    checkpoints limit. Records that are already in segments are not searched again.
     """
 
     __slots__ = ("_order", "_places", "_seen_seq")
@@ -50,18 +50,18 @@ class DedupWindow:
     def __init__(self, dest: Topic) -> None:
         self._seen_seq = dest.log.index.first_log_seq - 1
         self._places: dict[int, int] = {}
-        """Where in the destination the origin of a record of the source is."""
+        """The position in the destination of the origin of a source record."""
         self._order: list[int] = []
-        """The same records of the source, as a heap."""
+        """The same source records, as a heap."""
 
     def passed(self, dest: Topic, cursor: int) -> None:
-        """The router has written the last records of the destination; up to its cursor it is through."""
+        """Mark the destination's head as written by the router, and drop origins up to its cursor."""
         self._seen_seq = dest.log.index.head_seq
         while self._order and self._order[0] <= cursor:
             self._places.pop(heappop(self._order), None)
 
     def look(self, dest: Topic, style: CopyStyle) -> None:
-        """Look at what came into the destination since the last time."""
+        """Examine the records that arrived in the destination since the last call."""
         index = dest.log.index
         at = max(self._seen_seq + 1, index.earliest_seq)
         self._seen_seq = max(self._seen_seq, index.head_seq)
@@ -70,8 +70,8 @@ class DedupWindow:
             file, stop = run.file_of(start)
             view = dest.log.view(run, file)
             if view is not None:
-                told = run.is_live(start, stop) & ((run.flags[start:stop] & HAS_META) != 0)
-                places: list[int] = (start + np.flatnonzero(told)).tolist()
+                with_meta = run.is_live(start, stop) & ((run.flags[start:stop] & HAS_META) != 0)
+                places: list[int] = (start + np.flatnonzero(with_meta)).tolist()
                 for place, stored in zip(places, stored_records(run, places, view), strict=True):
                     if stored is not None and _MARK in stored.payload:
                         self._note(run.first_seq + place, stored.payload, style)
@@ -82,14 +82,14 @@ class DedupWindow:
         try:
             origin = _META.decode(shallow(meta or b"", _ORIGIN_LEVELS).text).origin
         except msgspec.MsgspecError:
-            return  # it has the words somewhere, and is no origin
+            return  # the text occurs elsewhere and is not an origin
         if origin.idempotency_key == key_of(origin.source_seq, style):
             if origin.source_seq not in self._places:
                 heappush(self._order, origin.source_seq)
             self._places[origin.source_seq] = seq
 
     def takes(self, source_seq: int, dest: Topic) -> bool:
-        """Whether the destination has this record, alive. A pass that fails asks again."""
+        """Return whether the destination has this record as a live one. A failed pass checks again."""
         place = self._places.get(source_seq)
         return place is not None and dest.log.index.locate(place) is not None
 
@@ -98,7 +98,7 @@ _NONE: Final[tuple[Router, ...]] = ()
 
 
 class Router:
-    """One router between two topics that exist. `cursor` covers only what is committed."""
+    """One router between two existing topics. `cursor` covers only committed copies."""
 
     __slots__ = (
         "config",
@@ -122,7 +122,7 @@ class Router:
         self.dest = dest
         self.cursor = entry.cursor
         self.logged_cursor = entry.cursor
-        """The cursor that a start after a crash would find."""
+        """The cursor after a crash."""
         self.forwarded_total = entry.forwarded_total
         self.dest_base = entry.dest_base
         self.dedup_window = DedupWindow(dest)
@@ -130,11 +130,11 @@ class Router:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the source has records that the router has not dealt with."""
+        """Return whether the source has records that the router has not processed."""
         return self.cursor < self.source.log.index.head_seq and not self.stopped
 
     def entry(self) -> RouterEntry:
-        """The router as a snapshot has it."""
+        """Return the router for a snapshot."""
         match = self.config.filter
         return RouterEntry(
             id=self.id,
@@ -182,7 +182,6 @@ class RouterTable:
         self._into[dest] = (*self._into.get(dest, ()), router)
 
     def remove(self, router: Router) -> None:
-        """Remove a router."""
         router.stopped = True
         del self._routers[router.name]
         del self._names[bisect_left(self._names, router.name)]
@@ -194,15 +193,15 @@ class RouterTable:
                 del table[topic]
 
     def leaving(self, topic: str) -> tuple[Router, ...]:
-        """The routers whose source is this topic."""
+        """Return the routers whose source is this topic."""
         return self._from.get(topic, _NONE)
 
     def entering(self, topic: str) -> tuple[Router, ...]:
-        """The routers whose destination is this topic."""
+        """Return the routers whose destination is this topic."""
         return self._into.get(topic, _NONE)
 
     def upstream(self, topic: str) -> list[Router]:
-        """Every router that what is in the topic may have come through, the farthest first."""
+        """Return every router that records of the topic may have passed, the farthest first."""
         found: dict[str, Router] = {}
         waiting = deque([topic])
         seen = {topic}
@@ -215,7 +214,7 @@ class RouterTable:
         return list(reversed(found.values()))
 
     def check(self, name: str, config: RouterConfig) -> None:
-        """Raises `IncompatibleTopic` if the destination has another source, or the router other topics."""
+        """Raise `IncompatibleTopic` if the destination has another source, or the router other topics."""
         for other in self.entering(config.dest):
             if other.name != name and other.source.name != config.source:
                 raise IncompatibleTopic(
@@ -237,26 +236,26 @@ class RouterTable:
             )
 
     def check_cycle(self, name: str, config: RouterConfig) -> None:
-        """Raises `RouterCycle` if records would come back to the source, and that is not allowed."""
-        way = None if config.allow_cycle else self._way(config.dest, config.source, name)
-        if way is not None:
-            cycle = [config.source, *way]
+        """Raise `RouterCycle` if records would return to the source and the config does not allow it."""
+        path = None if config.allow_cycle else self._path(config.dest, config.source, name)
+        if path is not None:
+            cycle = [config.source, *path]
             raise RouterCycle(
                 f"records would go round: {' -> '.join(cycle)}; set allow_cycle if that is meant",
                 {"cycle": cycle},
             )
 
-    def _way(self, start: str, end: str, without: str) -> list[str] | None:
-        """The topics from `start` to `end`, by the fewest routers; None if there is no way."""
+    def _path(self, start: str, end: str, without: str) -> list[str] | None:
+        """Return the topics from `start` to `end` by the fewest routers, or None if there is no path."""
         came_from: dict[str, str] = {start: ""}
         waiting = deque([start])
         while waiting:
             at = waiting.popleft()
             if at == end:
-                way = [at]
-                while came_from[way[-1]]:
-                    way.append(came_from[way[-1]])
-                return way[::-1]
+                path = [at]
+                while came_from[path[-1]]:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
             for router in self.leaving(at):
                 after = router.dest.name
                 if router.name != without and after not in came_from:
@@ -274,7 +273,7 @@ class RouterTable:
         dest: str | None,
         allowed: Callable[[RouterState], bool] | None,
     ) -> tuple[Sequence[RouterState], str | None]:
-        """Routers by name, and the `after` of the next page, None at the end."""
+        """Return routers by name, and the `after` of the next page or None at the end."""
         found: list[RouterState] = []
         start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
         for name in self._names[start:]:

@@ -1,4 +1,4 @@
-"""Which topic is served next, and what the server does under overload."""
+"""Scheduling: which topic is served next, and what the server does under overload."""
 
 from __future__ import annotations
 

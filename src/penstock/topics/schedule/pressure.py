@@ -1,12 +1,11 @@
-"""Overload control: under load the server delivers later and in larger pieces, never less.
+"""Overload control: under load the server delivers later and in larger batches, but delivers everything.
 
-Every 100 ms three signals become one number from 0 to 1: how many topics wait to be delivered, how long they
-waited against the 5 ms that are aimed at, and how full the queues of the log are. The largest of them counts,
-smoothed. With rising pressure deliveries are put together, commits wait for company, low priorities are
-deferred, and at the top writers are refused and told when to retry.
+Every 100 ms three signals become one pressure from 0 to 1: the number of topics that wait for delivery, their
+waiting time relative to the target of 5 ms, and the fill level of the log's queues. The largest signal
+counts, smoothed. As pressure rises, deliveries are batched, commits wait longer for more writes, and low
+priorities are deferred. At the highest level, writers are refused with a retry time.
 
-The signals are measured: how late the event loop comes to a timer, how long topics waited for their delivery,
-how many still wait, and how full the queues of the log are.
+The waiting time is the larger of the measured delivery delay and the delay of the event loop's timer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.topics.log.wal import WalShard
 
 SAMPLE_MS: Final = 100
 _DEPTH_FULL: Final = 256
-"""So many waiting topics per worker are full pressure by themselves."""
+"""The waiting topics per worker that alone mean full pressure."""
 _LATENCY_FULL_MS: Final = 5.0
 _SMOOTHING: Final = 0.3
 _NOTHING: Final = 0.01
@@ -33,14 +32,14 @@ _WIDEN_FROM: Final = 0.4
 _WINDOW_MS: Final = (0.5, 10.0)
 _DEFER_FROM: Final = 0.8
 _DEFER_AFTER: Final = 5
-"""Samples above the mark until work is put off: half a second is no spike."""
+"""The number of samples above the mark before work is deferred. Half a second is not a spike."""
 _RESUME_BELOW: Final = 0.6
 _REFUSE_FROM: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """The load: how many topics wait, how long the last ones did, and the fill level of the fullest queue."""
+    """The load: waiting topics, their recent waiting time, and the fill level of the fullest queue."""
 
     depth: int
     wait_ms: float
@@ -50,31 +49,37 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """The measures at a level of overload. They only delay; nothing changes what is stored or read."""
+    """The measures at a level of overload. They only delay; stored and read data stay the same."""
 
     pressure: float
     coalesce_ms: float
-    """How long a delivery may wait for more of the same topic."""
+    """How long a delivery may wait for more records of the same topic."""
     commit_window_ms: float
-    """How long a commit may wait for more; 0 leaves it to the committer."""
+    """How long a commit may wait for more writes; 0 leaves this to the committer."""
     defers: bool
-    """Copies go one band lower, and what has a negative priority is not pushed. Everything can be polled."""
+    """Whether copies move one band lower and topics of negative priority are not pushed.
+
+    Polling still works.
+    """
     refuses: bool
-    """Writes are refused where the log's queue is filling up, unless the writer insists."""
+    """Whether writes are refused when the log's queue fills up, unless the writer insists."""
 
 
 CALM: Final = Ladder(pressure=0.0, coalesce_ms=0.0, commit_window_ms=0.0, defers=False, refuses=False)
 
 
 class Governor:
-    """Turns samples into a pressure and a step of the ladder. Has no clock: a sample is 100 ms."""
+    """The conversion of samples to a pressure and its measures.
+
+    It has no clock: a sample stands for 100 ms.
+    """
 
     def __init__(self) -> None:
         self.ladder = CALM
         self._high = 0
 
     def sample(self, signals: Signals) -> Ladder:
-        """The ladder after one more sample."""
+        """Add a sample. Return the measures that now apply."""
         now = max(
             signals.depth / (signals.workers * _DEPTH_FULL), signals.wait_ms / _LATENCY_FULL_MS, signals.busy
         )
@@ -95,7 +100,7 @@ class Governor:
 
 
 def _over(start: float, pressure: float) -> float:
-    """How far the pressure is from `start` to 1, as a share."""
+    """Return how far the pressure is from `start` to 1, as a fraction."""
     return max(0.0, (pressure - start) / (1.0 - start))
 
 
@@ -106,13 +111,13 @@ def _window_ms(pressure: float) -> float:
 
 _LAG_SMOOTHING: Final = 0.2
 _FILL_REFUSED: Final = 0.5
-"""At full pressure writers are sent away from a queue that is fuller than this."""
+"""The fill level above which a queue refuses writers at full pressure."""
 _STOOD_STILL_MS: Final = 2000.0
 RETRY_AFTER_MS: Final = 1000
 
 
 class Scheduler:
-    """The pressure of one engine. Belongs to the event loop's thread."""
+    """The pressure of one engine. Used only on the event loop's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -125,16 +130,16 @@ class Scheduler:
 
     @property
     def ladder(self) -> Ladder:
-        """The measures that apply now."""
+        """Return the measures that apply now."""
         return self._governor.ladder
 
     @property
     def depth(self) -> int:
-        """How many topics wait to be delivered."""
+        """Return how many topics wait for delivery."""
         return sum(depth() for depth in self._depths)
 
     def start(self, shards: Sequence[WalShard]) -> None:
-        """Begin to look."""
+        """Start sampling."""
         self._shards = shards
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -145,16 +150,16 @@ class Scheduler:
                 await self._ticking
 
     def watch(self, depth: Callable[[], int]) -> None:
-        """Count what waits there as well."""
+        """Include another source of waiting topics."""
         self._depths.append(depth)
 
     def observe(self, wait_ms: float) -> None:
-        """A topic was delivered after it had waited so long."""
+        """Record that a topic was delivered after waiting for `wait_ms`."""
         self._wait_ms += _LAG_SMOOTHING * (wait_ms - self._wait_ms)
         self._observed = True
 
     def check(self, shard: WalShard) -> None:
-        """Raises `Throttled` where a write that does not insist should come back later."""
+        """Raise `Throttled` if a write that does not insist should be retried later."""
         if self._governor.ladder.refuses and shard.fill >= _FILL_REFUSED:
             raise Throttled(
                 "the server is overloaded; retry in a moment, or send disable_backpressure",
@@ -166,11 +171,11 @@ class Scheduler:
             due_s = self._clock.monotonic() + SAMPLE_MS / 1000
             await self._clock.sleep(SAMPLE_MS / 1000)
             late_ms = (self._clock.monotonic() - due_s) * 1000
-            # Later than any load makes it, the whole machine stood still.
+            # A longer delay than load can cause means that the whole machine was suspended.
             self.sample(late_ms=late_ms if late_ms < _STOOD_STILL_MS else 0.0)
 
     def sample(self, *, late_ms: float) -> None:
-        """Look once; `late_ms` is how late the loop was for it."""
+        """Take one sample. `late_ms` is the delay of the event loop's timer."""
         if not self._observed:
             self._wait_ms /= 2
         self._observed = False

@@ -1,10 +1,10 @@
-"""Which topic is served next: bands by priority, a fair share for each band, and no topic waits indefinitely.
+"""The choice of the topic that is served next: bands by priority, with a fair share and no starvation.
 
 The unit is a topic with something to deliver. It is in the set at most once, however often it is written to,
-so the set is no larger than the number of topics. A band is drawn from in proportion to its weight (deficit
-round robin), first come first served within it. A topic that waits rises by 100 a second, into higher bands,
-until it is served: after 10 s by 1000. Every band with work gets a share in every round, unless the lowest is
-paused. The priority of a topic is what its owner says, who reads it, and how long it has waited.
+so the set is no larger than the number of topics. Each band is served in proportion to its weight (deficit
+round robin), first come first served within it. The priority of a waiting topic rises by 100 per second, up
+to 1000 after 10 s, until it is served. Every band with work gets a share of every round, unless the lowest is
+paused. The priority depends on the topic's configuration, its readers, and its waiting time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIMIT: Final = 1000
 _READ_BONUS: Final = 500
 _HALF_LIFE_MS: Final = 30_000
 _IDLE_MS_MAX: Final = 300_000
-"""From here on a topic counts as unread."""
+"""The idle time from which a topic counts as unread."""
 _AGEING_PER_MS: Final = 0.1
 _AGEING_MS_MAX: Final = 10_000
 
@@ -31,10 +31,10 @@ def effective_priority(
     last_consumed_ms: int | None,
     enqueued_ms: int | None = None,
 ) -> int:
-    """The priority right now.
+    """Return the current priority.
 
-    Without one of its own a topic that is read gets up to 500, halved with every 30 s without a reader. What
-    waits since `enqueued_ms` rises by 100 per second, up to 1000; None leaves that out.
+    A topic without a configured priority gets up to 500 while it is read, halved for every 30 s without a
+    reader. A topic that waits since `enqueued_ms` rises by 100 per second, up to 1000. None leaves this out.
     """
     total = float(max(-_LIMIT, min(_LIMIT, priority or 0)))
     if priority is None and auto_priority and last_consumed_ms is not None:
@@ -49,12 +49,12 @@ def effective_priority(
 T = TypeVar("T")
 
 BANDS: Final = ((750, 8), (500, 4), (250, 2), (0, 1), (-(10**9), 1))
-"""The least priority of each band and its weight, from the highest down."""
+"""The lowest priority of each band and its weight, from the highest band down."""
 _LOWEST: Final = len(BANDS) - 1
 
 
 def band_of(priority: float) -> int:
-    """The number of the band, 0 for the highest."""
+    """Return the number of the band; 0 is the highest."""
     for band, (least, _) in enumerate(BANDS):
         if priority >= least:
             return band
@@ -75,7 +75,7 @@ class _Place(Generic[T]):
 
 
 class ReadySet(Generic[T]):
-    """Topics with work, each once. Time is passed in."""
+    """The topics with work, each once. The caller passes the time."""
 
     def __init__(self) -> None:
         self._places: dict[T, _Place[T]] = {}
@@ -83,7 +83,7 @@ class ReadySet(Generic[T]):
         self._credit = [0] * len(BANDS)
         self._at = 0
         self.is_lowest_paused = False
-        """Whether what has a negative priority waits, for as long as it does not rise into another band."""
+        """Whether topics of negative priority wait until they rise into another band."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -92,18 +92,18 @@ class ReadySet(Generic[T]):
         return item in self._places
 
     def paused(self) -> list[T]:
-        """Those that wait because the lowest band does."""
+        """Return the topics that wait because the lowest band is paused."""
         return [place.item for place in self._bands[_LOWEST]] if self.is_lowest_paused else []
 
     @property
     def servable(self) -> int:
-        """How many could be taken now."""
+        """Return how many topics can be taken now."""
         return len(self._places) - (len(self._bands[_LOWEST]) if self.is_lowest_paused else 0)
 
     def mark(self, item: T, priority: int, now_ms: int, *, lowered: bool = False) -> bool:
-        """There is something to do for this item. False if it waits already: then it keeps its place.
+        """Add an item that has work. Return False if it already waits; then it keeps its place.
 
-        `lowered` puts it one band below that of its priority.
+        `lowered` puts it one band below its priority.
         """
         if item in self._places:
             return False
@@ -114,13 +114,13 @@ class ReadySet(Generic[T]):
         return True
 
     def discard(self, item: T) -> None:
-        """It has nothing to do any more."""
+        """Remove an item that no longer has work."""
         place = self._places.pop(item, None)
         if place is not None:
             self._bands[place.band].remove(place)
 
     def take(self, now_ms: int) -> tuple[T, int] | None:
-        """The next one and how many milliseconds it waited; None when there is none that may be served."""
+        """Return the next item and its waiting time in ms, or None if none can be served."""
         for _ in range(2 * len(BANDS) + 1):
             band = self._at
             if self._credit[band] > 0 and self._may_serve(band):
@@ -135,7 +135,7 @@ class ReadySet(Generic[T]):
         return bool(self._bands[band]) and not (band == _LOWEST and self.is_lowest_paused)
 
     def _next_band(self) -> None:
-        """Turn to the band below. After the last one a new round gives new credit to bands with work."""
+        """Move to the next lower band. After the last one, a new round gives credit to bands with work."""
         self._credit[self._at] = 0
         self._at += 1
         if self._at == len(BANDS):
@@ -143,7 +143,7 @@ class ReadySet(Generic[T]):
             self._credit = [weight if self._may_serve(band) else 0 for band, (_, weight) in enumerate(BANDS)]
 
     def age(self, now_ms: int) -> None:
-        """Let those rise that have waited long enough; the order among them stays that of their arrival."""
+        """Move items that have waited long enough to higher bands, in order of arrival."""
         for band in range(1, len(BANDS)):
             if not self._bands[band]:
                 continue
@@ -157,7 +157,10 @@ class ReadySet(Generic[T]):
                 self._enter_in_order(place)
 
     def _enter_in_order(self, place: _Place[T]) -> None:
-        """A topic that rises has usually waited longest of all there: its place is near the front."""
+        """Insert an item in order of arrival.
+
+        It has usually waited longest, so its place is near the front.
+        """
         queue = self._bands[place.band]
         at = next((n for n, other in enumerate(queue) if other.since_ms > place.since_ms), len(queue))
         queue.insert(at, place)

@@ -1,4 +1,4 @@
-"""Segments: the long-term files of a topic, on fast and on cold storage."""
+"""Segments: the long-term files of a topic, in hot and cold storage."""
 
 from __future__ import annotations
 

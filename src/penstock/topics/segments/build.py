@@ -1,9 +1,9 @@
-"""Turn log frames into segment frames.
+"""The conversion of log frames to segment frames.
 
-A log frame and a segment frame of one record differ at the front: a segment belongs to one topic and holds
-nothing but records, so kind and topic are left out, nine bytes. What remains is one contiguous piece of the
-log frame, if the last of the nine is overwritten with the flags; everything else is done for all records at
-once, except for cutting and the checksums.
+The log frame and the segment frame of a record differ at the front. A segment belongs to one topic and holds
+only records, so its frames omit type and topic, nine bytes. The rest is one contiguous part of the log frame,
+after the last of the nine bytes is overwritten with the flags. All steps except cutting and checksums work on
+many records together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import LimitExceeded
-from penstock.topics.segments.columns import DAMAGED, DEAD, Columns, Lengths, Places, StoredBytes, gathered
+from penstock.topics.segments.columns import DAMAGED, DEAD, Columns, Lengths, Places, StoredBytes, gather
 from penstock.topics.segments.format import (
     FRAME_BYTES_MIN,
     HAS_META,
@@ -39,7 +39,7 @@ _KIND_AT, _TOPIC_TOP_AT, _SEQ_AT, _TS_AT = 4, 13, 14, 22
 _CHECKSUM_BYTES: Final = 8
 _DATA_MAX: Final = 2**32 - 1
 _BLOCK_ROWS: Final = 2048
-"""Rows converted at once: few enough that the pieces of all of them stay in the cache."""
+"""The rows converted together: few enough that their pieces stay in the cache."""
 
 _Flags: TypeAlias = npt.NDArray[np.uint8]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -48,14 +48,14 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltRows:
-    """Bytes to append to a segment: `data` to its data file, `idx` to its index."""
+    """The bytes to append to a segment: `data` to its data file, `idx` to its index."""
 
     first_seq: int
     data: list[bytes]
     data_bytes: int
     idx: bytes
     lost: list[int]
-    """Sequences whose log frames are damaged. They are in the index as lost, not as holes."""
+    """Sequence numbers whose log frames are damaged. The index marks them as lost, not as holes."""
 
     @property
     def rows(self) -> IndexRows:
@@ -81,7 +81,7 @@ class _Block:
 
 
 def rows_that_fit(length: Lengths, *, events_left: int, bytes_left: int) -> int:
-    """How many of the leading rows, given by their log frames, a segment with this much room can take."""
+    """Return how many of the leading rows, given by their log frames, fit into the room of a segment."""
     sizes = np.maximum(length[: max(0, events_left)].astype(np.int64) - FRAME_SHRINKS_BY, 0)
     return int(np.searchsorted(np.cumsum(sizes), bytes_left, side="right"))
 
@@ -89,12 +89,11 @@ def rows_that_fit(length: Lengths, *, events_left: int, bytes_left: int) -> int:
 def build(
     rows: Columns, frames: Callable[[int], StoredBytes], *, data_offset: int = 0, verify: bool = True
 ) -> BuiltRows:
-    """Segment frames and index entries for these rows, to stand at `data_offset` of the data file.
+    """Build segment frames and index entries for these rows, at `data_offset` of the data file.
 
-    `frames` gives the bytes of a log file by its number. Deleted records and holes become holes. A frame that
-    is not that of its record, or is already known to be damaged, does not become a record: its sequence is
-    marked as lost. `verify=False` leaves out the frames' own checksums, for bytes that were just checked.
-    Raises `LimitExceeded` if offsets would overflow.
+    `frames` returns the bytes of a log file by its number. Deleted records become holes. A sequence number is
+    marked as lost if its frame is damaged or belongs to another record. `verify=False` skips the frames'
+    checksums, for bytes that were just checked. Raises `LimitExceeded` if offsets would overflow.
     """
     flags = rows.flags
     wanted: _Mask = (flags & (DEAD | DAMAGED)) == 0
@@ -116,7 +115,7 @@ def build(
 
 
 def _blocks(rows: Columns) -> Iterator[tuple[int, int, int]]:
-    """Ranges of rows that are in one log file, and the file."""
+    """Yield ranges of rows that are in one log file, with the file."""
     start = 0
     while start < rows.count:
         file, after = rows.file_of(start)
@@ -151,14 +150,14 @@ def _index(rows: Columns, sound: _Mask, lost: _Mask, at: int) -> IndexRows:
 
 
 def _convert(block: _Block, view: StoredBytes, verify: bool) -> tuple[list[bytes], _Mask]:
-    """The segment frames of the block, and which of its rows are sound; the others have no frame."""
+    """Return the segment frames of the block, and which of its rows are sound. The others have no frame."""
     good: _Mask = (block.length >= FRAME_BYTES_MIN + FRAME_SHRINKS_BY) & (
         block.start + block.length <= len(view)
     )
     if not good.all():
         return _convert_those(block, good, view, verify)
-    chunk, starts = gathered(view, block.start, block.length)
-    good = _are_right(chunk, starts, block)
+    chunk, starts = gather(view, block.start, block.length)
+    good = _are_expected(chunk, starts, block)
     if verify:
         good &= _are_intact(chunk, starts, block.length)
     if not good.all():
@@ -167,7 +166,7 @@ def _convert(block: _Block, view: StoredBytes, verify: bool) -> tuple[list[bytes
 
 
 def _convert_those(block: _Block, good: _Mask, view: StoredBytes, verify: bool) -> tuple[list[bytes], _Mask]:
-    """Convert rows as `_convert` does, without those that failed a check."""
+    """Convert rows as `_convert` does, except those that failed a check."""
     if not good.any():
         return [], good
     pieces, still_good = _convert(block.where(good), view, verify)
@@ -177,13 +176,13 @@ def _convert_those(block: _Block, good: _Mask, view: StoredBytes, verify: bool) 
 
 
 def _words(chunk: bytes, kind: str) -> _Words:
-    """Every integer of this kind in the chunk, at every byte offset, without a copy."""
+    """View every integer of this kind in the chunk, at every byte offset, without a copy."""
     size = np.dtype(kind).itemsize
     return np.ndarray((len(chunk) - size + 1,), kind, buffer=chunk, strides=(1,))
 
 
-def _are_right(chunk: bytes, starts: Places, block: _Block) -> _Mask:
-    """Which frames say of themselves that they are the record they should be."""
+def _are_expected(chunk: bytes, starts: Places, block: _Block) -> _Mask:
+    """Return which frames have the header of the expected record."""
     octets, quads, words = _words(chunk, "u1"), _words(chunk, "<u4"), _words(chunk, "<u8")
     right: _Mask = quads[starts] == block.length - 4
     right &= (octets[starts + _KIND_AT] == _APPEND) & (octets[starts + _TOPIC_TOP_AT] == 0)
@@ -192,7 +191,7 @@ def _are_right(chunk: bytes, starts: Places, block: _Block) -> _Mask:
 
 
 def _are_intact(chunk: bytes, starts: Places, lengths: Places) -> _Mask:
-    """Which frames have the checksum they were written with."""
+    """Return which frames have the checksum they were written with."""
     ends = starts + lengths - _CHECKSUM_BYTES
     intact: _Mask = checksums(_cut(chunk, starts + 4, ends)) == _words(chunk, "<u8")[ends]
     return intact
@@ -216,7 +215,7 @@ _BETWEEN = np.dtype({"names": ["digest", "frame_len"], "formats": ["<u8", "<u4"]
 
 
 def _framed(bodies: list[bytes], lengths: Places) -> bytes:
-    """Lengths and checksums around the bodies: between two, the one's checksum and the other's length."""
+    """Join bodies, with the checksum of one and the length of the next between them."""
     count = len(bodies)
     between = np.zeros(count + 1, _BETWEEN)
     between["frame_len"][:count] = lengths - FRAME_SHRINKS_BY - 4

@@ -1,9 +1,9 @@
 """The locations of records with consecutive sequence numbers, as one fixed-size row each.
 
-A row has the 20 bytes of a segment's index entry, so a run of rows is either a segment's index file as it
-is read, or a buffer of the same layout that grows as records are written. In the second case offsets point
-into log files (or chunks of memory), and `file_of` tells which one a row belongs to. The bytes themselves are
-in memory, or in a file that is read as far as it is needed.
+A row has the 20 bytes of a segment's index entry. A run of rows is therefore either a segment's index file,
+or a buffer of the same layout that grows as records are written. In a growing buffer, offsets point into log
+files or memory chunks, and `file_of` returns the file of a row. The bytes themselves are in memory, or in a
+file that is read as needed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from penstock.topics.segments.format import (
 )
 
 DELETED: Final = 0x80
-"""Only in memory: the record was removed. A segment's index never has it; its `.del` sidecar does."""
+"""A flag that exists only in memory: the record was removed. On disk, the `.del` sidecar stores this."""
 DAMAGED: Final = LOST
 """The record was acknowledged and cannot be read. It counts as live until it is deleted or evicted."""
 DEAD: Final = DELETED | HOLE
-"""A row with one of these is no record."""
+"""The flags of rows that are not live records."""
 NO_FRAME: Final = HOLE | DAMAGED
-"""A row with one of these has no bytes to read."""
+"""The flags of rows that have no bytes to read."""
 
 ROW = struct.Struct("<IIQI")
 """offset, length, ts, flags | overhead << 8."""
@@ -43,7 +43,7 @@ ROW = struct.Struct("<IIQI")
 _KEPT: Final = HAS_TAG | HAS_NODE | HAS_META | HOLE | DAMAGED
 _FLAGS_AT: Final = 16
 NO_FILE: Final = -1
-"""The file of rows that have no bytes at all."""
+"""The file of rows without bytes."""
 
 _ROWS_MIN: Final = 16
 _NO_ROWS: Final = bytes(IDX_STRIDE)
@@ -56,14 +56,14 @@ Places: TypeAlias = npt.NDArray[np.int64]
 
 
 def pack_row(offset: int, length: int, ts_ms: int, flags: int, overhead: int) -> bytes:
-    """One row. `overhead` is the length of the frame minus the bytes the record is accounted with."""
+    """Encode one row. `overhead` is the frame length minus the record's accounted bytes."""
     return ROW.pack(offset, length, ts_ms, flags | overhead << 8)
 
 
 class Columns:
-    """The rows of `first_seq` to `end_seq - 1`; `live` and `live_bytes` are kept by the index that owns them.
+    """The rows of `first_seq` to `end_seq - 1`. The owning index maintains `live` and `live_bytes`.
 
-    A run of a segment has `segment` true and all its rows in one file. `source` belongs to the owner.
+    The run of a segment has `segment` set, and all its rows are in one file. `source` belongs to the owner.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Columns:
 
     @classmethod
     def of_segment(cls, first_seq: int, rows: Buffer | IndexRows, *, source: object = None) -> Columns:
-        """The run of a segment whose index entries are `rows`; they are not copied and never written to."""
+        """Return the run of a segment whose index entries are `rows`, without copying or changing them."""
         run = cls(first_seq, segment=True, source=source)
         plain = (
             np.ascontiguousarray(rows).view("u1").data if isinstance(rows, np.ndarray) else memoryview(rows)
@@ -114,17 +114,17 @@ class Columns:
 
     @property
     def end_seq(self) -> int:
-        """The sequence number after the last row."""
+        """Return the sequence number after the last row."""
         return self.first_seq + self.count
 
     @property
     def offset(self) -> Lengths:
-        """The offset of each frame in its file."""
+        """Return the offset of each frame in its file."""
         return np.ndarray(self.count, "<u4", self._rows, 0, IDX_STRIDE)
 
     @property
     def length(self) -> Lengths:
-        """How many bytes each frame has, its length field included."""
+        """Return the length of each frame, including its length field."""
         return np.ndarray(self.count, "<u4", self._rows, 4, IDX_STRIDE)
 
     @property
@@ -133,7 +133,7 @@ class Columns:
 
     @property
     def flags(self) -> Flags:
-        """The flags as they are now; change them through `mark` only."""
+        """Return the current flags. Change them only through `mark`."""
         if self._flags is not None:
             return np.frombuffer(self._flags, "u1")
         return np.ndarray(self.count, "u1", self._rows, _FLAGS_AT, IDX_STRIDE)
@@ -144,7 +144,7 @@ class Columns:
         return packed >> np.uint32(8)
 
     def accounted(self, start: int, stop: int) -> Lengths:
-        """The bytes that rows `start` to `stop - 1` are accounted with, dead rows included."""
+        """Return the accounted bytes of rows `start` to `stop - 1`, including dead rows."""
         if start >= stop:
             return np.zeros(0, np.uint32)
         at = start * IDX_STRIDE
@@ -153,23 +153,23 @@ class Columns:
         return length - (packed >> np.uint32(8))
 
     def is_live(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows `start` to `stop - 1` are records that were not removed."""
+        """Return which of the rows `start` to `stop - 1` are live records."""
         alive: npt.NDArray[np.bool_] = (self.flags[start:stop] & np.uint8(DEAD)) == 0
         return alive
 
     def row(self, place: int) -> tuple[int, int, int, int, int]:
-        """offset, length, ts, flags, overhead of one row."""
+        """Return offset, length, ts, flags and overhead of one row."""
         offset, length, ts, packed = ROW.unpack_from(self._rows, place * IDX_STRIDE)
         return offset, length, ts, self.flag(place), packed >> 8
 
     def flag(self, place: int) -> int:
-        """The flags of one row."""
+        """Return the flags of one row."""
         if self._flags is not None:
             return self._flags[place]
         return self._rows[place * IDX_STRIDE + _FLAGS_AT]
 
     def mark(self, places: Places | int, flag: int) -> None:
-        """Sets a flag on these rows. What a segment's index was read from stays as it is."""
+        """Set a flag on these rows. The buffer of a segment's index is not changed."""
         self.changed = True
         if isinstance(places, int):
             if isinstance(self._rows, bytearray):
@@ -187,14 +187,17 @@ class Columns:
         return self._flags
 
     def append_row(self, file: int, offset: int, length: int, ts_ms: int, flags: int, overhead: int) -> None:
-        """Append a row; only for a run that is not a segment."""
+        """Append a row. Not allowed for the run of a segment."""
         rows = self._room(1)
         self._enter(file)
         ROW.pack_into(rows, self.count * IDX_STRIDE, offset, length, ts_ms, flags | overhead << 8)
         self.count += 1
 
     def append_rows(self, file: int, base: int, rows: Buffer) -> None:
-        """Rows whose offsets count from `base` of a file; only on a run that is no segment."""
+        """Append rows whose offsets are relative to `base` of a file.
+
+        Not allowed for the run of a segment.
+        """
         added = len(rows) // IDX_STRIDE
         target = self._room(added)
         self._enter(file)
@@ -210,7 +213,7 @@ class Columns:
         self.count += added
 
     def append_part(self, other: Columns, start: int, stop: int) -> None:
-        """Rows `start` to `stop - 1` of another run, with their flags and files."""
+        """Append rows `start` to `stop - 1` of another run, with their flags and files."""
         for at, file in list(other._spans_between(start, stop)):
             end = min(other.file_of(at)[1], stop)
             before = self.count
@@ -224,7 +227,7 @@ class Columns:
         wanted = (self.count + added) * IDX_STRIDE
         if isinstance(rows, bytearray) and len(rows) >= wanted:
             return rows
-        # A new buffer instead of a resize: views of the old one may still be in use.
+        # Allocate a new buffer instead of resizing, because views of the old one may still be in use.
         grown = bytearray(max(wanted, 2 * len(rows), _ROWS_MIN * IDX_STRIDE))
         grown[: self.count * IDX_STRIDE] = memoryview(rows)[: self.count * IDX_STRIDE]
         self._rows = grown
@@ -235,7 +238,7 @@ class Columns:
             self._spans.append((self.count, file))
 
     def file_of(self, place: int) -> tuple[int, int]:
-        """The file of one row, and the first row after it that is in another file (or the end)."""
+        """Return the file of one row, and the first later row in another file, or the end."""
         spans = self._spans
         if place >= spans[-1][0]:
             return spans[-1][1], self.count
@@ -243,18 +246,18 @@ class Columns:
         return spans[at][1], spans[at + 1][0]
 
     def files(self, from_place: int = 0) -> list[int]:
-        """The files that rows from `from_place` on point into, in order of the rows."""
+        """Return the files that rows from `from_place` on point into, in order of the rows."""
         return [file for _, file in self._spans_between(from_place, self.count)]
 
     @property
     def file(self) -> Places:
-        """The file of every row."""
+        """Return the file of every row."""
         starts = np.array([at for at, _ in self._spans], np.int64)
         sizes = np.diff(starts, append=np.int64(self.count))
         return np.repeat(np.array([file for _, file in self._spans], np.int64), sizes)
 
     def part(self, first_seq: int, last_seq: int) -> Columns:
-        """A copy of the log rows of `first_seq` to `last_seq`, flags included."""
+        """Copy the log rows of `first_seq` to `last_seq`, including flags."""
         copied = Columns(first_seq, source=self.source)
         copied.append_part(self, first_seq - self.first_seq, last_seq + 1 - self.first_seq)
         copied.recount()
@@ -267,20 +270,20 @@ class Columns:
             start = after
 
     def index_rows(self) -> IndexRows:
-        """The rows as index entries without the flags that exist in memory only; a copy."""
+        """Copy the rows as index entries, without the flags that exist only in memory."""
         rows = np.frombuffer(bytearray(memoryview(self._rows)[: self.count * IDX_STRIDE]), IDX_DTYPE)
         rows["flags"] = self.flags & np.uint8(_KEPT)
         return rows
 
     def recount(self, below_seq: int = 0) -> None:
-        """Sets `live` and `live_bytes` from the rows; those below `below_seq` count as gone."""
+        """Recompute `live` and `live_bytes` from the rows at or above `below_seq`."""
         start = min(max(below_seq - self.first_seq, 0), self.count)
         alive = self.is_live(start, self.count)
         self.live = int(np.count_nonzero(alive))
         self.live_bytes = int(self.accounted(start, self.count)[alive].sum(dtype=np.uint64))
 
     def deleted_seqs(self) -> npt.NDArray[np.uint64]:
-        """The sequence numbers of rows that hold a frame and were removed: what a `.del` sidecar keeps."""
+        """Return the sequence numbers of removed rows that have a frame, as stored in a `.del` sidecar."""
         removed = (self.flags & (DELETED | HOLE)) == DELETED
         return np.flatnonzero(removed).astype("<u8") + np.uint64(self.first_seq)
 
@@ -295,21 +298,21 @@ def _start_of(span: tuple[int, int]) -> int:
 
 
 StoredBytes: TypeAlias = memoryview | FileView
-"""Those of a file may have zeros where it cannot be read: a frame from it counts if its checksum is right."""
+"""Stored bytes. A file view has zeros where it cannot be read, so frames from it need a checksum test."""
 
 _DENSE: Final = 4
-"""Bytes copied per byte wanted up to which one copy of the whole range is cheaper than many small ones."""
+"""The ratio of range bytes to requested bytes up to which one large copy is cheaper than many small ones."""
 _NEAR: Final = 4096
-"""Bytes between two frames up to which it is cheaper to read them than to read twice."""
+"""The gap between two frames up to which it is cheaper to read the gap than to read twice."""
 
 
 def span(view: StoredBytes, start: int, stop: int) -> bytes:
-    """The bytes `start` to `stop - 1`, copied once."""
+    """Copy the bytes `start` to `stop - 1`."""
     return view.read(start, stop) if isinstance(view, FileView) else view[start:stop].tobytes()
 
 
-def gathered(view: StoredBytes, starts: Places, lengths: Places) -> tuple[bytes, Places]:
-    """These frames, of which there is at least one, in memory of our own, and where each begins there."""
+def gather(view: StoredBytes, starts: Places, lengths: Places) -> tuple[bytes, Places]:
+    """Copy these frames, at least one, into one buffer. Return it, and where each frame begins in it."""
     first, last = int(starts.min()), int((starts + lengths).max())
     if last - first <= _DENSE * int(lengths.sum()):
         return span(view, first, last), starts - first
@@ -320,7 +323,7 @@ def gathered(view: StoredBytes, starts: Places, lengths: Places) -> tuple[bytes,
 
 
 def _read_near(view: FileView, starts: Places, lengths: Places) -> tuple[bytes, Places]:
-    """One read for frames that are near each other."""
+    """Read frames that are near each other with one read."""
     order = np.argsort(starts, kind="stable")
     begins = starts[order]
     ends = np.maximum.accumulate(begins + lengths[order])

@@ -1,16 +1,17 @@
-"""The files of a segment: frames one after the other, an index of fixed stride, and sidecars.
+"""The files of a segment: consecutive frames, an index of fixed stride, and sidecars.
 
-A segment holds the records `first_seq` to `first_seq + count - 1`. Its data file is a row of frames
+A segment holds the records `first_seq` to `first_seq + count - 1`. Its data file is a sequence of frames
 
     frame_len u32 | flags u8 | seq u64 | ts u64 | node_len u16 | tag_len u16 | data_len u32
     | node | tag | data | xxh3 u64 over everything between frame_len and itself
 
 and its index has one entry of 20 bytes per sequence number, so that entry `seq - first_seq` is found without
-a search. A sequence without a record has an entry too: a hole never held one, or one that was removed before
-it came here; a lost entry held one that could not be read any more when it came here.
+a search. A sequence number without a record has an entry too. A hole never had a record, or its record was
+removed before the segment was written. A lost entry had a record that was already unreadable then.
 
-The sidecars share one header and one checksum. The one of deletions has a bit per record. It is replaced as a
-whole, so it is old or new, and only ever gains bits: a deleted record stays deleted.
+The sidecars share one header and one checksum. The sidecar of deletions has one bit per record. It is
+replaced as a whole, so readers see the old or the new one. Bits are never cleared: a deleted record stays
+deleted.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from penstock.topics.errors import Damaged
 
 
 def checksums(pieces: Iterable[bytes]) -> npt.NDArray[np.uint64]:
-    """The checksum of each piece, as one array."""
-    # The digests as bytes: an array made of Python integers this large costs as much as the hashing.
+    """Return the checksum of each piece, as one array."""
+    # Digests as bytes: an array of such large Python integers costs as much as the hashing.
     return np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u8").astype("<u8")
 
 
 def checksums_between(
     buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint64]:
-    """The checksum of each part of a buffer. No part is kept, so all are copied to the same few bytes."""
+    """Return the checksum of each part of a buffer.
+
+    No part is kept, so all copies share the same few bytes.
+    """
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     return np.frombuffer(b"".join([xxh3_64_digest(buffer[start:end]) for start, end in spans]), ">u8")
 
@@ -49,9 +53,9 @@ HAS_TAG: Final = 1
 HAS_NODE: Final = 2
 HAS_META: Final = 8
 HOLE: Final = 16
-"""Only in the index: there is no frame, and no record is missing."""
+"""A flag only in the index: there is no frame, and no record is missing."""
 LOST: Final = 64
-"""Only in the index: there is no frame, though there was a record. Reading it is an error, not a gap."""
+"""A flag only in the index: there was a record, but no frame. Reading it is an error, not a gap."""
 
 _IN_FRAME: Final = HAS_TAG | HAS_NODE
 _WITHOUT_FRAME: Final = HOLE | LOST
@@ -65,7 +69,7 @@ IDX_DTYPE: Final = np.dtype(
         "itemsize": 20,
     }
 )
-"""One index entry. `packed` overlaps `flags`: its upper 24 bits are the overhead, see `overhead_of`."""
+"""One index entry. `packed` overlaps `flags`: its upper 24 bits are the overhead. See `overhead_of`."""
 IDX_STRIDE: Final = 20
 
 _HEAD = struct.Struct("<IBQQHHI")
@@ -79,7 +83,7 @@ _NAME = re.compile(r"seg-([0-9]{16,20})")
 
 
 class Part(StrEnum):
-    """The files of one segment; the value is what its name ends with."""
+    """The files of one segment. The value is the extension of the file name."""
 
     DATA = "data"
     IDX = "idx"
@@ -88,7 +92,7 @@ class Part(StrEnum):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The metadata of a segment. Bytes of its files beyond these numbers do not count."""
+    """The metadata of a segment. Bytes of its files beyond these numbers are ignored."""
 
     first_seq: int
     count: int
@@ -97,13 +101,13 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cold: bool
     created_ms: int
     idx_xxh3: int
-    """Checksum of the index entries."""
+    """The checksum of the index entries."""
     deleted: int = 0
-    """How many records the `.del` file must at least name."""
+    """The minimum number of records that the `.del` file must name."""
 
     @property
     def end_seq(self) -> int:
-        """The sequence number after the last one."""
+        """Return the sequence number after the last one."""
         return self.first_seq + self.count
 
     @property
@@ -129,7 +133,7 @@ def segment_name(first_seq: int) -> str:
 
 
 def segment_id(name: str) -> int | None:
-    """The first sequence number of the segment of this name, or None if it is no segment's name."""
+    """Return the first sequence number in a segment's name, or None if it is not the name of a segment."""
     found = _NAME.fullmatch(name)
     if found is None or segment_name(int(found[1])) != name:
         return None
@@ -137,37 +141,35 @@ def segment_id(name: str) -> int | None:
 
 
 def checksum(buffer: Buffer) -> int:
-    """XXH3-64 of all bytes."""
+    """Return the XXH3-64 of all bytes."""
     return xxh3_64_intdigest(buffer)
 
 
 def overhead_of(rows: IndexRows) -> npt.NDArray[np.uint32]:
-    """Per row, how much longer its frame is than the bytes its record is accounted with."""
+    """Return, per row, the frame length minus the record's accounted bytes."""
     overhead: npt.NDArray[np.uint32] = rows["packed"] >> np.uint32(8)
     return overhead
 
 
 def data_end(rows: IndexRows) -> int:
-    """How many bytes of the data file these rows, from the segment's first on, cover."""
+    """Return how many bytes of the data file these rows cover, starting with the segment's first row."""
     return int(rows["length"].sum(dtype=np.uint64))
 
 
 def read_index(buffer: Buffer, first_seq: int, expected_checksum: int | None = None) -> IndexRows:
-    """The entries in `buffer`, which are not copied.
+    """Return the entries in `buffer` without copying them.
 
-    Raises `Damaged` unless they have the expected checksum, lead through the data file without a gap or an
-    overlap, and use no flag that does not exist.
+    Raises `Damaged` unless they have the expected checksum, cover the data file without gaps or overlaps, and
+    use only known flags.
     """
     if len(buffer) % IDX_STRIDE:
-        raise _index_damaged(first_seq, f"{len(buffer)} bytes are no whole number of entries")
+        raise _index_damaged(first_seq, f"{len(buffer)} bytes are not a whole number of entries")
     if expected_checksum is not None and checksum(buffer) != expected_checksum:
         raise _index_damaged(first_seq, "its checksum is wrong")
     rows = np.frombuffer(buffer, IDX_DTYPE)
     wrong = _wrong_entries(rows)
     if wrong.any():
-        raise _index_damaged(
-            first_seq, f"the entry of record {first_seq + int(wrong.argmax())} is impossible"
-        )
+        raise _index_damaged(first_seq, f"the entry of record {first_seq + int(wrong.argmax())} is invalid")
     return rows
 
 
@@ -189,7 +191,7 @@ def _index_damaged(first_seq: int, why: str) -> Damaged:
 
 
 def read_frame(frame: Buffer, seq: int) -> SegmentRecord:
-    """The record in a frame. Raises `Damaged` unless the frame is exactly that of record `seq`, untouched."""
+    """Decode the record in a frame. Raise `Damaged` unless it is the intact frame of record `seq`."""
     view = memoryview(frame)
     size = len(view)
     if size < FRAME_BYTES_MIN:
@@ -210,14 +212,14 @@ def read_frame(frame: Buffer, seq: int) -> SegmentRecord:
 
 
 def verify(data: Buffer, row: np.void, seq: int, base: int = 0) -> SegmentRecord:
-    """The record that an index row points to. `data` are the bytes of the data file from offset `base` on.
+    """Return the record that an index row points to. `data` are the data file's bytes from offset `base` on.
 
-    Raises `Damaged` when frame or row are not what was written, or when the record is lost.
+    Raises `Damaged` if the frame or the row is not as it was written, or if the record is lost.
     """
     flags, start, length = int(row["flags"]), int(row["offset"]) - base, int(row["length"])
     if flags & _WITHOUT_FRAME:
         raise _frame_damaged(
-            seq, "it was lost before it came here" if flags & LOST else "there is no such record"
+            seq, "it was lost before the segment was written" if flags & LOST else "there is no such record"
         )
     if start < 0 or start + length > len(data):
         raise _frame_damaged(seq, "its frame reaches past the end of the data")
@@ -228,7 +230,7 @@ def verify(data: Buffer, row: np.void, seq: int, base: int = 0) -> SegmentRecord
 
 
 def damaged_rows(data: Buffer, rows: IndexRows, first_seq: int, base: int = 0) -> list[tuple[int, Damaged]]:
-    """Every record among `rows` that cannot be read, with what is wrong; holes are right as they are."""
+    """Return every unreadable record among `rows` with its error. Holes are ignored."""
     found: list[tuple[int, Damaged]] = []
     for place in np.flatnonzero((rows["flags"] & HOLE) == 0).tolist():
         try:
@@ -249,13 +251,13 @@ _BODY_AT: Final = _SIDECAR_HEAD.size + _CHECKSUM_BYTES
 
 
 def close_sidecar(magic: bytes, first_seq: int, count: int, body: bytes) -> bytes:
-    """The file that says `body` about the first `count` records of a segment."""
+    """Encode a sidecar with `body` for the first `count` records of a segment."""
     head = _SIDECAR_HEAD.pack(magic, SIDECAR_VERSION, first_seq, count, len(body))
     return head + xxh3_64_intdigest(head + body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
 
 def open_sidecar(raw: Buffer, magic: bytes, first_seq: int) -> tuple[int, memoryview]:
-    """For how many records a file speaks, and its body. Raises `Damaged` unless every bit is as written."""
+    """Return the record count and the body of a sidecar. Raise `Damaged` unless every bit is as written."""
     view = memoryview(raw)
     if len(view) < _BODY_AT:
         raise sidecar_damaged(first_seq, f"only {len(view)} bytes are left of it")
@@ -267,7 +269,7 @@ def open_sidecar(raw: Buffer, magic: bytes, first_seq: int) -> tuple[int, memory
     if (found_magic, found_seq, body_len) != (magic, first_seq, len(body)):
         raise sidecar_damaged(first_seq, "it belongs to something else")
     if version != SIDECAR_VERSION:
-        raise sidecar_damaged(first_seq, f"its version {version} is not known here")
+        raise sidecar_damaged(first_seq, f"its version {version} is unknown")
     return count, body
 
 
@@ -284,15 +286,15 @@ _MAGIC: Final = b"PTD1"
 
 
 def encode_deleted(first_seq: int, deleted: DeletedRows) -> bytes:
-    """The `.del` file for a segment's records."""
+    """Encode the `.del` file for a segment's records."""
     return close_sidecar(_MAGIC, first_seq, len(deleted), np.packbits(deleted, bitorder="little").tobytes())
 
 
 def decode_deleted(raw: Buffer, first_seq: int, count: int) -> DeletedRows:
-    """The bits of the first `count` records, false for those the file does not know. Raises `Damaged`."""
+    """Return the bits of the first `count` records, false for records not in the file. Raise `Damaged`."""
     known, body = open_sidecar(raw, _MAGIC, first_seq)
     if len(body) != (known + 7) // 8:
-        raise sidecar_damaged(first_seq, f"{len(body)} bytes cannot speak for {known} records")
+        raise sidecar_damaged(first_seq, f"{len(body)} bytes do not fit {known} records")
     deleted = np.zeros(count, np.bool_)
     bits = np.unpackbits(np.frombuffer(body, np.uint8), count=known, bitorder="little")[:count]
     deleted[: len(bits)] = bits

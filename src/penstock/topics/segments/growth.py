@@ -1,11 +1,11 @@
-"""Build segments from rows of the log, in this process or in a separate one.
+"""The growth of segments from rows of the log, in this process or in a separate one.
 
-The active segment grows, and as many follow as their limits ask for. Turning log frames into segment frames
-is the one large piece of work that has nothing to do with requests. In a thread it would hold the interpreter
-lock; a separate process uses another core.
+The active segment grows, and new ones follow when it reaches its limits. Converting log frames to segment
+frames is the largest work that does not serve requests. In a thread it would hold the interpreter lock; a
+separate process uses another core.
 
-The process holds a lock file of the data directory as long as it lives, and it ends when its parent does. An
-engine that starts waits for that lock, so that no two processes write the same segment.
+The process holds a lock file of the data directory while it runs, and ends when its parent ends. A starting
+engine waits for that lock, so that no two processes write the same segment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.topics.segments.tiering import Tiers, TopicTier
 
 
 class FramesLost(Damaged):
-    """Frames of the log are not what was written; nothing was stored of them yet."""
+    """Frames of the log are not as they were written. Nothing of them was stored yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +58,24 @@ def grow(
     *,
     give_up_lost: bool = False,
 ) -> list[SegmentEntry]:
-    """All segments of the topic once the rows are in them, durably. `frames` gives the bytes of log files.
+    """Add the rows to the segments of the topic, durably, and return all segments.
 
-    Raises `FramesLost` when some of them are not what was written, unless those are to be given up: then
-    their records are known to be lost from there on.
+    `frames` returns the bytes of log files. Raises `FramesLost` if some frames are not as they were written.
+    With `give_up_lost` their records are marked as lost instead.
     """
     segments, rows = list(growth.segments), growth.rows
     at = rows.first_seq
     while at < rows.end_seq:
         active = _active(segments, at)
-        fitting = rows_that_fit(
+        fit_count = rows_that_fit(
             rows.length[at - rows.first_seq :],
             events_left=growth.events_max - (active.count if active else 0),
             bytes_left=growth.bytes_max - (active.data_bytes if active else 0),
         )
-        if not fitting and active is not None:
+        if not fit_count and active is not None:
             segments[-1] = sealed(tier, active)
             continue
-        part = rows.part(at, at + max(fitting, 1) - 1)
+        part = rows.part(at, at + max(fit_count, 1) - 1)
         built = build(part, frames, data_offset=active.data_bytes if active else 0)
         known = int(np.count_nonzero(part.flags & np.uint8(DAMAGED)))
         if len(built.lost) > known and not give_up_lost:
@@ -86,7 +86,7 @@ def grow(
             try:
                 segments[-1] = tier.append(active, built)
             except Damaged:
-                # It is not what it was: leave it as it is, with what can be read of it.
+                # The segment is damaged. Leave it as it is, with the records that can be read.
                 segments[-1] = msgspec.structs.replace(active, sealed=True)
                 continue
         at = part.end_seq
@@ -97,42 +97,42 @@ def grow(
 
 
 def _active(segments: Sequence[SegmentEntry], next_seq: int) -> SegmentEntry | None:
-    """The segment that takes the next record; one that ends elsewhere is as good as sealed."""
+    """Return the segment that takes the next record. One that ends elsewhere counts as sealed."""
     if segments and not segments[-1].sealed and segments[-1].end_seq == next_seq:
         return segments[-1]
     return None
 
 
 def sealed(tier: TopicTier, entry: SegmentEntry) -> SegmentEntry:
-    """The segment as one that never grows again."""
+    """Return the segment after sealing it."""
     try:
         return tier.seal(entry)
     except Damaged:
-        return msgspec.structs.replace(entry, sealed=True)  # readers are told what is wrong with it
+        return msgspec.structs.replace(entry, sealed=True)  # readers get an error for the damage
 
 
 LOCK_FILE: Final = ".segments.lock"
 ROWS_MIN: Final = 5000
-"""Fewer rows than this are not worth the way to another process."""
+"""The number of rows below which the transfer to another process costs more than it saves."""
 EARLIER_WAIT_S: Final = 60.0
-"""A segment process ends with its parent, unless it was stopped or hangs in a system call."""
+"""How long to wait for an earlier process. It ends with its parent unless it is stopped or hangs."""
 _NICENESS: Final = 5
-"""Requests go first; the log may be a little longer for it."""
+"""The niceness of the process. Requests have priority, even if the log grows longer."""
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def await_earlier(fs: FileSystem, data_dir: str) -> None:
-    """Return when no process of an earlier start writes segments any more.
+    """Wait until no process of an earlier start writes segments.
 
-    Raises `LockHeld`, which names the holder, if one is still there after a minute.
+    Raises `LockHeld`, which names the holder, if one still runs after a minute.
     """
     with fs.lock(os.path.join(data_dir, LOCK_FILE), wait_s=EARLIER_WAIT_S):
         pass
 
 
 class SegmentProcess:
-    """Grows segments elsewhere, from the first piece of work on that is worth it. For one thread."""
+    """A separate process that grows segments, started by the first large piece of work. For one thread."""
 
     def __init__(self, data_dir: str) -> None:
         self._data_dir = data_dir
@@ -141,7 +141,10 @@ class SegmentProcess:
         self._failed = False
 
     def grow(self, growth: Growth, files: Mapping[int, str]) -> list[SegmentEntry] | None:
-        """Run `grow` in another process, on log files by path; None if it must be done in this process."""
+        """Run `grow` in another process on log files by path.
+
+        Return None if this process must do the work.
+        """
         if self._failed or growth.rows.count < ROWS_MIN:
             return None
         if self._pool is None:
@@ -158,7 +161,7 @@ class SegmentProcess:
         except BrokenProcessPool as error:
             self._failed = True
             self.close()
-            # What it wrote is not named by anything yet, and is written again.
+            # Nothing names the segments that it wrote, so they are written again.
             await_earlier(OsFileSystem(), self._data_dir)
             how = _ending(self._workers) or f"ended ({error})"
             _LOGGER.warning("the segment process %s; segments are built in this one from now on", how)
@@ -172,7 +175,7 @@ class SegmentProcess:
 
 
 def _ending(workers: Sequence[BaseProcess]) -> str:
-    """Describe how the first of these processes ended, which a pool does not say; empty if none has."""
+    """Describe how the first of these processes ended, or return an empty text if none has."""
     for code in (worker.exitcode for worker in workers):
         if code is not None:
             return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

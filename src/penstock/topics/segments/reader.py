@@ -1,4 +1,4 @@
-"""A segment that is open for reading: its index in memory, its data where it is."""
+"""A segment that is open for reading, with its index in memory."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _VIEWS_MAX = 1024
 
 
 class SegmentViews:
-    """The data files that are open right now: the ones used last, and no more than `views_max`.
+    """A cache of the most recently used open data files, at most `views_max`.
 
-    A view that falls out stays valid for its holders. Safe to share between threads.
+    An evicted view stays valid for its holders. Safe to share between threads.
     """
 
     def __init__(self, views_max: int = _VIEWS_MAX) -> None:
@@ -44,7 +44,7 @@ class SegmentViews:
         return len(self._views)
 
     def get(self, key: ViewKey, size: int, opened: Callable[[], FileView]) -> FileView:
-        """The view under this key if it has `size` bytes, else what `opened` returns."""
+        """Return the view under this key if it has `size` bytes, else the result of `opened`."""
         with self._mutex:
             view = self._views.get(key)
             if view is not None and len(view) >= size:
@@ -59,15 +59,15 @@ class SegmentViews:
         return view
 
     def forget(self, key: ViewKey) -> None:
-        """Let go of a file that was removed or replaced."""
+        """Drop a file that was removed or replaced."""
         with self._mutex:
             self._views.pop(key, None)
 
 
 class Segment:
-    """The records of one segment, as they were when its metadata said `entry`.
+    """The records of one segment, as described by the metadata `entry`.
 
-    `rows` are the index entries and `deleted` tells which of them a `.del` file names; both are in memory.
+    `rows` are the index entries, and `deleted` marks the rows that a `.del` file names. Both are in memory.
     """
 
     __slots__ = ("_check_cold", "_cold", "_hot", "_key", "_views", "deleted", "entry", "rows")
@@ -84,7 +84,10 @@ class Segment:
         key: ViewKey,
         check_cold: Callable[[], None] | None = None,
     ) -> None:
-        """`check_cold` raises `Unavailable` when a file may be missing because its whole tier is."""
+        """Open a segment.
+
+        `check_cold` raises `Unavailable` if a missing file means that its whole tier is missing.
+        """
         self.entry = entry
         self.rows = rows
         self.deleted = deleted
@@ -99,7 +102,7 @@ class Segment:
         return self.entry.first_seq
 
     def data(self) -> FileView:
-        """The data file of a segment that is hot, open. Raises `Damaged`."""
+        """Return the open data file of a hot segment. Raise `Damaged`."""
         view = self._opened()
         if view is None:
             raise missing(self.entry, Part.DATA)
@@ -119,9 +122,9 @@ class Segment:
         return view if len(view) == size else view.until(size)
 
     def read(self, start: int, stop: int) -> tuple[int, memoryview]:
-        """The bytes of the rows `start` to `stop - 1`, and the offset in the data file at which they begin.
+        """Return the offset in the data file and the bytes of rows `start` to `stop - 1`.
 
-        Blocks for a cold segment; raises `Damaged`, or `Unavailable` when the cold tier does not answer.
+        Blocks for a cold segment. Raises `Damaged`, or `Unavailable` if the cold tier does not respond.
         """
         rows = self.rows[start:stop]
         framed = np.flatnonzero(rows["length"])
@@ -132,8 +135,8 @@ class Segment:
         return base, self.read_bytes(base, end)
 
     def read_bytes(self, start: int, end: int) -> memoryview:
-        """Bytes of the data file. Blocks for a cold segment; raises as `read` does."""
-        # The hot one first, whatever the entry says: the segment may be moved while it is being read.
+        """Return bytes of the data file. Blocks for a cold segment, and raises as `read` does."""
+        # Try the hot file first, whatever the entry says: the segment may move during the read.
         view = self._opened()
         if view is not None:
             return view[start:end]
@@ -149,9 +152,10 @@ class Segment:
             raise missing(self.entry, Part.DATA) from error
 
     def tags(self) -> TagTable:
-        """Which records carry which tag. Blocks; reads the records only if there is no table of them.
+        """Return the tags of the records. Blocks; reads the records only if there is no tag table.
 
-        A table that is damaged is not needed: the records say the same. Raises `Damaged` when they do not.
+        A damaged table is not an error, because it can be derived from the records. Raises `Damaged` if they
+        are unreadable too.
         """
         if not (self.rows["flags"] & HAS_TAG).any():
             return TagTable.of(self.first_seq, {})
@@ -166,7 +170,10 @@ class Segment:
 
 
 def load_index(store: SegmentStore, entry: SegmentEntry) -> bytes:
-    """The index entries of a segment, checked. Raises `Damaged`, and `NotFound` if there is no such file."""
+    """Return the checked index entries of a segment.
+
+    Raise `Damaged`, or `NotFound` if there is no such file.
+    """
     raw = store.read_range(entry.first_seq, Part.IDX, 0, entry.idx_bytes).tobytes()
     rows = read_index(raw, entry.first_seq, entry.idx_xxh3)
     if int(rows["length"].sum(dtype=np.uint64)) != entry.data_bytes:
@@ -178,9 +185,9 @@ def load_index(store: SegmentStore, entry: SegmentEntry) -> bytes:
 
 
 def load_deleted(store: SegmentStore, entry: SegmentEntry) -> DeletedRows:
-    """Which records the `.del` file names. Raises `Damaged` if it names fewer than it must."""
+    """Return which records the `.del` file names. Raise `Damaged` if it names fewer than it must."""
     if entry.deleted == 0:
-        # A file may be there all the same: newer than the metadata. The log tells the same again.
+        # A newer file than the metadata may exist. The log has the same deletions.
         return np.zeros(entry.count, np.bool_)
     raw: Buffer
     try:
@@ -197,7 +204,7 @@ def load_deleted(store: SegmentStore, entry: SegmentEntry) -> DeletedRows:
 
 
 def missing(entry: SegmentEntry, part: Part) -> Damaged:
-    """The error for a file that should be there."""
+    """Return the error for a missing file."""
     return Damaged(
         f"{segment_name(entry.first_seq)}.{part} is missing; restore it from a backup",
         {"first_seq": entry.first_seq, "last_seq": entry.end_seq - 1},

@@ -1,7 +1,7 @@
 """Storage of segments: a local directory or a folder of an object store, with one folder per topic.
 
-Every call blocks. Segments are published by their caller: a file that no metadata names does not count, so a
-call that failed half-way is simply made again.
+Every call blocks. The caller publishes segments: a file that no metadata names is ignored, so a call that
+failed halfway can simply be repeated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.topics.segments.format import Part, segment_id, segment_name
 
 
 class DurableDirectory:
-    """A directory that is made, durably, before anything in it is relied on.
+    """A directory that is made durable before anything in it is relied on.
 
-    That it exists proves nothing: its writer may have failed, or died, before its name was durable. So
-    its name is made durable once by every process that is going to use it.
+    Its existence proves nothing: its creator may have failed or ended before its name was durable. So every
+    process that uses it makes the name durable once.
     """
 
     __slots__ = ("_ensured", "_fs", "_parent", "path")
@@ -37,15 +37,15 @@ class DurableDirectory:
         self.path = path
 
     def below(self, name: str) -> DurableDirectory:
-        """A directory inside this one. Both remember together which are known to be durable."""
+        """Return a directory inside this one. Both share the record of durable directories."""
         return DurableDirectory(self._fs, os.path.join(self.path, name), self)
 
     def forget(self) -> None:
-        """The directory is going to be removed."""
+        """Forget that the directory is durable, because it will be removed."""
         self._ensured.discard(self.path)
 
     def ensure(self) -> None:
-        """On return the directory is there and will be. After a failure it may be tried again."""
+        """Create the directory durably if needed. May be called again after a failure."""
         if self.path in self._ensured:
             return
         if self._parent is not None:
@@ -64,41 +64,41 @@ _STAGED = ".tmp"
 
 
 class SegmentStore(Protocol):
-    """The segments of one topic; a segment is named by its first sequence number."""
+    """The segments of one topic. A segment is identified by its first sequence number."""
 
     def put(self, first_seq: int, data: Sequence[Buffer], idx: Buffer) -> None:
-        """Store a segment, replacing what is there; durable on return."""
+        """Store a segment and replace an existing one, durable on return."""
         ...
 
     def replace(self, first_seq: int, part: Part, content: Buffer) -> None:
-        """Put one file in place in one step: readers see the old one or the new one; durable on return."""
+        """Replace one file atomically: readers see the old one or the new one. Durable on return."""
         ...
 
     def read_range(self, first_seq: int, part: Part, offset: int, length: int) -> memoryview:
-        """Exactly these bytes. Raises `NotFound`, and `Damaged` if the file ends before."""
+        """Return exactly these bytes. Raise `NotFound`, or `Damaged` if the file is too short."""
         ...
 
     def view(self, first_seq: int, part: Part) -> memoryview:
-        """The whole file. Raises `NotFound`, and `Damaged` if it cannot be read."""
+        """Return the whole file. Raise `NotFound`, or `Damaged` if it cannot be read."""
         ...
 
     def delete(self, first_seq: int, parts: Collection[Part] = ALL_PARTS) -> None:
-        """Remove files of a segment; those that are not there count as removed."""
+        """Remove files of a segment. Missing files are ignored."""
         ...
 
     def exists(self, first_seq: int, part: Part) -> bool: ...
 
     def size(self, first_seq: int, part: Part) -> int:
-        """Raises `NotFound`."""
+        """Return the size of a file. Raise `NotFound`."""
         ...
 
     def list(self) -> list[int]:
-        """The segments of which there is any file, oldest first."""
+        """Return the segments that have any file, oldest first."""
         ...
 
 
 def parse_file_name(name: str) -> tuple[int, Part] | None:
-    """Segment and part of a file, or None if the name is no such file's."""
+    """Return the segment and part of a file name, or None if it is not the name of such a file."""
     stem, _, ending = name.partition(".")
     first_seq = segment_id(stem)
     if first_seq is None or ending not in Part.__members__.values():
@@ -111,7 +111,7 @@ def _file_name(first_seq: int, part: Part) -> str:
 
 
 class LocalSegmentStore:
-    """A `SegmentStore` in a directory, which is made with the first segment. For one writer."""
+    """A `SegmentStore` in a directory, which the first segment creates. For one writer."""
 
     def __init__(self, fs: FileSystem, directory: str | DurableDirectory) -> None:
         self._fs = fs
@@ -130,9 +130,9 @@ class LocalSegmentStore:
     def append(
         self, first_seq: int, data_before: int, idx_before: int, data: Sequence[Buffer], idx: Buffer
     ) -> None:
-        """Continue a segment whose files count up to these sizes; durable on return.
+        """Append to a segment whose files are valid up to these sizes, durable on return.
 
-        What an earlier, failed attempt left beyond is cut off. Raises `Damaged` if a file is shorter.
+        Bytes beyond them from a failed attempt are cut off. Raises `Damaged` if a file is shorter.
         """
         self._continue(first_seq, Part.DATA, data_before, data)
         self._continue(first_seq, Part.IDX, idx_before, [idx])
@@ -152,7 +152,7 @@ class LocalSegmentStore:
         return memoryview(self._read(first_seq, part, 0, None))
 
     def opened(self, first_seq: int, part: Part) -> FileView:
-        """The file, to be read piece by piece. It outlives the file's name. Raises `NotFound`."""
+        """Open the file for partial reads. The view outlives the file's name. Raise `NotFound`."""
         return self._fs.open_view(self._path(first_seq, part))
 
     def _read(self, first_seq: int, part: Part, offset: int, length: int | None) -> bytes:
@@ -191,7 +191,7 @@ class LocalSegmentStore:
         staged = self._path(first_seq, part) + _STAGED
         try:
             stage(self._fs, staged, buffers)
-        except Conflict:  # left by a process that died: there is one writer, so it has no owner
+        except Conflict:  # left by a process that ended; there is only one writer, so it is unused
             self._fs.unlink(staged)
             stage(self._fs, staged, buffers)
 
@@ -211,14 +211,14 @@ class LocalSegmentStore:
 
 
 class ObjectSegmentStore:
-    """A `SegmentStore` in a folder of an object store. Never call it on an event loop: it waits for one."""
+    """A `SegmentStore` in a folder of an object store. It blocks, so never call it on an event loop."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
     def put(self, first_seq: int, data: Sequence[Buffer], idx: Buffer) -> None:
-        # The index last: where it is, the segment is complete.
+        # The index is written last: if it exists, the segment is complete.
         self.replace(first_seq, Part.DATA, b"".join(data) if len(data) != 1 else data[0])
         self.replace(first_seq, Part.IDX, idx)
 
@@ -231,7 +231,7 @@ class ObjectSegmentStore:
         wanted = ByteRange(start=offset, length=length)
         blob = loop_thread().run(self._store.get(self._key(first_seq, part), wanted))
         if len(blob.data) < length and self.size(first_seq, part) >= offset + length:
-            raise Unavailable(f"reading {self._key(first_seq, part)} broke off; try again")
+            raise Unavailable(f"reading {self._key(first_seq, part)} was interrupted; try again")
         return _whole(blob.data, first_seq, part, length)
 
     def view(self, first_seq: int, part: Part) -> memoryview:
@@ -287,37 +287,37 @@ class SegmentRoot(Protocol):
     def topic(self, topic_id: int) -> SegmentStore: ...
 
     def remove_topic(self, topic_id: int) -> None:
-        """Remove everything a topic has here; nothing there is fine."""
+        """Remove all files of a topic, if there are any."""
         ...
 
     def read_marker(self) -> bytes:
-        """Read the marker that names the owner of the tier. Raises `NotFound`."""
+        """Read the marker that names the owner of the tier. Raise `NotFound`."""
         ...
 
     def create_marker(self, content: bytes) -> None:
-        """Put it there; durable on return. Raises `Conflict` if there is one, which then is durable.
+        """Create the marker, durable on return. Raise `Conflict` if one exists, which is then durable.
 
-        Raises `OutcomeUnknown` if it cannot be told.
+        Raises `OutcomeUnknown` if it is unknown whether the marker was written.
         """
         ...
 
     def close(self) -> None:
-        """Release connections; not to be used afterwards."""
+        """Release connections. The root must not be used afterwards."""
         ...
 
 
 class Stored:
-    """The segments that one walk over a directory found."""
+    """The segments found by one scan of a directory."""
 
     def __init__(self) -> None:
         self.topics: defaultdict[int, dict[int, set[Part]]] = defaultdict(dict)
-        """By topic id and first sequence number, the parts there are."""
+        """By topic id and first sequence number: the parts that exist."""
         self.strays: list[str] = []
-        """Paths of files that are no part of a segment: what was being written when the power went."""
+        """Paths of files that are not part of a segment, left by interrupted writes."""
 
 
 class LocalSegmentRoot:
-    """A `SegmentRoot` in a directory of this machine."""
+    """A `SegmentRoot` in a local directory."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -354,7 +354,7 @@ class LocalSegmentRoot:
         return found
 
     def remove_stray(self, path: str) -> None:
-        """Remove a file that `scan` found to be no part of a segment."""
+        """Remove a file that `scan` reported as a stray."""
         with contextlib.suppress(NotFound):
             self._fs.unlink(path)
 
@@ -364,7 +364,7 @@ class LocalSegmentRoot:
     def create_marker(self, content: bytes) -> None:
         self._made.ensure()
         path = os.path.join(self._directory, OWNER_FILE)
-        # The lock makes looking and writing one step; the file itself is never seen half written.
+        # The lock makes the check and the write one step. The file itself is never visible half-written.
         with self._fs.lock(os.path.join(self._directory, _OWNER_LOCK), wait=False):
             try:
                 self._fs.stat(path)
@@ -372,10 +372,10 @@ class LocalSegmentRoot:
                 write_durably(self._fs, path, [content], staging=self._directory)
                 return
             self._fs.sync_dir(self._directory)
-        raise Conflict(f"{path} is there already")
+        raise Conflict(f"{path} already exists")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class ObjectSegmentRoot:
@@ -407,16 +407,19 @@ class ObjectSegmentRoot:
 
 
 def cold_directory(place: str) -> str | None:
-    """The directory of this machine that a cold place is, however it is written; None for other stores."""
+    """Return the local directory of a cold place, however it is written, or None for other stores."""
     address = StoreAddress.parse(place)
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else None
 
 
 def open_cold_store(place: str, fs: FileSystem) -> SegmentRoot:
-    """The cold tier at `place`: a directory, or a store's url. Nothing is contacted. Raises `ConfigError`."""
+    """Return the cold tier at `place`, a directory or a store URL, without contacting it.
+
+    Raise `ConfigError`.
+    """
     if StoreAddress.parse(place).scheme == "memory":
         raise ConfigError(
-            f"the cold place {place} forgets everything with the process; "
+            f"the cold place {place} loses all data when the process ends; "
             "set TOPICS_COLD_DIR (cold_dir) to a directory or an object store"
         )
     if "://" in place:

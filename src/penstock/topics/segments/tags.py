@@ -1,9 +1,9 @@
-"""Which records carry which tag, so that a delete by tag reads no record.
+"""The tags of records, so that a delete by tag reads no record.
 
-For records that are in the log only, the newest tags are in a map; when it has many, it is frozen into a
-table of arrays, so that even a tag per record costs bytes and not objects. Records that are gone may still be
-in there: the index knows which are live. Each segment has a table in a file of its own, which is derived:
-without it, or with a damaged one, `tags_of_frames` gives the same from the records.
+For records that are only in the log, the newest tags are in a map. When the map is full, it is frozen into
+arrays, so that even one tag per record costs bytes and not objects. Removed records may still be in there;
+the index knows which are live. Each segment has a table in a separate, derived file. Without it, or if it is
+damaged, `tags_of_frames` derives the same table from the records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Seqs: TypeAlias = npt.NDArray[np.uint64]
 
 TAGS_IN_MAP_MAX: Final = 4096
 _BEYOND: Final = b"\xff"
-"""Above every byte of UTF-8, so that `prefix + _BEYOND` is above everything that starts with `prefix`."""
+"""A byte above every byte of UTF-8: `prefix + _BEYOND` sorts after everything that starts with `prefix`."""
 
 
 class SegmentTags(Protocol):
@@ -79,7 +79,7 @@ class _FrozenTags(Sequence[bytes]):
             start = end
 
     def between(self, low: bytes, high: bytes) -> Seqs:
-        """The sequence numbers of all tags from `low` to below `high`; those of one tag ascend."""
+        """Return the sequence numbers of all tags from `low` to below `high`. Those of one tag ascend."""
         first, last = bisect_left(self, low), bisect_left(self, high)
         if first >= last:
             return np.zeros(0, np.uint64)
@@ -89,17 +89,17 @@ class _FrozenTags(Sequence[bytes]):
 class LogTags:
     """The tags of a topic's records from `first_seq` on."""
 
-    __slots__ = ("_frozen", "_held", "_map", "_sorted", "first_seq")
+    __slots__ = ("_frozen", "_map", "_sorted", "_stored_count", "first_seq")
 
     def __init__(self, first_seq: int = 1) -> None:
         self.first_seq = first_seq
-        self._held = 0
+        self._stored_count = 0
         self._frozen: list[_FrozenTags] = []
         self._map: dict[bytes, array[int]] = {}
         self._sorted: list[bytes] | None = None
 
     def append(self, first_seq: int, tags: Iterable[tuple[int, bytes]]) -> None:
-        """The tags of a write that starts at `first_seq`, by the place of their record in it."""
+        """Add the tags of a write that starts at `first_seq`, by the position of their record in it."""
         seqs_by_tag = self._map
         for place, tag in tags:
             seqs = seqs_by_tag.get(tag)
@@ -110,7 +110,7 @@ class LogTags:
                 seqs = seqs_by_tag[tag] = array("Q")
                 self._sorted = None
             seqs.append(first_seq + place)
-            self._held += 1
+            self._stored_count += 1
 
     def _freeze(self) -> None:
         self._frozen.append(_FrozenTags(self._map))
@@ -118,7 +118,7 @@ class LogTags:
         self._sorted = None
 
     def forget_below(self, first_seq: int) -> None:
-        """The records below are in segments now, or gone."""
+        """Drop the tags of records below `first_seq`, which are in segments or gone."""
         if first_seq <= self.first_seq:
             return
         self.first_seq = first_seq
@@ -129,20 +129,20 @@ class LogTags:
                 kept[tag] = seqs[bisect_left(seqs, first_seq) :]
         self._map = kept
         self._sorted = None
-        self._held = sum(map(len, kept.values())) + sum(table.records for table in self._frozen)
+        self._stored_count = sum(map(len, kept.values())) + sum(table.records for table in self._frozen)
 
     def __len__(self) -> int:
-        """How many sequence numbers are held, including those of removed records."""
-        return self._held
+        """Return how many sequence numbers are stored, including those of removed records."""
+        return self._stored_count
 
     def keep(self, are_live: Callable[[Seqs], npt.NDArray[np.bool_]]) -> None:
-        """Forget removed records; `are_live` says which of ascending sequence numbers are live."""
+        """Drop removed records. `are_live` returns which of ascending sequence numbers are live."""
         seqs_by_tag: dict[bytes, array[int]] = {}
         for tag, seqs in chain(*(table.items() for table in self._frozen), self._map_items()):
             alive = seqs[are_live(seqs)]
             if len(alive):
                 seqs_by_tag.setdefault(tag, array("Q")).frombytes(alive.tobytes())
-        self._held = sum(map(len, seqs_by_tag.values()))
+        self._stored_count = sum(map(len, seqs_by_tag.values()))
         self._frozen, self._map, self._sorted = [], seqs_by_tag, None
         if len(seqs_by_tag) > TAGS_IN_MAP_MAX:
             self._freeze()
@@ -152,7 +152,7 @@ class LogTags:
             yield tag, np.array(seqs, np.uint64)
 
     def find(self, predicate: Predicate, segments: Iterable[SegmentTags] = ()) -> Seqs:
-        """The sequence numbers that match, ascending and each once: of the log and of these segments."""
+        """Return the matching sequence numbers of the log and of these segments, ascending and distinct."""
         low = predicate.value.encode("utf-8", "surrogatepass")
         high = low + (_BEYOND if predicate.is_prefix else b"\0")
         parts = [table.between(low, high) for table in self._frozen]
@@ -183,7 +183,7 @@ _SIZES = struct.Struct("<II")
 
 
 class TagTable:
-    """Tags in order, and for each the ascending sequence numbers of its records."""
+    """Sorted tags, and the ascending sequence numbers of each tag's records."""
 
     __slots__ = ("_rows", "_starts", "_tags", "first_seq")
 
@@ -201,7 +201,7 @@ class TagTable:
 
     @classmethod
     def of(cls, first_seq: int, rows_by_tag: Mapping[str, Sequence[int]]) -> TagTable:
-        """The table for these row numbers by tag, each ascending."""
+        """Build the table from row numbers by tag, each ascending."""
         tags = sorted(rows_by_tag)
         counts = np.array([len(rows_by_tag[tag]) for tag in tags], np.uint32)
         rows = [row for tag in tags for row in rows_by_tag[tag]]
@@ -212,7 +212,7 @@ class TagTable:
 
     @property
     def records(self) -> int:
-        """How many records have a tag."""
+        """Return how many records have a tag."""
         return len(self._rows)
 
     @property
@@ -220,14 +220,14 @@ class TagTable:
         return self._tags
 
     def seqs(self, tag: str) -> Seqs:
-        """The records with this tag; none if there are none."""
+        """Return the records with this tag, possibly none."""
         place = bisect_left(self._tags, tag)
         if place == len(self._tags) or self._tags[place] != tag:
             return np.empty(0, np.uint64)
         return self._seqs_at(place)
 
     def with_prefix(self, prefix: str) -> Iterator[tuple[str, Seqs]]:
-        """The tags that start with `prefix`, in order, and their records."""
+        """Yield the tags that start with `prefix`, in order, with their records."""
         for place in range(bisect_left(self._tags, prefix), len(self._tags)):
             if not self._tags[place].startswith(prefix):
                 return
@@ -238,7 +238,7 @@ class TagTable:
         return rows.astype(np.uint64) + np.uint64(self.first_seq)
 
     def encoded(self, count: int) -> bytes:
-        """The `.tags` file of a segment of `count` records."""
+        """Encode the `.tags` file of a segment of `count` records."""
         names = [tag.encode() for tag in self._tags]
         body = b"".join(
             (
@@ -253,12 +253,12 @@ class TagTable:
 
 
 def decode_tags(raw: Buffer, first_seq: int, rows: IndexRows) -> TagTable:
-    """The table in a `.tags` file. Raises `Damaged` unless it speaks for exactly the tagged among `rows`."""
+    """Decode a `.tags` file. Raise `Damaged` unless it covers exactly the tagged records of `rows`."""
     count, body = open_sidecar(raw, _MAGIC, first_seq)
     table = _parsed(body, first_seq)
     tagged = np.flatnonzero(rows["flags"] & HAS_TAG)
     if count != len(rows) or not np.array_equal(np.sort(table._rows), tagged):
-        raise sidecar_damaged(first_seq, "its tags are not those of the records")
+        raise sidecar_damaged(first_seq, "its tags do not match the records")
     return table
 
 
@@ -274,26 +274,26 @@ def _parsed(body: memoryview, first_seq: int) -> TagTable:
         rows = np.frombuffer(body[rows_at:names_at], "<u4", row_count)
         names = _names(body[names_at:].tobytes(), lengths)
     except (struct.error, ValueError) as error:
-        raise sidecar_damaged(first_seq, f"its table of tags is cut short: {error}") from error
+        raise sidecar_damaged(first_seq, f"its tag table is truncated: {error}") from error
     if int(counts.sum(dtype=np.uint64)) != row_count or names != sorted(set(names)):
-        raise sidecar_damaged(first_seq, "its table of tags contradicts itself")
+        raise sidecar_damaged(first_seq, "its tag table is inconsistent")
     return TagTable(first_seq, names, counts, rows)
 
 
 def _names(text: bytes, lengths: npt.NDArray[np.uint16]) -> list[str]:
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     if len(text) != (ends[-1] if ends else 0):
-        raise ValueError("the names do not fill their room")
+        raise ValueError("the names do not match their lengths")
     return [text[end - length : end].decode() for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
 def tags_of_frames(data: Buffer, rows: IndexRows, first_seq: int) -> TagTable:
-    """The table, from the records themselves. Raises `Damaged` when one with a tag cannot be read."""
+    """Derive the table from the records. Raise `Damaged` if a tagged record cannot be read."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for place in np.flatnonzero(rows["flags"] & HAS_TAG).tolist():
         seq = first_seq + place
         try:
             found[str(verify(data, rows[place], seq).tag, "utf-8")].append(place)
         except UnicodeDecodeError as error:
-            raise Damaged(f"the tag of record {seq} is no text: {error}", {"first_seq": seq}) from error
+            raise Damaged(f"the tag of record {seq} is not text: {error}", {"first_seq": seq}) from error
     return TagTable.of(first_seq, found)

@@ -1,16 +1,16 @@
-"""Fast storage for new segments, cheap storage for old ones.
+"""Tiering: hot storage for new segments, cold storage for old ones.
 
-Only data files move. Index, tags and deletions of a cold segment are copied with it, so that the cold tier is
-complete in itself, but they also stay hot: a start reads no cold file, a delete writes none, and everything
-that has to be removed from the cold tier can be told from the hot one.
+Only data files move. The index, tags and deletions of a cold segment are copied with it, so that the cold
+tier is self-contained, but they also stay hot. So a start reads no cold file, a delete writes none, and the
+hot tier shows everything that must be removed from the cold tier.
 
-Moving a segment, so that at every instant one complete copy counts:
+A segment moves so that one complete copy is valid at every moment:
 
-1. copy its files to the cold tier; they are durable and not yet referenced;
-2. the caller makes it durable that the segment is cold;
+1. copy its files to the cold tier, durable but not yet referenced;
+2. the caller records durably that the segment is cold;
 3. remove the hot data file.
 
-Whatever is interrupted is done again. While both copies exist the hot one is read.
+An interrupted step is repeated. While both copies exist, the hot one is read.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from penstock.topics.segments.tags import TagTable
 def choose(
     segments: Sequence[SegmentEntry], *, retain_segments: int, retain_bytes: int = 0
 ) -> list[SegmentEntry]:
-    """Which of a topic's segments should move, oldest first.
+    """Return which of a topic's segments should move, oldest first.
 
-    The newest `retain_segments` sealed ones stay, of those only as many as fit into `retain_bytes` (0: all).
+    The newest `retain_segments` sealed ones stay, if they fit into `retain_bytes` (0 means no limit).
     """
     sealed = sorted((entry for entry in segments if entry.sealed), key=lambda entry: entry.first_seq)
     moving: list[SegmentEntry] = []
@@ -62,7 +62,10 @@ def choose(
 
 
 class TopicTier:
-    """The segments of one topic. Every call blocks; the entries it returns are for the caller's metadata."""
+    """The segments of one topic.
+
+    Every call blocks. The caller stores the returned entries in its metadata.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class TopicTier:
         self._check_cold = check_cold
 
     def start(self, built: BuiltRows, created_ms: int) -> SegmentEntry:
-        """Write a new segment of these rows; durable on return. Replaces files that nothing refers to."""
+        """Write a new segment of these rows, durable on return. Unreferenced files are replaced."""
         self._views.forget(self._key(built.first_seq))
         self._hot.put(built.first_seq, built.data, built.idx)
         return SegmentEntry(
@@ -91,9 +94,9 @@ class TopicTier:
         )
 
     def append(self, entry: SegmentEntry, built: BuiltRows) -> SegmentEntry:
-        """Continue a segment with rows that were built for its `data_bytes`; durable on return.
+        """Append rows that were built for the segment's `data_bytes`, durable on return.
 
-        After an error the segment still is what `entry` says. Raises `Damaged` if its files are not: then
+        After an error, `entry` still describes the segment. Raises `Damaged` if its files do not match; then
         seal it as it is and start another.
         """
         if entry.sealed or built.first_seq != entry.end_seq:
@@ -110,7 +113,7 @@ class TopicTier:
         )
 
     def seal(self, entry: SegmentEntry) -> SegmentEntry:
-        """Make a segment one that never grows again, with a table of its tags."""
+        """Seal a segment, so that it never grows again, and store its tag table."""
         table = self._tag_table(self.load(entry))
         if table:
             self._hot.replace(entry.first_seq, Part.TAGS, table.encoded(entry.count))
@@ -120,26 +123,26 @@ class TopicTier:
         try:
             return segment.tags()
         except Damaged:
-            return None  # a search for tags reports it; the segment must not stay open because of it
+            return None  # a search by tag reports it; the segment must still be sealed
 
     def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
-        """Close segments that another process wrote: an open one may be a file that was replaced."""
+        """Close views of segments that another process wrote, because the files may have been replaced."""
         for entry in entries:
             self._views.forget(self._key(entry.first_seq))
 
     def write_deleted(self, entry: SegmentEntry, deleted: DeletedRows) -> SegmentEntry:
-        """Keep which records of a segment are deleted: all of them, not only the new ones; durable on return.
+        """Store which records of a segment are deleted, all and not only the new ones. Durable on return.
 
-        To be called only with deletions that are durable in the log: from here they cannot be taken back.
+        Call this only with deletions that are durable in the log, because it cannot be undone.
         """
         count = int(np.count_nonzero(deleted))
         if len(deleted) != entry.count or count < entry.deleted:
-            raise InvalidInput(f"{count} of {len(deleted)} records cannot be all that is deleted of {entry}")
+            raise InvalidInput(f"{count} of {len(deleted)} records cannot be all deleted records of {entry}")
         self._hot.replace(entry.first_seq, Part.DEL, encode_deleted(entry.first_seq, deleted))
         return msgspec.structs.replace(entry, deleted=count)
 
     def load(self, entry: SegmentEntry) -> Segment:
-        """The segment, open for reading. Raises `Damaged` if its index or its deletions cannot be trusted."""
+        """Open the segment for reading. Raise `Damaged` if its index or its deletions are not valid."""
         store = self._sidecars(entry)
         rows = read_index(self._index(store, entry), entry.first_seq)
         return Segment(
@@ -154,9 +157,9 @@ class TopicTier:
         )
 
     def as_it_is_now(self, entry: SegmentEntry) -> SegmentEntry | None:
-        """Find an entry of an older snapshot: it may have moved since, or be gone (None).
+        """Update an entry of an older snapshot: the segment may have moved, or be gone (None).
 
-        For a start whose newest snapshot cannot be read; that one may not have needed the segment any more.
+        For a start whose newest snapshot cannot be read. That snapshot may no longer have needed the segment.
         """
         if self._hot.exists(entry.first_seq, Part.DATA):
             return entry
@@ -165,7 +168,7 @@ class TopicTier:
         return entry if self._hot.exists(entry.first_seq, Part.IDX) else None
 
     def resolve(self, entry: SegmentEntry) -> SegmentStore:
-        """Return the tier to read the data of a segment from; the hot tier if both have it."""
+        """Return the tier to read the data of a segment from, preferring the hot tier."""
         if self._hot.exists(entry.first_seq, Part.DATA):
             return self._hot
         if not entry.cold or self._cold is None:
@@ -173,9 +176,10 @@ class TopicTier:
         return self._cold
 
     def relocate(self, entry: SegmentEntry) -> SegmentEntry:
-        """Copy a sealed segment to the cold tier; durable on return. Make the entry durable, then `drop_hot`.
+        """Copy a sealed segment to the cold tier, durable on return.
 
-        May be repeated. Raises `Damaged` rather than copy an index that is not what it was.
+        Store the returned entry durably, then call `drop_hot`. May be repeated.
+        Raises `Damaged` if the index does not match the entry.
         """
         cold = self._cold_store()
         if not entry.sealed:
@@ -192,9 +196,9 @@ class TopicTier:
         return msgspec.structs.replace(entry, cold=True)
 
     def drop_hot(self, entry: SegmentEntry) -> None:
-        """Remove the hot data of a segment that is durably known to be cold; nothing there is fine.
+        """Remove the hot data of a segment that is durably recorded as cold, if it exists.
 
-        Raises `Damaged`, and removes nothing, if the cold copy is not complete.
+        Raises `Damaged` and removes nothing if the cold copy is incomplete.
         """
         if not entry.cold:
             raise InvalidInput(f"a segment that is not cold would be lost: {entry}")
@@ -211,8 +215,8 @@ class TopicTier:
         self._views.forget(self._key(entry.first_seq))
 
     def delete(self, first_seq: int) -> None:
-        """Remove a segment that no durable metadata names; nothing there is fine."""
-        # The hot files last: they are what tells, after a crash, that there is something left to remove.
+        """Remove the files of a segment that no durable metadata names, if they exist."""
+        # The hot files are removed last: after a crash they show that there is still something to remove.
         if self._cold is not None:
             self._cold.delete(first_seq)
         self._hot.delete(first_seq)
@@ -243,7 +247,7 @@ class TopicTier:
 
 @dataclass(slots=True)
 class Tidied:
-    """The unreferenced files that were removed, and those that could not be."""
+    """The unreferenced files that were removed, and those that could not be removed."""
 
     removed: int = 0
     failed: list[PenstockError] = field(default_factory=list)
@@ -258,7 +262,7 @@ class Tiers:
         cold: SegmentRoot | None = None,
         check_cold: Callable[[], None] | None = None,
     ) -> None:
-        """`check_cold` raises `Unavailable` when the cold tier as a whole is not there."""
+        """Open the tiers. `check_cold` raises `Unavailable` if the whole cold tier is missing."""
         self._hot = hot
         self._cold = cold
         self._views = SegmentViews()
@@ -269,7 +273,7 @@ class Tiers:
         return self._cold is not None
 
     def check_cold(self) -> None:
-        """Raises `Unavailable` when the cold tier as a whole is not there."""
+        """Raise `Unavailable` if the whole cold tier is missing."""
         if self._check_cold is not None:
             self._check_cold()
 
@@ -279,17 +283,17 @@ class Tiers:
 
     def remove_topic(self, topic_id: int) -> None:
         """Remove every segment of a deleted topic, if there are any."""
-        # The hot files last: they are what tells, after a crash, that there is something left to remove.
+        # The hot files are removed last: after a crash they show that there is still something to remove.
         self.remove_cold(topic_id)
         self.remove_hot(topic_id)
 
     def remove_cold(self, topic_id: int) -> None:
-        """The first half of `remove_topic`."""
+        """Remove the cold files, as the first half of `remove_topic`."""
         if self._cold is not None:
             self._cold.remove_topic(topic_id)
 
     def remove_hot(self, topic_id: int) -> None:
-        """The second half of `remove_topic`."""
+        """Remove the hot files, as the second half of `remove_topic`."""
         self._hot.remove_topic(topic_id)
 
     def stored(self) -> Stored:
@@ -297,9 +301,9 @@ class Tiers:
         return self._hot.scan()
 
     def tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:
-        """Remove what a crash left: everything of `stored` but the segments of `known`, by topic id.
+        """Remove all files in `stored` except the segments in `known`, by topic id, as left by a crash.
 
-        A removal that fails does not keep the others from being tried.
+        A removal that fails does not prevent the others.
         """
         done = Tidied()
         for path in stored.strays:
@@ -334,6 +338,6 @@ class Tiers:
             done.failed.append(error)
 
     def close(self) -> None:
-        """Release what the cold tier holds."""
+        """Release the resources of the cold tier."""
         if self._cold is not None:
             self._cold.close()

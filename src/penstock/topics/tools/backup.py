@@ -1,23 +1,23 @@
 """A consistent copy of a data directory, taken while its server runs.
 
-A backup is what a crash at one moment would have left: a snapshot, the segments it names as far as it names
-them, and the log from the positions it records up to a frame that was complete when it was read. Its
-`backup.json` is written last; a directory without it is no backup. Until then there is `backup.unfinished`,
-which tells the next attempt that it may begin by removing what is there.
+A backup contains what a crash at one moment would have left: a snapshot, the segments that it names up to the
+recorded sizes, and the log from the recorded positions up to a complete frame. `backup.json` is written last;
+a directory without it is not a backup. Until then `backup.unfinished` exists, and the next attempt may remove
+what is there.
 
-The order makes it consistent:
+The order makes the copy consistent:
 
-1. The snapshot says which segments count, and how much of them.
-2. Those bytes never change, so they can be copied at leisure. Where a segment has vanished there is a newer
-   snapshot, or soon will be, and the copy starts over from it.
-3. The log is read last: whatever was done to the segments since the snapshot, such as a deletion, is in the
-   log before it is in them.
+1. The snapshot says which segments count, and up to which size.
+2. Those bytes never change, so they can be copied at any time. If a segment is gone, there is or soon will
+   be a newer snapshot, and the copy starts over from it.
+3. The log is read last. Later changes to segments, such as a deletion, are in the log before they are in the
+   segments.
 
-The shards of the log are read one after the other while they grow. The shard of a destination may tell of
-copies whose originals came into the source's shard after that had been read; a start from such a backup could
-not make them again. So each log is copied up to the first frame that refers to what was not read, which is an
-earlier moment of that log and as good as any. What is cut off may itself have been referred to, so this
-repeats until nothing changes.
+The shards of the log are read one after the other while they grow. The shard of a destination may refer to
+copies whose originals were written to the source's shard after it was read. A start from such a backup could
+not make these copies again. So each log is copied up to the first frame that refers to unread records, which
+is a valid earlier moment of that log. Other frames may refer to what is cut off, so this repeats until
+nothing changes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _PATH = re.compile(rf"({META}|{TOPICS}|{WAL})(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 
 
 class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a backup; `path` is relative to it."""
+    """One file of a backup. `path` is relative to the backup."""
 
     path: str
     size: int
@@ -92,12 +92,12 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a backup, and the moment it was taken at."""
+    """The content of a backup, and when it was taken."""
 
     version: int = _VERSION
     created_ms: int
     snapshot: int
-    """The number of the snapshot in it, or 0 if all of it is in the log."""
+    """The number of the snapshot in the backup, or 0 if everything is in the log."""
     topics: int
     files: list[CopiedFile]
 
@@ -107,21 +107,21 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_backup_path(path: str) -> bool:
-    """Whether a file of a backup may have this path, which is relative to it."""
+    """Return whether a file of a backup may have this relative path."""
     return _PATH.fullmatch(path) is not None
 
 
 def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
     """Read the manifest of the backup in a directory.
 
-    Raises `Rejected` when there is none or it was never finished, `Damaged` when its list cannot be right.
+    Raises `Rejected` if there is none or the backup is unfinished, and `Damaged` if its list is invalid.
     """
     path = os.path.join(directory, MANIFEST)
     try:
         manifest = msgspec.json.decode(fs.read(path), type=BackupManifest)
     except NotFound:
         raise Rejected(
-            f"{directory} is no backup: it has no {MANIFEST}, which is written when a backup is complete"
+            f"{directory} is not a backup: it has no {MANIFEST}, which is written when a backup is complete"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
@@ -129,13 +129,13 @@ def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
         raise Unsupported(f"{path} has version {manifest.version}, this program reads {_VERSION}")
     for file in manifest.files:
         if not is_backup_path(file.path):
-            raise Damaged(f"{path} names {file.path[:100]!r}, which is no file of a backup")
+            raise Damaged(f"{path} names {file.path[:100]!r}, which is not a file of a backup")
     return manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The logs as far as they are copied, and the topics whose records may be needed to make copies again."""
+    """The logs up to where they are copied, and the topics that may be needed to make copies again."""
 
     logs: dict[str, LogScan]
     referred: set[int]
@@ -143,7 +143,7 @@ class Agreement:
 
 @dataclass(slots=True)
 class _Reference:
-    """A pass whose copies are made again from these records of a source."""
+    """A router pass whose copies are made again from these records of a source."""
 
     log: str
     at: LogPosition
@@ -152,7 +152,7 @@ class _Reference:
 
 
 def agree(logs: Mapping[str, LogScan], snapshot: Snapshot | None) -> Agreement:
-    """Cut every log before the first frame that refers to records which are in no log and no segment."""
+    """Cut every log before the first frame that refers to records in no log and no segment."""
     references = [found for path, log in logs.items() for found in _references(path, log)]
     stored = {} if snapshot is None else {topic.id: topic.head_seq for topic in snapshot.topics}
     kept = dict(logs)
@@ -179,7 +179,7 @@ def _references(path: str, log: LogScan) -> list[_Reference]:
                 try:
                     copy = CopyFrame.decode(table.body(place))
                 except Corrupt:
-                    continue  # a start tells of it
+                    continue  # the next start reports it
                 last_seq = max((one.source_seq + one.records - 1 for one in copy.runs), default=0)
                 if not copy.by_value and last_seq:
                     at = LogPosition(file.number, int(table.starts[place]))
@@ -188,7 +188,7 @@ def _references(path: str, log: LogScan) -> list[_Reference]:
 
 
 def _heads(logs: Mapping[str, LogScan], sources: set[int]) -> dict[int, int]:
-    """The last record of each source that is in a log."""
+    """Return the last record of each source that is in a log."""
     heads: dict[int, int] = {}
     for log in logs.values():
         for file in log.files:
@@ -203,7 +203,7 @@ def _heads(logs: Mapping[str, LogScan], sources: set[int]) -> dict[int, int]:
 
 
 def _until(log: LogScan, end: LogPosition) -> LogScan:
-    """The log without what is at `end` and after it."""
+    """Return the log without the part from `end` on."""
     files = [file for file in log.files if file.number <= end.file]
     last = files[-1]
     runs = [
@@ -220,7 +220,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class _Moved(Exception):
-    """A file that the snapshot names is no longer there."""
+    """A file that the snapshot names no longer exists."""
 
 
 def backup(
@@ -233,13 +233,13 @@ def backup(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> BackupManifest:
-    """Copy a data directory to `target`, which must be empty or not exist; durable and checked on return.
+    """Copy a data directory to `target`, which must be empty or not exist. Durable and verified on return.
 
-    Records in the cold tier are copied from `cold`; a backup never depends on it. Raises `Rejected` when
-    `directory` is no data directory, `target` has something else in it, or `cold` is needed and not given,
-    `Damaged` when the directory, or the copy, does not stand up to its checksums, `LockHeld` when another
-    backup is being written there, and `Conflict` when the server moved on faster than it could be copied. A
-    failed call removes what it wrote; what it could not remove, the next one does.
+    Records in the cold tier are copied from `cold`; a backup never depends on the cold tier. Raises
+    `Rejected` if `directory` is not a data directory, `target` has other files, or `cold` is needed and not
+    given. Raises `Damaged` if the directory or the copy does not match its checksums, `LockHeld` if another
+    backup is being written there, and `Conflict` if the server changed its files faster than they could be
+    copied. A failed call removes what it wrote; the next call removes the rest.
     """
     check_data_directory(fs, directory)
     _check_target(fs, target)
@@ -269,7 +269,7 @@ def _check_target(fs: FileSystem, target: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an unfinished backup may have left this file: a part of it, or its list before it counted."""
+    """Return whether an unfinished backup may have left this file: a part of it, or its staged manifest."""
     return is_backup_path(name) or name.startswith(f"{MANIFEST}.")
 
 
@@ -288,13 +288,15 @@ def _copy_in_rounds(
             _await_newer(fs, directory, loaded.number, str(moved), sleep)
             continue
         return copy.finish(loaded.number, topics, clock.now_ms())
-    raise Conflict(f"the server on {directory} moved on {_ROUNDS_MAX} times while it was copied; try again")
+    raise Conflict(
+        f"the server on {directory} changed its files {_ROUNDS_MAX} times during the copy; try again"
+    )
 
 
 def _await_newer(
     fs: FileSystem, directory: str, number: int, why: str, sleep: Callable[[float], None]
 ) -> None:
-    """Return when there is a newer snapshot. Raises `Damaged` if no server writes one."""
+    """Wait for a newer snapshot. Raise `Damaged` if no server writes one."""
     waited_s = 0.0
     while max(snapshot_numbers(fs, directory), default=0) <= number:
         if waited_s >= _NEWER_SNAPSHOT_S or not is_in_use(fs, directory):
@@ -304,7 +306,7 @@ def _await_newer(
 
 
 class _Copy:
-    """A backup in the making. What was copied once and still counts is not copied again."""
+    """A backup in progress. A file that was copied and still counts is not copied again."""
 
     def __init__(
         self,
@@ -319,14 +321,14 @@ class _Copy:
         self._target = target
         self._hot = LocalSegmentRoot(fs, directory)
         self._cold = cold
-        self._tell = on_progress
+        self._on_progress = on_progress
         self._done: dict[str, CopiedFile] = {}
         self._wanted: set[str] = set()
         self._unreadable: list[str] = []
-        """What the device cannot read: every file and range, so that one attempt names them all."""
+        """Every file and range that the device cannot read, so that one attempt reports all of them."""
 
     def take(self, loaded: LoadedSnapshot) -> int:
-        """Copy every file that one snapshot needs; return the number of its topics. Raises `_Moved`."""
+        """Copy every file that one snapshot needs. Return the number of its topics. Raise `_Moved`."""
         self._wanted = set()
         snapshot = loaded.snapshot
         self._unreadable = []
@@ -337,10 +339,10 @@ class _Copy:
         except _Moved as moved:
             if self._unreadable:
                 self._unreadable.append(str(moved))
-                raise self._refused() from moved
+                raise self._unreadable_error() from moved
             raise
         if self._unreadable:
-            raise self._refused()
+            raise self._unreadable_error()
         agreed = agree(logs, snapshot)
         removed: set[int] = set()
         for path, log in agreed.logs.items():
@@ -349,8 +351,8 @@ class _Copy:
             if snapshot_numbers(self._fs, self._directory):
                 raise _Moved("the log was cut while it was copied")
             return 0
-        # A topic that was deleted since the snapshot may have lost its segments already. If copies are made
-        # of it there is a newer snapshot, which has them.
+        # A topic deleted since the snapshot may already have lost its segments. If copies are made from it, a
+        # newer snapshot has them.
         left_out = removed - agreed.referred
         for topic_id in missing.keys() - left_out:
             raise _Moved(missing[topic_id])
@@ -359,11 +361,11 @@ class _Copy:
         self._put(snapshot_path(loaded.number), content)
         return len(topics)
 
-    def _refused(self) -> Damaged:
-        return Damaged(f"there is no backup, because it would not be whole: {'; '.join(self._unreadable)}")
+    def _unreadable_error(self) -> Damaged:
+        return Damaged(f"there is no backup, because it would be incomplete: {'; '.join(self._unreadable)}")
 
     def finish(self, number: int, topics: int, now_ms: int) -> BackupManifest:
-        """Make it durable, check it, and only then call it a backup."""
+        """Make the copy durable, verify it, and only then write its manifest."""
         for path in self._done.keys() - self._wanted:
             self._fs.unlink(os.path.join(self._target, path))
             del self._done[path]
@@ -371,7 +373,7 @@ class _Copy:
             raise Rejected(f"there is nothing in {self._directory} to back up yet")
         for folder in {os.path.dirname(path) for path in self._done}:
             self._fs.sync_dir(os.path.join(self._target, folder))
-        report = verify_files(self._fs, self._target, on_progress=self._tell)
+        report = verify_files(self._fs, self._target, on_progress=self._on_progress)
         if report.problems:
             raise Damaged(f"the copy is damaged, and so may be the original: {report.problems[0]}")
         files = [self._done[path] for path in sorted(self._done)]
@@ -381,7 +383,7 @@ class _Copy:
         return manifest
 
     def _take_topics(self, topics: tuple[TopicEntry, ...]) -> tuple[dict[int, TopicEntry], dict[int, str]]:
-        """By id: the topics whose segments are copied, and what is missing of the others."""
+        """Return, by id, the topics whose segments were copied, and the missing parts of the others."""
         kept: dict[int, TopicEntry] = {}
         missing: dict[int, str] = {}
         for topic in topics:
@@ -392,9 +394,9 @@ class _Copy:
         return kept, missing
 
     def _take_topic(self, topic: TopicEntry) -> TopicEntry:
-        """Copy its segments; the entry says afterwards that none of them is in the cold tier."""
+        """Copy the segments of a topic. Return its entry without segments in the cold tier."""
         for entry in topic.segments:
-            self._tell(f"copying {topic.name}: {len(self._done):,} files so far")
+            self._on_progress(f"copying {topic.name}: {len(self._done):,} files so far")
             self._take_segment(topic, entry)
         segments = tuple(msgspec.structs.replace(entry, cold=False) for entry in topic.segments)
         return msgspec.structs.replace(topic, segments=segments)
@@ -413,7 +415,7 @@ class _Copy:
                 self._wanted.add(path)
             else:
                 self._take_part(topic, entry, part, store, size)
-        # Of a segment that still grows the tags may be ahead of the snapshot; they can be made again.
+        # The tags of a growing segment may be ahead of the snapshot. They can be derived again.
         for part in (Part.TAGS, Part.DEL) if entry.sealed else (Part.DEL,):
             with contextlib.suppress(NotFound):
                 self._take_part(topic, entry, part, hot, None)
@@ -421,7 +423,7 @@ class _Copy:
     def _take_part(
         self, topic: TopicEntry, entry: SegmentEntry, part: Part, store: SegmentStore, size: int | None
     ) -> None:
-        """Copy a file, or as much of it as counts. One that the device cannot read is reported at the end."""
+        """Copy a file up to its valid size. An unreadable file is reported at the end."""
         path, first_seq = segment_path(topic, entry, part), entry.first_seq
         try:
             content = (
@@ -435,8 +437,8 @@ class _Copy:
             self._put(path, content)
 
     def _read_log(self, group: LogGroup) -> LogScan:
-        """A log up to its last whole frame."""
-        self._tell(f"copying the log in {group.path}")
+        """Read a log up to its last complete frame."""
+        self._on_progress(f"copying the log in {group.path}")
         try:
             found = scan_log(self._fs, self._directory, group, needed_only=True)
         except NotFound as error:
@@ -446,7 +448,7 @@ class _Copy:
         return found
 
     def _take_log(self, path: str, found: LogScan) -> set[int]:
-        """Copy a log as far as it was read; returns the topics that it deletes."""
+        """Copy a log up to where it was read. Return the topics that it deletes."""
         for file in found.files:
             self._put(os.path.join(path, file_name(file.number)), file.bytes_of(0, file.end))
         if found.files:

@@ -1,4 +1,4 @@
-"""From a backup to a data directory that a server can start on."""
+"""Restore a backup to a data directory that a server can start on."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.topics.tools.verify import verify_files
 def restore(
     fs: FileSystem, backup: str, directory: str, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> BackupManifest:
-    """Fill an empty data directory from a backup; durable and checked on return.
+    """Fill an empty data directory from a backup. Durable and verified on return.
 
-    Raises `LockHeld` when a server runs there, `Rejected` when the directory is not empty or the backup is
-    none, and `Damaged` when a file of the backup is not what was stored; then nothing is in place. A failed
-    call removes what it wrote; what it could not remove, the next one does.
+    Raises `LockHeld` if a server runs there, `Rejected` if the directory is not empty or the backup is not
+    valid, and `Damaged` if a file of the backup has changed; then nothing is in place. A failed call removes
+    what it wrote; the next call removes the rest.
     """
     manifest = read_manifest(fs, backup)
     _check_empty(fs, directory, manifest)
@@ -52,25 +52,25 @@ def _restore(
         _restore_file(fs, backup, staging, file)
     report = verify_files(fs, staging, on_progress=on_progress)
     if report.problems:
-        raise Damaged(f"what the backup holds is damaged: {report.problems[0]}")
+        raise Damaged(f"the content of the backup is damaged: {report.problems[0]}")
     _put_in_place(fs, directory, manifest)
 
 
 def _check_empty(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """Raises `LockHeld` if the directory is in use, else `Rejected` unless it is as good as empty."""
+    """Raise `LockHeld` if the directory is in use, or `Rejected` unless it has no files of its own."""
     try:
         _check_strangers(fs, directory, manifest)
     except Rejected:
         if _exists(fs, directory, LOCK_FILE):
             with DirectoryLock(fs, directory, name=LOCK_FILE, note="pid="):
-                pass  # no process holds it: the fault is that the directory is not empty
+                pass  # no process holds it, so the directory is not empty
         raise
 
 
 def _check_strangers(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """Raises `Rejected` if there is more than a lock file and what an attempt with this backup left.
+    """Raise `Rejected` if there is more than a lock file and the files of an unfinished restore.
 
-    A server that was started in between has written files of its own: those are not ours to remove.
+    A server that was started in between has written its own files, which must not be removed.
     """
     ours: dict[str, int] = {}
     if _exists(fs, directory, RESTORING):
@@ -90,13 +90,13 @@ def _exists(fs: FileSystem, directory: str, name: str) -> bool:
 
 
 def _remove_remains(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """Remove what an unfinished restore left; the staging directory last, because it marks one."""
+    """Remove the files of an unfinished restore, and last the staging directory, which marks it."""
     staging = os.path.join(directory, RESTORING)
     named = [file.path for file in manifest.files]
     if _exists(fs, directory, RESTORING):
         remove_files(fs, directory, named)
         remove_files(fs, staging, [*(name for name, _ in fs.list_files(staging)), *named])
-        with contextlib.suppress(PenstockError):  # a folder in it is not ours
+        with contextlib.suppress(PenstockError):  # another program's folder is in it
             fs.remove_dir(staging)
 
 
@@ -114,10 +114,10 @@ def _restore_file(fs: FileSystem, backup: str, staging: str, file: CopiedFile) -
 
 
 def _put_in_place(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """Move the parts from the staging directory to where they belong.
+    """Move the parts from the staging directory to their final place.
 
-    Snapshots first: a server that is started after a crash in between misses what they name and says so.
-    The other way round it would find a log without a snapshot and believe that this is all.
+    Snapshots are moved first. A server that starts after a crash in between reports the missing segments and
+    log. In the opposite order it would find a log without a snapshot and treat it as complete.
     """
     staging = os.path.join(directory, RESTORING)
     for folder in {os.path.dirname(file.path) for file in manifest.files}:

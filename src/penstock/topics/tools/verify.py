@@ -1,7 +1,7 @@
-"""Compare every checksum of a data directory with the bytes: snapshots, segments and the log.
+"""Verification of a data directory: compare every checksum of snapshots, segments and the log.
 
-Verification only reads. Beside a running server it looks again at what seems wrong, because the server goes
-on writing meanwhile: damage stays.
+Verification only reads. If a server is running, apparent damage is checked again, because the server keeps
+writing; real damage stays.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from penstock.topics.segments.tags import decode_tags
 
 
 def pluralise(count: int, noun: str) -> str:
-    """`1 record`, `2,000 records`."""
+    """Format a count with its noun: `1 record`, `2,000 records`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFinding(Finding):
-    """A finding about a file, or a range of its bytes; the subject is its path in the data directory."""
+    """A finding about a file or a range of its bytes. The subject is its path in the data directory."""
 
     start: int | None = None
     end: int | None = None
@@ -90,7 +90,7 @@ class VerifyReport:
     bytes: int = 0
     topics: int = 0
     stored_records: int = 0
-    """Records in segments that were read, deleted ones included."""
+    """The number of records read in segments, including deleted ones."""
     log_frames: int = 0
 
     @property
@@ -98,7 +98,7 @@ class VerifyReport:
         return problems_in(self.findings)
 
     def count(self, size: int) -> None:
-        """Count a file that was read, as far as it counts."""
+        """Count a file that was read, up to its valid size."""
         self.files += 1
         self.bytes += size
 
@@ -107,23 +107,23 @@ _FORMAT = WalFormat()
 
 
 class LogCheck:
-    """All log directories, seen from the newest snapshot that can be read."""
+    """The check of all log directories, relative to the newest readable snapshot."""
 
     def __init__(self, fs: FileSystem, report: VerifyReport, snapshot: Snapshot | None) -> None:
         self._fs = fs
         self._report = report
         self._snapshot = snapshot
-        # Whether an unreadable newer snapshot may have needed a log that this one does not name is not known.
+        # An unreadable newer snapshot may need a log that this one does not name.
         self._is_newest = not report.problems
         self._known = {topic.id for topic in snapshot.topics} if snapshot is not None else set()
         self._nameless: dict[int, list[tuple[str, int, int]]] = {}
 
-    def run(self, tell: Callable[[str], None]) -> set[int]:
-        """Add what is wrong to the report; returns the topics that the log deletes."""
+    def run(self, on_progress: Callable[[str], None]) -> set[int]:
+        """Add problems to the report. Return the topics that the log deletes."""
         removed: set[int] = set()
         for group in log_groups(self._fs, self._report.directory, self._snapshot):
-            tell(f"checking the log in {group.path}")
-            # Before the log is read: beside a running server the log only grows.
+            on_progress(f"checking the log in {group.path}")
+            # Read this before the log: while a server runs, the log only grows.
             extent = read_extent(self._fs, os.path.join(self._report.directory, group.path))
             found = scan_log(self._fs, self._report.directory, group)
             if not extent.readable:
@@ -137,18 +137,18 @@ class LogCheck:
             if not self._is_covered(group):
                 self._sort_topics(group, found)
             removed |= removed_topics(found)
-        self._tell_nameless(removed)
+        self._report_nameless(removed)
         return removed
 
     def check_segments(self, stored: Iterable[int], removed: set[int]) -> None:
-        """Segments of topics that neither snapshot nor log names."""
+        """Report segments of topics that neither the snapshot nor the log names."""
         next_id = 1 if self._snapshot is None else self._snapshot.next_topic_id
         if strangers := sorted(number for number in {*stored} - self._known - removed if number >= next_id):
             text = unknown_segments(strangers)
             self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=TOPICS, text=text))
 
     def _is_covered(self, group: LogGroup) -> bool:
-        """Whether a start does not read this log, because the newest snapshot does not name it."""
+        """Return whether a start skips this log, because the newest snapshot does not name it."""
         return self._snapshot is not None and self._is_newest and not group.start.file
 
     def _check_files(self, group: LogGroup, found: LogScan) -> None:
@@ -156,13 +156,13 @@ class LogCheck:
             self._report.count(file.end)
             self._report.log_frames += file.frame_count
         for damage in found.damage:
-            # A file that says nothing of itself, or is not the one it should be, is no matter of a range.
+            # A file with an invalid header, or the wrong file, is damaged as a whole and not in a range.
             whole = damage.end is None or damage.start >= damage.end or damage.start == 0
             read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start
             if read and not self._is_covered(group):
                 self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
             else:
-                text = f"{damage.reason}; no start reads this part any more, a newer snapshot stands for it"
+                text = f"{damage.reason}; no start reads this part, because a newer snapshot covers it"
                 self._add(Severity.NOTE, group, damage.file, text, damage.start, damage.end)
         if found.torn:
             last = found.files[-1]
@@ -170,17 +170,17 @@ class LogCheck:
             self._add(Severity.NOTE, group, last.number, text, last.end, last.size)
 
     def _check_beginning(self, group: LogGroup, found: LogScan) -> None:
-        """A log that continues where a snapshot ended needs that snapshot."""
+        """Report a log that continues a snapshot if there is no readable snapshot."""
         if self._snapshot is not None or not found.files:
             return
         first = found.files[0]
         header = LogHeader.decode(_FORMAT, first.bytes_of(0, min(first.end, found.first_offset)))
         if header is not None and header.previous.file:
-            text = f"what was before it is in a snapshot, and there is none in {META} that can be read"
+            text = f"it continues a snapshot, but {META} has no readable one"
             self._add(Severity.PROBLEM, group, found.files[0].number, text)
 
     def _sort_topics(self, group: LogGroup, found: LogScan) -> None:
-        """Which topics are created here, and of which ones there are records."""
+        """Record which topics are created here, and which ones have records."""
         for file in found.files:
             for heads in _heads(file, group.start):
                 ids, kinds = heads["topic_id"], heads["type"]
@@ -189,10 +189,10 @@ class LogCheck:
                 for topic_id, count in zip(appended.tolist(), counts.tolist(), strict=True):
                     self._nameless.setdefault(topic_id, []).append((group.path, file.number, count))
 
-    def _tell_nameless(self, removed: set[int]) -> None:
+    def _report_nameless(self, removed: set[int]) -> None:
         for topic_id in self._nameless.keys() - self._known - removed:
             for path, number, count in self._nameless[topic_id]:
-                text = f"{pluralise(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
+                text = f"{pluralise(count, 'record')} of topic {topic_id}, which no snapshot or log names"
                 place = os.path.join(path, file_name(number))
                 self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=place, text=text))
 
@@ -213,7 +213,7 @@ class LogCheck:
 
 
 def _heads(file: ScannedFile, start: LogPosition) -> Iterator[npt.NDArray[np.void]]:
-    """The heads of the frames that a start reads."""
+    """Yield the heads of the frames that a start reads."""
     for run in file.runs:
         table = read_frames(file.view, run.start, run.ends)
         if file.number > start.file:
@@ -226,9 +226,10 @@ _Bad: TypeAlias = list[tuple[int, Damaged]]
 
 
 class SegmentCheck:
-    """One segment, as far as the metadata says that its files count.
+    """The check of one segment, up to the sizes in its metadata.
 
-    `hot` has everything but perhaps the data; those are read from `data`, or not at all if that is None.
+    `hot` has all files except perhaps the data file, which is read from `data`, or not checked if that is
+    None.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class SegmentCheck:
         self._data = data
 
     def run(self) -> None:
-        """Add what is wrong to the report."""
+        """Add problems to the report."""
         entry = self._entry
         index = self._read(self._hot, Part.IDX, entry.idx_bytes)
         data = self._read_data()
@@ -261,7 +262,7 @@ class SegmentCheck:
         if data is not None:
             self._check_records(data, rows)
         self._check_deleted()
-        if entry.sealed:  # the tags of a segment that still grows may be ahead of the snapshot
+        if entry.sealed:  # the tags of a growing segment may be ahead of the snapshot
             self._check_tags(rows)
 
     def _read_data(self) -> memoryview | None:
@@ -287,8 +288,8 @@ class SegmentCheck:
         wanted = self._entry.deleted
         if raw is None:
             if wanted:
-                told = pluralise(wanted, "deleted record")
-                self._damaged(Part.DEL, f"the file is missing; it told of {told}")
+                lost = pluralise(wanted, "deleted record")
+                self._damaged(Part.DEL, f"the file is missing; it listed {lost}")
             return
         try:
             known = int(decode_deleted(raw, self._entry.first_seq, self._entry.count).sum())
@@ -296,7 +297,7 @@ class SegmentCheck:
             self._damaged(Part.DEL, str(error), 0, len(raw))
             return
         if known < wanted:
-            text = f"it tells of {pluralise(known, 'deleted record')} instead of {wanted:,}"
+            text = f"it lists {pluralise(known, 'deleted record')} instead of {wanted:,}"
             self._damaged(Part.DEL, text, 0, len(raw))
 
     def _check_tags(self, rows: IndexRows) -> None:
@@ -323,9 +324,9 @@ class SegmentCheck:
         return content
 
     def _around_bad(self, store: SegmentStore, part: Part, size: int | None) -> memoryview | None:
-        """Read a file with zeros for the parts that the device cannot read, which are reported.
+        """Read a file with zeros for unreadable parts, and report these parts.
 
-        None if the file is not on a device of this machine, or is too short.
+        Return None if the file is not local, or is too short.
         """
         if not isinstance(store, LocalSegmentStore):
             return None
@@ -334,7 +335,7 @@ class SegmentCheck:
             return None
         content = view[:size]
         for start, end in view.bad:
-            # Which records are lost with it is told for each of them.
+            # The lost records are reported individually.
             self._report.findings.append(
                 FileFinding(
                     severity=Severity.PROBLEM,
@@ -380,7 +381,7 @@ class SegmentCheck:
 
 
 def _neighbours(bad: _Bad, rows: IndexRows, first_seq: int) -> Iterator[_Bad]:
-    """Damaged records that follow each other, holes aside; those that have no bytes apart from the others."""
+    """Group adjacent damaged records, ignoring holes. Records without bytes are grouped separately."""
     places = np.cumsum((rows["flags"] & HOLE) == 0)
     lost = (rows["flags"] & LOST) != 0
     group: _Bad = []
@@ -396,7 +397,7 @@ def _neighbours(bad: _Bad, rows: IndexRows, first_seq: int) -> Iterator[_Bad]:
 
 
 def _span(low: np.void, high: np.void) -> tuple[int | None, int | None]:
-    """The bytes from one record to another; none if they never had any."""
+    """Return the bytes from one record to another, or None if they never had any."""
     if not low["length"]:
         return None, None
     return int(low["offset"]), int(high["offset"]) + int(high["length"])
@@ -412,10 +413,10 @@ def verify(
     cold: SegmentRoot | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> VerifyReport:
-    """Check a data directory or a backup. Records in the cold tier are read only if it is given.
+    """Check a data directory or a backup. Records in the cold tier are read only if `cold` is given.
 
-    Damage is a finding. Raises `NotFound` when there is no such directory, `Rejected` when it is no data
-    directory or an unfinished one, and what reading raises.
+    Damage is reported as a finding. Raises `NotFound` if there is no such directory, `Rejected` if it is not
+    a complete data directory, and read errors.
     """
     check_data_directory(fs, directory)
     for _ in range(_ROUNDS_MAX - 1):
@@ -432,10 +433,10 @@ def verify_files(
     cold: SegmentRoot | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> VerifyReport:
-    """Check the files of a directory once, whether or not it is finished."""
+    """Check the files of a directory once, even if it is unfinished."""
     report = VerifyReport(directory=directory)
     hot = LocalSegmentRoot(fs, directory)
-    # Before snapshot and log are read: beside a running server these only learn of more topics.
+    # Read these before snapshot and log: a running server only adds topics there.
     stored = hot.scan().topics.keys()
     snapshot = _check_snapshots(fs, report)
     log = LogCheck(fs, report, snapshot)
@@ -453,13 +454,13 @@ def verify_files(
 
 
 def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
-    """Every snapshot; returns the newest that can be read."""
+    """Check every snapshot. Return the newest readable one."""
     newest: Snapshot | None = None
     for number in snapshot_numbers(fs, report.directory):
         path = snapshot_path(number)
         try:
             raw = fs.read(os.path.join(report.directory, path))
-        except NotFound:  # a newer one has replaced it a moment ago
+        except NotFound:  # a newer one has just replaced it
             continue
         except MediaError as error:
             end = error.offset + error.length

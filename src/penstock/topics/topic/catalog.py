@@ -1,7 +1,7 @@
-"""The topics by name, in order, and their creation and deletion.
+"""The catalog: topics by name, in order, with their creation and deletion.
 
-A topic is entered when its creation is committed and leaves when its deletion is. Between the submission and
-the commit every call for that name waits: no call writes to a topic that is being deleted.
+A topic enters the catalog when its creation commits, and leaves when its deletion commits. Every call for the
+name waits between submission and commit, so no call writes to a topic that is being deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIG = msgspec.json.Encoder()
 
 
 class Catalog:
-    """All topics of an engine, and what they hold together. Belongs to the event loop's thread."""
+    """All topics of an engine and their total size. Used only on the event loop's thread."""
 
     def __init__(self, config: EngineConfig, clock: SteadyClock) -> None:
         self._config = config
@@ -45,12 +45,12 @@ class Catalog:
         self._on_entered: list[Callable[[str], None]] = []
         self.next_topic_id = 1
         self.lost_seq = 0
-        """New topics begin above this number, as a lost topic of the same name may have reached it."""
+        """New topics start above this number, because a lost topic of the same name may have reached it."""
         self.total_bytes = 0
-        """Accounted bytes of all live records, and of those on their way."""
+        """Accounted bytes of all live records and of all writes in flight."""
 
     def open(self, wal: Wal, topics: Iterable[Topic], next_topic_id: int, lost_seq: int) -> None:
-        """Enter the topics that a start found."""
+        """Enter the topics that recovery found at the start."""
         self._wal = wal
         self.next_topic_id = next_topic_id
         self.lost_seq = lost_seq
@@ -58,13 +58,13 @@ class Catalog:
             topic.attach(wal.shard_of(topic.id), self._clock)
             self._enter(topic)
 
-    def on_removed(self, tell: Callable[[Topic], None]) -> None:
-        """Called with a topic that was deleted durably."""
-        self._on_removed = tell
+    def on_removed(self, callback: Callable[[Topic], None]) -> None:
+        """Call `callback` with every topic whose deletion has committed."""
+        self._on_removed = callback
 
-    def on_entered(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` with the name of every topic that is created from now on."""
-        self._on_entered.append(tell)
+    def on_entered(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the name of every topic that is created from now on."""
+        self._on_entered.append(callback)
 
     def all(self) -> list[Topic]:
         return list(self._topics.values())
@@ -76,42 +76,42 @@ class Catalog:
         return name in self._topics
 
     def find(self, name: str) -> Topic | None:
-        """The topic, or None if it does not exist or is being deleted."""
+        """Return the topic, or None if it does not exist or is being deleted."""
         topic = self._topics.get(name)
         return None if topic is None or topic.deleting is not None else topic
 
     def get(self, name: str) -> Topic:
-        """The topic, for readers. Raises `TopicNotFound`."""
+        """Return the topic for a reader. Raise `TopicNotFound` if it does not exist."""
         topic = self._topics.get(name)
         if topic is None:
             raise TopicNotFound(name)
         return topic
 
     def take_id(self) -> int:
-        """A number that no topic and no router had before."""
+        """Return an id that no topic or router has had before."""
         taken, self.next_topic_id = self.next_topic_id, self.next_topic_id + 1
         return taken
 
     async def settled(self, name: str) -> Topic | None:
-        """The topic or None, once no deletion or creation of it is in progress."""
+        """Wait until no creation or deletion of the topic is in progress. Return the topic, or None."""
         while True:
             topic = self._topics.get(name)
-            under_way = self._creating.get(name) if topic is None else topic.deleting
-            if under_way is None:
+            in_progress = self._creating.get(name) if topic is None else topic.deleting
+            if in_progress is None:
                 return topic
-            await asyncio.wait([under_way])
+            await asyncio.wait([in_progress])
 
     def give_up_in_flight(self, shard: WalShard) -> None:
-        """Drop the writes in flight of a shard whose commit failed: none of them will be published."""
+        """Drop the writes in flight of a shard whose commit failed. None of them will be published."""
         for topic in self._topics.values():
             if topic.shard is shard:
                 topic.log.give_up_in_flight()
                 self.tally(topic)
 
-    # ---- coming and going ----------------------------------------------------------------------------
+    # ---- creation and deletion -----------------------------------------------------------------------
 
     async def put(self, name: str, config: TopicConfig) -> PutResult:
-        """Create a topic or give an existing one this config; see `Engine.put_topic`."""
+        """Create a topic, or reconfigure an existing one. See `Engine.put_topic`."""
         check_topic_name(name)
         config = config.resolved(name)
         topic = await self.settled(name)
@@ -128,7 +128,7 @@ class Catalog:
         return PutResult(topic=name, created=False, config=config)
 
     def check_count(self, more: int) -> None:
-        """Raises `Throttled` when this many new topics would be too many."""
+        """Raise `Throttled` if `more` new topics would exceed the limit."""
         cap = self._config.max_topics
         if cap and len(self._topics) + len(self._creating) + more > cap:
             raise Throttled(
@@ -137,7 +137,7 @@ class Catalog:
             )
 
     async def create(self, name: str, config: TopicConfig) -> Topic:
-        """Create a topic that no other call is creating. Raises `Throttled` when there are too many."""
+        """Create a topic that no other call is creating. Raise `Throttled` if there are too many."""
         self.check_count(1)
         assert self._wal is not None
         topic_id = self.take_id()
@@ -150,7 +150,7 @@ class Catalog:
         created = self.change(topic, FrameType.TOPIC_CREATE, body, lambda: self._enter(topic))
         self._creating[name] = created
         created.add_done_callback(lambda _: self._creating.pop(name))
-        # The creation continues without its caller, and other calls wait for it.
+        # The creation continues even if the caller is cancelled, because other calls wait for it.
         await asyncio.shield(created)
         return topic
 
@@ -158,22 +158,22 @@ class Catalog:
         logged: list[asyncio.Future[float]] = []
 
         def apply() -> None:
-            now_ms, knew_leases = self._clock.now_ms(), topic.config.leases_durable
+            now_ms, had_durable_leases = self._clock.now_ms(), topic.config.leases_durable
             topic.reconfigure(config, now_ms)
             self.tally(topic)
-            if topic.queue is not None and config.leases_durable and not knew_leases:
+            if topic.queue is not None and config.leases_durable and not had_durable_leases:
                 logged.extend(log_leases(topic, now_ms))
 
         decided = self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
         if topic.is_ephemeral and config.durability is not Durability.EPHEMERAL:
             topic.make_durable(decided)
-        # The change continues without its caller: what is written after it relies on it.
+        # The change continues even if the caller is cancelled, because later writes rely on it.
         await asyncio.shield(decided)
         for part in logged:
             await part
 
     async def remove(self, name: str, *, if_empty: bool) -> RemoveResult:
-        """Delete a topic; see `Engine.remove_topic`."""
+        """Delete a topic. See `Engine.remove_topic`."""
         topic = await self.settled(name)
         if topic is None:
             return RemoveResult(topic=name, deleted=False)
@@ -186,20 +186,20 @@ class Catalog:
         leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
         topic.deleting = leaving
         leaving.add_done_callback(lambda _: topic.stay())
-        # The deletion continues without its caller, and other calls wait for it.
+        # The deletion continues even if the caller is cancelled, because other calls wait for it.
         await asyncio.shield(leaving)
         return RemoveResult(topic=name, deleted=True, routers_removed=topic.routers_removed)
 
     def change(self, topic: Topic, kind: FrameType, body: bytes, apply: Callable[[], T]) -> asyncio.Future[T]:
-        """Make a change durable, then apply it; it is applied even if the caller has gone."""
+        """Make a change durable, then apply it, even if the caller is cancelled."""
         topic.shard.check_room()
         frames = [*topic.log.moved_floors(), encode_control(kind, topic.id, body, ts_ms=self._clock.now_ms())]
         if kind is FrameType.CONFIG_UPDATE and topic.is_ephemeral and topic.log.next_seq > 1:
-            # No record of it is in the log; its sequence numbers must not be used again all the same.
+            # The log has no record of this topic, but its sequence numbers must still never be reused.
             used = write_head_watermark(topic.log.next_seq - 1)
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, used))
         change = PendingCommit(lambda entry, position: apply())
-        # Changes are small, and deletions are what makes room on a full disk.
+        # Changes are small, and deletions free space on a full disk.
         topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change, urgent=True)
         return change.outcome
 
@@ -207,8 +207,8 @@ class Catalog:
         self._topics[topic.name] = topic
         insort(self._names, topic.name)
         self.tally(topic)
-        for tell in self._on_entered:
-            tell(topic.name)
+        for callback in self._on_entered:
+            callback(topic.name)
 
     def _leave(self, topic: Topic) -> None:
         del self._topics[topic.name]
@@ -218,7 +218,7 @@ class Catalog:
         topic.subscribers.notify()
         self._on_removed(topic)
 
-    # ---- looking -------------------------------------------------------------------------------------
+    # ---- queries -------------------------------------------------------------------------------------
 
     def page(
         self,
@@ -229,7 +229,7 @@ class Catalog:
         touch: bool = False,
         allowed: Callable[[str], bool] | None = None,
     ) -> tuple[list[TopicState], str | None]:
-        """Topics by name; see `Engine.topics`."""
+        """Return a page of topics in order of their names. See `Engine.topics`."""
         found: list[TopicState] = []
         now_ms = self._clock.now_ms()
         start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
@@ -249,24 +249,24 @@ class Catalog:
         return found, None
 
     def retain(self, topic: Topic, now_ms: int | None = None) -> None:
-        """Evict records that are too old or too many, and update the total."""
+        """Evict records that exceed the age or size limits, then update the total."""
         topic.log.retain(self._clock.now_ms() if now_ms is None else now_ms)
         self.tally(topic)
 
     def tally(self, topic: Topic) -> None:
-        """Update the total over all topics."""
+        """Update the total over all topics with the current size of this topic."""
         now = topic.log.index.live_bytes + topic.log.in_flight_bytes
         if now != topic.tally_bytes and not topic.deleted:
             self.total_bytes += now - topic.tally_bytes
             topic.tally_bytes = now
 
     def total_left(self) -> int | None:
-        """How many bytes more all topics together may hold; None if there is no bound."""
+        """Return how many more bytes all topics together may hold, or None if there is no limit."""
         cap = self._config.max_total_bytes
         return max(cap - self.total_bytes, 0) if cap else None
 
     def check_total(self, size: int) -> None:
-        """Raises `Throttled` when all topics together have no room for this many bytes more."""
+        """Raise `Throttled` if `size` more bytes exceed the limit over all topics."""
         cap = self._config.max_total_bytes
         if cap and self.total_bytes + size > cap:
             raise Throttled(

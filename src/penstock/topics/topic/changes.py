@@ -1,4 +1,4 @@
-"""Changes of a topic: commit them, and notify those who wait for them."""
+"""Changes of a topic: their commit, and the notification of its subscribers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def commit_error(error: PenstockError) -> PenstockError:
-    """Return the error for the writer: a full disk may be waited for, the rest are faults of the server."""
+    """Return the error for the writer. A full disk may clear; every other error is a server fault."""
     if isinstance(error, StorageFull | CommitFailed):
         return error
     failed = CommitFailed(f"the log could not be written, nothing was published: {error}")
@@ -24,9 +24,10 @@ def commit_error(error: PenstockError) -> PenstockError:
 
 
 class PendingCommit(Generic[T]):
-    """A submission to the log: `apply` is called once it is committed, `undo` if it fails.
+    """A submission to the log. It calls `apply` after the commit, or `undo` if the commit fails.
 
-    One of them is called even if the caller has gone. `outcome` gets what `apply` returns, or the error.
+    One of them is called even if the caller is cancelled. `outcome` receives the result of `apply`, or the
+    error.
     """
 
     __slots__ = ("_apply", "_undo", "outcome")
@@ -42,7 +43,7 @@ class PendingCommit(Generic[T]):
         try:
             result = self._apply(entry, position)
         except PenstockError as error:
-            # A refusal, which the caller gets. Anything else is a bug, and the shard takes no more writes.
+            # A refusal that the caller receives. Any other exception is a bug and stops the shard's writes.
             if not self.outcome.done():
                 self.outcome.set_exception(error)
             return
@@ -57,15 +58,15 @@ class PendingCommit(Generic[T]):
 
 
 def sync_ms(entry: Entry, position: LogPosition) -> float:
-    """How long the sync of an entry took, as the result of a commit that has nothing to apply."""
+    """Return the duration of an entry's sync, as the result of a commit that has nothing to apply."""
     return entry.sync_s * 1000
 
 
 class Subscribers:
     """The waiters of one topic, each woken once, and its listeners, called at every change.
 
-    A waiter is registered before the first look at the topic, so that a record published between the look and
-    the wait wakes it: there is no moment in which a wake-up can be lost.
+    A caller registers before it reads the topic, so a record that is published between the read and the wait
+    still wakes it.
     """
 
     __slots__ = ("_listening", "_waiting")
@@ -74,17 +75,17 @@ class Subscribers:
         self._waiting: set[asyncio.Future[None]] = set()
         self._listening: tuple[Callable[[], None], ...] = ()
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call this at every change from now on; it must neither wait nor raise."""
-        self._listening = (*self._listening, tell)
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call `callback` at every change from now on. It must neither wait nor raise."""
+        self._listening = (*self._listening, callback)
 
-    def unlisten(self, tell: Callable[[], None]) -> None:
-        """No longer call this."""
-        self._listening = tuple(other for other in self._listening if other != tell)
+    def unlisten(self, callback: Callable[[], None]) -> None:
+        """Stop calling `callback`."""
+        self._listening = tuple(other for other in self._listening if other != callback)
 
     @contextmanager
     def register(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done as soon as the topic changes after this moment."""
+        """Yield a future that completes at the first change after this moment."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
         try:
@@ -94,19 +95,19 @@ class Subscribers:
             waiter.cancel()
 
     def notify(self) -> None:
-        """Notify all: something was published, or the topic was deleted."""
+        """Notify all waiters and listeners that something was published or the topic was deleted."""
         if self._waiting:
             woken, self._waiting = self._waiting, set()
             for waiter in woken:
                 if not waiter.done():
                     waiter.set_result(None)
-        for tell in self._listening:
-            tell()
+        for callback in self._listening:
+            callback()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def are_there(self) -> bool:
-        """Whether anybody waits or listens."""
+        """Return whether there is a waiter or a listener."""
         return bool(self._waiting or self._listening)

@@ -1,4 +1,4 @@
-"""Which writes were done already: keys and their outcomes, for as long as the window is open."""
+"""Idempotency keys of recent writes, with their outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 KEYS_MAX: Final = 100_000
-"""Keys kept per topic. Beyond that the oldest are forgotten, window or not: memory is bounded."""
+"""The number of keys kept per topic. The oldest keys are dropped beyond it, even within the window."""
 _SHORT: Final = 32
 
 
@@ -33,14 +33,14 @@ class WriteWindow:
         return len(self._outcomes)
 
     def find(self, key: str, *, now_ms: int, window_ms: int) -> Outcome | None:
-        """Return the outcome of the first write with this key; None if it is new or has expired."""
+        """Return the outcome of the first write with this key, or None if the key is new or has expired."""
         self.expire(now_ms, window_ms)
         outcome = self._outcomes.get(_short(key))
-        # The clock may have been set back, so the order of the keys is not proof of their age.
+        # The clock may have been set back, so the order of the keys does not prove their age.
         return outcome if outcome is not None and now_ms - outcome.created_ms <= window_ms else None
 
     def add(self, key: str, outcome: Outcome) -> None:
-        """Remembers the outcome of a write that was committed."""
+        """Store the outcome of a committed write."""
         name = _short(key)
         self._outcomes[name] = outcome
         self._outcomes.move_to_end(name)
@@ -48,7 +48,7 @@ class WriteWindow:
             self._outcomes.popitem(last=False)
 
     def expire(self, now_ms: int, window_ms: int) -> None:
-        """Forgets the oldest keys whose time is over."""
+        """Remove the keys that are older than the window."""
         outcomes = self._outcomes
         while outcomes:
             name = next(iter(outcomes))
@@ -57,11 +57,11 @@ class WriteWindow:
             del outcomes[name]
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Remove all keys."""
         self._outcomes.clear()
 
 
 def _short(key: str) -> bytes:
-    """The key, or its digest where that is shorter; the two cannot be mistaken for each other."""
+    """Return the key, or its digest if that is shorter. The lengths differ, so the two cannot collide."""
     name = key.encode("utf-8", "surrogatepass")
     return name if len(name) < _SHORT else blake2b(name, digest_size=_SHORT).digest()

@@ -1,9 +1,9 @@
-"""Which records of a topic are live and where their bytes are.
+"""The index of a topic: which records are live, and where their bytes are.
 
-Sequence numbers are dense, so the index is an ordered list of runs of rows, not a map: segments first, then
-rows that point into the log. Everything below `earliest_seq` is gone; above it a row is live unless it is
-flagged. A sequence number that no run covers never held a record, or its run was dropped when nothing in it
-was live. Counts and bytes are exact at any moment.
+Sequence numbers are dense, so the index is an ordered list of runs of rows, not a map. Segments come first,
+then rows that point into the log. Every record below `earliest_seq` is gone. Above it, a row is live unless
+it is flagged. A sequence number outside all runs never had a record, or its run was dropped when no record in
+it was live. Counts and bytes are always exact.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from penstock.topics.segments.columns import DAMAGED, DEAD, DELETED, NO_FILE, Co
 from penstock.topics.segments.format import HOLE
 
 RUN_ROWS_MAX: Final = 16_384
-"""A run of log rows is closed at this size: growing it copies it, and only a whole run can be dropped."""
+"""The rows at which a run of log rows is closed.
+
+Growth copies the run, and only a whole run can be dropped.
+"""
 HOLE_ROWS_MAX: Final = 4096
-"""So many numbers without a record may become rows of a segment."""
+"""The largest hole in the sequence numbers that may become rows of a segment."""
 _WINDOW: Final = 4096
 _FEW: Final = 8
 
@@ -42,7 +45,7 @@ NOTHING: Final = Removed()
 
 
 class TopicIndex:
-    """The rows of one topic. Everything is done on one thread; nothing here waits or reads a clock."""
+    """The rows of one topic. Used on one thread; no method waits or reads a clock."""
 
     __slots__ = ("_runs", "_starts", "earliest_seq", "head_seq", "live", "live_bytes", "picked")
 
@@ -53,31 +56,31 @@ class TopicIndex:
         self.live = 0
         self.live_bytes = 0
         self.picked = 0
-        """How many records were deleted one by one, and not because everything before them went too."""
+        """The number of records that were deleted individually instead of as part of a prefix."""
         self._runs: list[Columns] = []
         self._starts: list[int] = []
 
     @property
     def base_seq(self) -> int:
-        """The first sequence number that still has a row."""
+        """Return the first sequence number that still has a row."""
         return self._starts[0] if self._starts else self.head_seq + 1
 
     @property
     def runs(self) -> tuple[Columns, ...]:
-        """All runs in order of their sequence numbers."""
+        """Return all runs in order of their sequence numbers."""
         return tuple(self._runs)
 
     # ---- growing -------------------------------------------------------------------------------------
 
     def append(self, batch: EncodedBatch, *, file: int, base: int) -> None:
-        """The records of one write, whose frames start at offset `base` of a log file."""
+        """Append the records of one write, whose frames start at offset `base` of a log file."""
         assert batch.first_seq == self.head_seq + 1, "a write continues where the last one ended"
         run = self._open_run()
         run.append_rows(file, base, batch.rows)
         self._grown(run, batch.count, batch.accounted_bytes)
 
     def append_rows(self, rows: bytes, *, file: int, base: int = 0) -> None:
-        """The next rows, as recovery finds them; those with a dead flag are not counted."""
+        """Append rows that recovery found. Rows with a dead flag are not counted as live."""
         run = self._open_run()
         before = run.count
         run.append_rows(file, base, rows)
@@ -89,18 +92,18 @@ class TopicIndex:
             self._seek(self.earliest_seq)
 
     def append_damaged(self, count: int, ts_ms: int) -> None:
-        """The next `count` records exist but cannot be read; a reader gets that as an error."""
+        """Append `count` unreadable records. A reader gets an error for each of them."""
         self.append_rows(pack_row(0, 0, ts_ms, DAMAGED, 0) * count, file=NO_FILE)
 
     def skip_to(self, head_seq: int) -> None:
-        """The sequence numbers up to `head_seq` are used up without a record."""
+        """Advance the head to `head_seq` without adding records."""
         if head_seq > self.head_seq:
             if self.earliest_seq > self.head_seq:
                 self.earliest_seq = head_seq + 1
             self.head_seq = head_seq
 
     def add_run(self, run: Columns) -> None:
-        """A segment found at the start, after everything the index has so far."""
+        """Append a segment that was found at the start, after all existing runs."""
         assert not self._runs or run.first_seq >= self._runs[-1].end_seq, "runs are added in order"
         run.recount(self.earliest_seq if self.live else 0)
         self._runs.append(run)
@@ -129,10 +132,10 @@ class TopicIndex:
         self.live_bytes += size
         self.head_seq += live if added is None else added
 
-    # ---- shrinking from the front --------------------------------------------------------------------
+    # ---- removal from the front ----------------------------------------------------------------------
 
     def evict_to_count(self, cap: int) -> Removed:
-        """Removes the oldest live records until `cap` are left."""
+        """Remove the oldest live records until `cap` are left."""
         excess = self.live - cap
         if excess <= 0:
             return NOTHING
@@ -150,7 +153,7 @@ class TopicIndex:
         return Removed(count, size, end_seq)
 
     def evict_to_bytes(self, cap: int) -> Removed:
-        """Removes the oldest live records until their accounted bytes are at most `cap`."""
+        """Remove the oldest live records until their accounted bytes are at most `cap`."""
         excess = self.live_bytes - cap
         if excess <= 0:
             return NOTHING
@@ -167,9 +170,9 @@ class TopicIndex:
         return Removed(count, size, end_seq)
 
     def expire(self, now_ms: int, ttl_ms: int, through_seq: int | None = None) -> Removed:
-        """Removes the oldest live records as long as they are older than `ttl_ms`; 0 keeps all.
+        """Remove the oldest live records while they are older than `ttl_ms`. A `ttl_ms` of 0 keeps all.
 
-        With `through_seq`, none above it.
+        With `through_seq`, keep every record above it.
         """
         oldest_ms = now_ms - ttl_ms
         if not ttl_ms or not self.live or oldest_ms <= 0 or self._first_ts() >= oldest_ms:
@@ -192,7 +195,7 @@ class TopicIndex:
         return Removed(count, size, end_seq)
 
     def delete_prefix(self, before_seq: int) -> Removed:
-        """Removes every live record below `before_seq`; those not written yet are not meant."""
+        """Remove every live record below `before_seq`, but none that is not yet written."""
         before_seq = min(before_seq, self.head_seq + 1)
         if before_seq <= self.earliest_seq:
             return NOTHING
@@ -240,11 +243,11 @@ class TopicIndex:
         return Removed(excess, removed, end_seq)
 
     def _live_windows(self) -> Iterator[tuple[Columns, Places]]:
-        """The live rows from the earliest on, a few thousand at a time, never an empty part."""
+        """Yield the live rows from the earliest on, up to `_WINDOW` at a time. No part is empty."""
         start = self.earliest_seq
         for run in self._from(start):
             at = max(start - run.first_seq, 0)
-            # `live` shrinks while the caller consumes what it is given.
+            # `live` shrinks while the caller consumes the rows.
             while at < run.count and run.live:
                 places = np.flatnonzero(run.is_live(at, min(at + _WINDOW, run.count))) + at
                 at += _WINDOW
@@ -260,14 +263,14 @@ class TopicIndex:
         return size
 
     def _run_at(self, seq: int) -> int:
-        """The place of the run that covers `seq`, or of the last one before it."""
+        """Return the position of the run that covers `seq`, or of the last run before it."""
         return max(bisect_right(self._starts, seq) - 1, 0)
 
     def _from(self, seq: int) -> Iterator[Columns]:
         return islice(self._runs, self._run_at(seq), None)
 
     def _seek(self, seq: int) -> None:
-        """Moves `earliest_seq` to the first live record at or above `seq`."""
+        """Move `earliest_seq` to the first live record at or above `seq`."""
         if not self.live:
             self.earliest_seq = self.head_seq + 1
             return
@@ -277,12 +280,12 @@ class TopicIndex:
                 if place is not None:
                     self.earliest_seq = run.first_seq + place
                     return
-        raise AssertionError("live records are counted that no row has")
+        raise AssertionError("the count of live records exceeds the live rows")
 
-    # ---- deleting anywhere ---------------------------------------------------------------------------
+    # ---- deletion at any position --------------------------------------------------------------------
 
     def delete_one(self, seq: int) -> bool:
-        """Removes one record; whether it was live."""
+        """Delete one record. Return whether it was live."""
         found = self.locate(seq)
         if found is None:
             return False
@@ -299,7 +302,7 @@ class TopicIndex:
         return True
 
     def delete_seqs(self, seqs: Iterable[int] | Seqs) -> Removed:
-        """Removes those of the given records that are live; the others are ignored."""
+        """Delete those of the given records that are live, and ignore the others."""
         if isinstance(seqs, np.ndarray) and len(seqs) <= _FEW:
             return self._delete_few(seqs.tolist())
         wanted = np.unique(seqs if isinstance(seqs, np.ndarray) else np.array(list(seqs), np.uint64))
@@ -320,7 +323,7 @@ class TopicIndex:
         return Removed(len(removed), size - self.live_bytes, max(removed, default=-1) + 1)
 
     def are_live(self, seqs: Seqs) -> npt.NDArray[np.bool_]:
-        """Which of these sequence numbers, ascending and each once, are live records."""
+        """Return which of these sequence numbers are live. They must be ascending and distinct."""
         alive = np.zeros(len(seqs), np.bool_)
         for run, places in self._live_among(seqs):
             alive[np.searchsorted(seqs, places.astype(np.uint64) + np.uint64(run.first_seq))] = True
@@ -343,10 +346,10 @@ class TopicIndex:
                 yield run, places
             low = high
 
-    # ---- looking up ----------------------------------------------------------------------------------
+    # ---- lookup --------------------------------------------------------------------------------------
 
     def locate(self, seq: int) -> tuple[Columns, int] | None:
-        """The run and the row of a live record; None if there is no live record of this number."""
+        """Return the run and row of a live record, or None if the record is not live."""
         if not self.earliest_seq <= seq <= self.head_seq or not self._runs:
             return None
         run = self._runs[self._run_at(seq)]
@@ -356,14 +359,14 @@ class TopicIndex:
         return run, place
 
     def run_from(self, seq: int) -> tuple[Columns, int] | None:
-        """The first row at or above `seq`, live or not; None if there is none."""
+        """Return the first row at or above `seq`, live or not, or None if there is none."""
         for run in self._from(seq):
             if seq < run.end_seq:
                 return run, max(seq - run.first_seq, 0)
         return None
 
     def files(self) -> set[int]:
-        """The log files (or chunks of memory) that live records are in."""
+        """Return the log files and memory chunks that hold live records."""
         needed: set[int] = set()
         for run in self._runs:
             if run.live and not run.segment:
@@ -374,13 +377,13 @@ class TopicIndex:
 
     @property
     def first_log_seq(self) -> int:
-        """The first sequence number that is in no segment yet; `head_seq + 1` if there is none."""
+        """Return the first sequence number that is not in a segment, or `head_seq + 1` if there is none."""
         return next((run.first_seq for run in self._runs if not run.segment), self.head_seq + 1)
 
     def stretches(self, first_seq: int, last_seq: int) -> list[tuple[int, int]]:
-        """The range without what is long and has no row: first and last number of each part of it.
+        """Split the range at long holes. Return the first and last number of each part.
 
-        Short holes stay, so that a segment can grow past them.
+        A hole is long if it has more than `HOLE_ROWS_MAX` numbers. A segment can grow past shorter holes.
         """
         found: list[tuple[int, int]] = []
         for run in self._from(first_seq):
@@ -397,7 +400,7 @@ class TopicIndex:
         return found
 
     def copy(self, first_seq: int, last_seq: int) -> Columns:
-        """The log rows of a range, for a checkpoint to work on; what is not live is flagged as deleted."""
+        """Copy the log rows of a range for a checkpoint, and flag rows that are not live as deleted."""
         copied = Columns(first_seq)
         ts_ms = 0
         while copied.end_seq <= last_seq:
@@ -416,9 +419,9 @@ class TopicIndex:
         return copied
 
     def promote(self, run: Columns) -> None:
-        """Puts a segment in the place of the rows it was made from; what was deleted meanwhile stays so."""
+        """Replace the rows that a segment was made from with the segment. Later deletions are kept."""
         start, stop = run.first_seq, run.end_seq
-        assert stop <= self.head_seq + 1, "a segment holds what was written"
+        assert stop <= self.head_seq + 1, "a segment holds only written records"
         alive = self._liveness(start, stop)
         dead = ~alive & run.is_live(0, run.count)
         dead[: min(max(self.earliest_seq - start, 0), run.count)] = False
@@ -457,7 +460,7 @@ class TopicIndex:
                     yield part
 
     def drop_dead_runs(self) -> list[Columns]:
-        """Forgets every run without a live record, and tells which they were."""
+        """Drop every run without a live record. Return the dropped runs."""
         dropped = [run for run in self._runs if not run.live]
         if dropped:
             self._runs = [run for run in self._runs if run.live]

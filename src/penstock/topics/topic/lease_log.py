@@ -4,9 +4,9 @@ There is one frame per job and event, with the job's sequence number in the fram
 
     event u8 | lease_id u64 | until u64 | deliveries u64 | node_len u32 | node
 
-Claims, releases, extensions and acks are written only for queues whose leases outlive the process. How many
-jobs went to the dead letters, and which lease numbers are used up, is written for every queue. Changes of one
-queue commit in order, as durably as the topic's class says.
+Claims, releases, extensions and acks are written only for queues whose leases outlive the process. The count
+of dead letters and the used lease numbers are written for every queue. Changes of one queue commit in order,
+with the durability of the topic.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _BODY = struct.Struct("<BQQQI")
 class LeaseEvent(IntEnum):
     CLAIMED = 0
     RELEASED = 1
-    """`until` is when it is ready again; 0 is at once."""
+    """`until` is the time at which the job is ready again; 0 means immediately."""
     EXTENDED = 2
     ACKED = 3
-    """In front of the deletion of the record."""
+    """Written before the deletion of the record."""
     DEAD_LETTERED = 4
-    """In front of the deletion of the record; the dead letter was written before."""
+    """Written before the deletion of the record, and after the dead letter."""
     RESERVED = 5
-    """Lease numbers below `lease_id` may have been given out."""
+    """Lease numbers below `lease_id` may have been used."""
 
 
 LEASES_RESERVED_MAX: Final = 1 << 20
-"""One frame reserves fewer lease numbers than this."""
+"""A limit: one frame reserves fewer lease numbers than this."""
 _HELD: Final = (LeaseEvent.CLAIMED, LeaseEvent.EXTENDED)
 
 
@@ -51,25 +51,25 @@ def lease_frame(event: LeaseEvent, topic_id: int, job: JobState, *, ts_ms: int) 
 
 
 def state_frame(topic_id: int, job: JobState, *, ts_ms: int) -> bytes:
-    """The state of one job, for a log that does not have the events before it."""
+    """Encode the state of one job, for a log that does not have the earlier events."""
     event = LeaseEvent.CLAIMED if job.lease_id else LeaseEvent.RELEASED
     return lease_frame(event, topic_id, job, ts_ms=ts_ms)
 
 
 def dead_letter_frame(topic_id: int, seq: int, deliveries: int, *, ts_ms: int) -> bytes:
-    """One job is counted as dead-lettered."""
+    """Encode the event that counts one job as dead-lettered."""
     body = _BODY.pack(LeaseEvent.DEAD_LETTERED, 0, 0, deliveries, 0)
     return encode_control(FrameType.LEASE, topic_id, body, seq=seq, ts_ms=ts_ms)
 
 
 def reservation_frame(topic_id: int, below: int, *, ts_ms: int) -> bytes:
-    """After a crash, leases are numbered from `below` on."""
+    """Encode a reservation: after a crash, lease numbers start at `below`."""
     body = _BODY.pack(LeaseEvent.RESERVED, below, 0, 0, 0)
     return encode_control(FrameType.LEASE, topic_id, body, ts_ms=ts_ms)
 
 
 def replay_lease(table: LeaseTable, seq: int, body: Buffer, at_ms: int = 0) -> None:
-    """Apply one frame, written `at_ms`; doing it again changes nothing but the count of dead letters.
+    """Apply one frame that was written at `at_ms`. Replay is idempotent except for the count of dead letters.
 
     Raises `Corrupt`.
     """
@@ -89,25 +89,25 @@ def replay_lease(table: LeaseTable, seq: int, body: Buffer, at_ms: int = 0) -> N
     elif event == LeaseEvent.DEAD_LETTERED:
         table.dead_lettered += 1
     elif event != LeaseEvent.ACKED:
-        raise Corrupt(f"the body of a lease frame is damaged: there is no event {event}")
+        raise Corrupt(f"the body of a lease frame is damaged: unknown event {event}")
 
 
 _FRAMES_MAX: Final = 1000
 
 
 def log_leases(topic: Topic, now_ms: int) -> list[asyncio.Future[float]]:
-    """Tell the log of every lease, delay and delivery of a queue: from now on they outlive the process."""
+    """Write every lease, delay and delivery count of a queue to the log, so that they outlive the process."""
     assert topic.queue is not None
     jobs = topic.queue.leases.entry(with_leases=True, ahead_ms=topic.log.wall_ahead_ms()).jobs
     frames = [state_frame(topic.id, job, ts_ms=now_ms) for job in jobs]
     parts = [frames[at : at + _FRAMES_MAX] for at in range(0, len(frames), _FRAMES_MAX)]
     logged = [topic.commit(part, urgent=True) for part in parts]
     for outcome in logged:
-        outcome.add_done_callback(_look_at)
+        outcome.add_done_callback(_retrieve_error)
     return logged
 
 
-def _look_at(outcome: asyncio.Future[float]) -> None:
-    """Retrieve the error, if any: the caller may have gone, and asyncio would log it as never retrieved."""
+def _retrieve_error(outcome: asyncio.Future[float]) -> None:
+    """Retrieve the error, if any. Otherwise asyncio logs it as never retrieved if the caller is cancelled."""
     if not outcome.cancelled():
         outcome.exception()

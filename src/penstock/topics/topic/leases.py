@@ -1,7 +1,7 @@
-"""The lease table of a queue: which worker holds which job. Only time and calls change it.
+"""The lease table of a queue: which worker holds which job. Its state changes only with time and calls.
 
-A record of a queue is a job. Jobs that were never handed out have no entry here: they are what lies at or
-above `cursor` in the topic's index. A job that was handed out has one, until it is gone:
+A record of a queue is a job. A job that was never delivered has no entry here; such jobs are at or above
+`cursor` in the topic's index. A delivered job has an entry until it is gone:
 
     ready --claim--> leased --ack--> leaving --committed--> gone
       ^                |  |
@@ -9,11 +9,11 @@ above `cursor` in the topic's index. A job that was handed out has one, until it
       +----------------+  +--> delayed --time--> ready
       +--claim after the last delivery--> moving --committed--> gone (to the dead letters)
                                             |
-                                            +--letter refused--> stuck, until letters are taken again
+                                            +--letter refused--> stuck, until letters are accepted again
 
-Nothing here waits, reads a clock or writes: `now_ms` and the index are passed in, and `refresh` comes before
-anything that depends on them. Counts are exact at any moment. Times are the steady time of the process, which
-no step of the wall clock changes; only what snapshots and the log keep is wall time.
+No method waits, writes or reads a clock. The caller passes `now_ms` and the index, and calls `refresh` before
+any method that depends on them. Counts are always exact. Times are the steady time of the process, which is
+independent of steps of the wall clock. Only snapshots and the log use wall time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.topics.topic.index import TopicIndex
 
 
 class WorkerSession:
-    """The jobs of one connection of a node. While `expired` is not empty it may be dead."""
+    """The jobs of one connection of a node. The worker may be dead while `expired` is not empty."""
 
     __slots__ = ("expired", "expired_ms", "is_open", "node", "seqs")
 
@@ -42,31 +42,35 @@ class WorkerSession:
         self.seqs: set[int] = set()
         """Jobs that were delivered and are neither finished nor expired."""
         self.expired: dict[int, int] = {}
-        """The lease number of every job that expired since the worker was last heard of."""
+        """The lease number of every job that expired since the last message from the worker."""
         self.expired_ms = 0
-        """When the last of them ended."""
+        """When the last of these leases ended."""
 
     def __len__(self) -> int:
         return len(self.seqs)
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether jobs may be sent: not after it closed, nor after a lease expired, until it is heard of."""
+        """Return whether jobs may be sent.
+
+        No jobs are sent after the session closed, or after a lease expired and before the next message of the
+        worker.
+        """
         return self.is_open and not self.expired
 
     def expire(self, seq: int, lease_id: int, until_ms: int) -> None:
-        """Note a lease that was neither acked, nacked nor extended in time."""
+        """Record a lease that was not acked, nacked or extended in time."""
         if self.is_open:
             self.expired[seq] = lease_id
             self.expired_ms = max(self.expired_ms, until_ms)
 
     def lost(self, seq: int, lease_id: int) -> bool:
-        """Whether the job ran out here, under this lease unless that is 0."""
+        """Return whether the job's lease expired in this session. A `lease_id` of 0 matches any lease."""
         expired = self.expired.get(seq)
         return expired is not None and lease_id in (0, expired)
 
     def is_unresponsive(self, now_ms: int, patience_ms: int) -> bool:
-        """Whether all leases expired, and the worker has been silent for `patience_ms` since then."""
+        """Return whether all leases expired and the worker was silent for `patience_ms` since then."""
         return bool(self.expired) and not self.seqs and now_ms - self.expired_ms > patience_ms
 
 
@@ -76,29 +80,29 @@ DELAYED: Final = 2
 LEAVING: Final = 3
 MOVING: Final = 4
 STUCK: Final = 5
-"""Ready, and had its last delivery, but its dead letter was refused."""
+"""A ready job that had its last delivery, but whose dead letter was refused."""
 _STATES: Final = 6
 
 _WINDOW_MIN: Final = 64
 _WINDOW_MAX: Final = 4096
 _SPARE: Final = 1024
-"""Entries of heaps that are no longer true; more than that, and as many as are true, are thrown away."""
+"""The number of stale heap entries that is always tolerated before a heap is rebuilt."""
 
 
 class Term(NamedTuple):
-    """A span of time that a lease or a delay lasts: when it ends, and how long it is."""
+    """The end and the length of a lease or a delay."""
 
     until_ms: int
     length_ms: int
 
     @classmethod
     def of(cls, now_ms: int, length_ms: int) -> Term:
-        """From now on for so long."""
+        """Return the term that starts now and lasts for `length_ms`."""
         return cls(now_ms + length_ms, length_ms)
 
 
 class Job:
-    """A job that was handed out at least once, or is just about to be."""
+    """A job that was delivered at least once, or is about to be."""
 
     __slots__ = ("deliveries", "lease_id", "length_ms", "node", "session", "state", "until_ms")
 
@@ -108,11 +112,11 @@ class Job:
         self.lease_id = 0
         self.node = ""
         self.until_ms = 0
-        """When a lease ends, or when a delayed job is ready again."""
+        """When the lease ends, or when a delayed job is ready again."""
         self.length_ms = 0
-        """How long that lease or delay is altogether."""
+        """The full length of the lease or delay."""
         self.session: WorkerSession | None = None
-        """Of the connection that the job was handed out on; None when it was no connection."""
+        """The connection that the job was delivered on, or None if there was no connection."""
 
     def at(self, seq: int) -> JobState:
         """Return the state of the job."""
@@ -121,10 +125,11 @@ class Job:
 
 
 class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One job at one moment, as workers, the log and snapshots see it.
+    """The state of one job at one moment, as workers, the log and snapshots see it.
 
-    `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once. `length_ms`
-    is how long that lease or delay is altogether, 0 where a snapshot does not say it.
+    `until_ms` is the end of the lease. Without a lease id it is the time at which the job is ready again, or
+    0 for immediately. `length_ms` is the full length of the lease or delay, or 0 if a snapshot does not
+    contain it.
     """
 
     seq: int
@@ -135,7 +140,7 @@ class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length_ms: int = 0
 
     def shifted(self, ahead_ms: int) -> JobState:
-        """The same by a clock that is so far ahead."""
+        """Return the same state with its times moved `ahead_ms` later."""
         if not self.until_ms or not ahead_ms:
             return self
         return msgspec.structs.replace(self, until_ms=max(self.until_ms + ahead_ms, 1))
@@ -145,20 +150,20 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True):
     """The state of a queue in a snapshot, without its records."""
 
     next_lease_id: int
-    """No lease was ever given this number or a higher one."""
+    """The lowest lease number that was never used."""
     dead_lettered: int
     jobs: tuple[JobState, ...] = ()
 
 
 class Selection(NamedTuple):
-    """Jobs to be handed out now, and jobs that had their last delivery; both ascend, and lose their place."""
+    """Jobs to deliver now, and jobs that had their last delivery. Both ascend and are no longer queued."""
 
     seqs: list[int]
     exhausted: list[int]
 
 
 class LeaseTable:
-    """The jobs of one queue that were handed out, their leases, and where the fresh ones begin."""
+    """The delivered jobs of one queue, their leases, and the position of the first fresh job."""
 
     __slots__ = (
         "_counts",
@@ -182,24 +187,24 @@ class LeaseTable:
         self._counts = [0] * _STATES
         self._reclaim: list[int] = []
         self._stuck: deque[int] = deque()
-        """In turns, so that one whose letter is never taken does not keep the others back."""
+        """A queue that is served in turn, so that one refused dead letter does not block the others."""
         self._limit = 0
-        """How many deliveries those that are stuck may have had."""
+        """The delivery limit that made these jobs stuck."""
         self._unresponsive: set[WorkerSession] = set()
-        """Connections that let leases run out and were not heard of since."""
+        """Connections whose leases expired and that have not sent a message since."""
         self._timers: list[tuple[int, int]] = []
-        """(when something may be due, sequence number); entries that are no longer true are ignored."""
+        """(due time, sequence number) pairs. Stale entries are ignored."""
         self._lows: list[int] = []
-        """Sequence numbers of jobs, the lowest first; some may be deleted already."""
+        """A heap of the jobs' sequence numbers, lowest first. Some jobs may already be deleted."""
         self._picked = 0
-        """How many records the index had deleted one by one when jobs were last compared with it."""
+        """The index's count of individual deletions when the jobs were last compared with it."""
         self.cursor = 1
         self.next_lease_id = 1
         self.reserved_lease_id = 1
-        """Numbers below this one are never given out again after a crash."""
+        """The lease number to continue with after a crash; no lower number is used again."""
         self.dead_lettered = 0
         self.version = 0
-        """Rises with every change that a snapshot has to know."""
+        """A counter that rises with every change that a snapshot must include."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -207,12 +212,12 @@ class LeaseTable:
     # ---- time and deletion ---------------------------------------------------------------------------
 
     def refresh(self, index: TopicIndex, now_ms: int) -> None:
-        """Take note of what is over by now, and of records that were deleted, evicted or expired."""
+        """Apply expired leases and delays, and drop jobs whose records were deleted, evicted or expired."""
         if self._picked != index.picked:
-            self._forget_dead(index)
+            self._drop_dead(index)
         lows = self._lows
         while lows and lows[0] < index.earliest_seq:
-            self._forget(heappop(lows))
+            self._drop(heappop(lows))
         if len(lows) > 2 * len(self._jobs) + _SPARE:
             self._lows = sorted(self._jobs)
         timers = self._timers
@@ -220,28 +225,28 @@ class LeaseTable:
             when_ms, seq = heappop(timers)
             job = self._jobs.get(seq)
             if job is not None and when_ms == _due_ms(job):
-                self._lapse(seq, job)
+                self._expire(seq, job)
                 self._set_ready(seq, job)
         if len(timers) > 2 * (self._counts[LEASED] + self._counts[DELAYED]) + _SPARE:
-            self._set_timers_anew()
+            self._rebuild_timers()
 
-    def _lapse(self, seq: int, job: Job) -> None:
+    def _expire(self, seq: int, job: Job) -> None:
         if job.session is not None and job.session.is_open:
             job.session.expire(seq, job.lease_id, job.until_ms)
             self._unresponsive.add(job.session)
 
-    def _set_timers_anew(self) -> None:
+    def _rebuild_timers(self) -> None:
         self._timers = [(due, seq) for seq, job in self._jobs.items() if (due := _due_ms(job))]
         heapify(self._timers)
 
-    def _forget_dead(self, index: TopicIndex) -> None:
+    def _drop_dead(self, index: TopicIndex) -> None:
         self._picked = index.picked
         if self._jobs:
             seqs = np.array(sorted(self._jobs), np.uint64)
             for seq in seqs[~index.are_live(seqs)].tolist():
-                self._forget(seq)
+                self._drop(seq)
 
-    def _forget(self, seq: int) -> None:
+    def _drop(self, seq: int) -> None:
         job = self._jobs.pop(seq, None)
         if job is not None:
             self.version += 1
@@ -266,25 +271,25 @@ class LeaseTable:
     # ---- counting ------------------------------------------------------------------------------------
 
     def ready(self, index: TopicIndex) -> int:
-        """Jobs that a claim could get now."""
+        """Return the number of jobs that a claim could get now."""
         counts = self._counts
         return index.live - counts[LEASED] - counts[DELAYED] - counts[LEAVING] - counts[MOVING]
 
     @property
     def in_flight(self) -> int:
-        """Leased jobs, including those whose ack is being committed."""
+        """Return the number of leased jobs, including those whose ack is being committed."""
         return self._counts[LEASED] + self._counts[LEAVING]
 
-    # ---- handing out ---------------------------------------------------------------------------------
+    # ---- delivery ------------------------------------------------------------------------------------
 
     def select(
         self, index: TopicIndex, count: int, *, deliveries_max: int = 0, letters: int = 1
     ) -> Selection:
-        """Up to `count` jobs: first what came back, the lowest numbers first, then fresh ones.
+        """Select up to `count` jobs: first returned ones, lowest number first, then fresh ones.
 
-        They are no longer ready: hand them out (`lease`, `move`) or give them back (`release`) in the same
-        step. With `deliveries_max`, jobs that were delivered as often come apart, at most `letters`, and what
-        is stuck after all others; if no letters are wanted, they are stuck from now on.
+        Selected jobs are no longer ready. Deliver them (`lease`, `move`) or return them (`release`) in the
+        same step. With `deliveries_max`, jobs that reached this limit are returned separately, at most
+        `letters` of them, with stuck jobs last. If `letters` is 0, they become stuck.
         """
         if deliveries_max != self._limit:
             self._limit = deliveries_max
@@ -322,7 +327,7 @@ class LeaseTable:
         self._stuck.append(seq)
 
     def _unstick(self) -> None:
-        """The limit is another one: what is stuck is ready like all others."""
+        """Make stuck jobs ready again, because the delivery limit has changed."""
         stuck, self._stuck = self._stuck, deque()
         for seq in stuck:
             job = self._jobs.get(seq)
@@ -331,7 +336,7 @@ class LeaseTable:
 
     @property
     def has_undeliverable(self) -> bool:
-        """Whether letters were refused and not all of them taken since."""
+        """Return whether there are stuck jobs, whose dead letters were refused."""
         return bool(self._stuck)
 
     def _fresh(self, index: TopicIndex, count: int) -> list[int]:
@@ -367,7 +372,7 @@ class LeaseTable:
         return job
 
     def lease(self, seq: int, node: str, term: Term, session: WorkerSession | None = None) -> JobState:
-        """Hand out a job that was selected, under a number that no lease had before."""
+        """Deliver a selected job under a new lease number."""
         job = self._jobs[seq]
         self._set(seq, job, LEASED)
         job.deliveries += 1
@@ -384,21 +389,21 @@ class LeaseTable:
         job.until_ms, job.length_ms = term
         heappush(self._timers, (_due_ms(job), seq))
 
-    # ---- what holders do -----------------------------------------------------------------------------
+    # ---- calls of workers ----------------------------------------------------------------------------
 
     def leased(self, seq: int, node: str, lease_id: int = 0) -> Job | None:
-        """The job if this node holds it, and under this lease unless that is 0; else None."""
+        """Return the job if this node holds it, under `lease_id` unless that is 0. Otherwise return None."""
         job = self._jobs.get(seq)
         if job is None or job.state != LEASED or job.node != node:
             return None
         return job if not lease_id or lease_id == job.lease_id else None
 
     def extend(self, seq: int, job: Job, term: Term) -> None:
-        """The lease now lasts for this term."""
+        """Extend the lease to this term."""
         self._set_timer(seq, job, term)
 
     def release(self, seq: int, job: Job, delay: Term | None = None) -> None:
-        """The job is ready again, at once or after a delay."""
+        """Make the job ready again, immediately or after a delay."""
         if delay is None:
             self._set_ready(seq, job)
             return
@@ -407,10 +412,10 @@ class LeaseTable:
         self._set_timer(seq, job, delay)
 
     def hear(self, node: str, seqs: Sequence[int], fences: Sequence[int]) -> bool:
-        """A node names jobs and leases, 0 for any: the connections that they were delivered on are alive.
+        """Mark the connections of the named jobs and leases as alive. Return whether one of them was silent.
 
-        Whether one of them was silent before. A job that was delivered twice speaks for the delivery that is
-        named, and without a name for the one that holds.
+        A lease number of 0 stands for any lease. A job that was delivered twice counts for the connection of
+        the named lease, or without a lease number for the connection that holds it now.
         """
         alive = [
             session
@@ -428,7 +433,7 @@ class LeaseTable:
         return session.lost(seq, lease_id) if job is None else job.session is session
 
     def drop(self, session: WorkerSession) -> list[JobState]:
-        """Release the jobs that a closed connection still holds; return them."""
+        """Release the jobs that a closed connection still holds, and return them."""
         session.is_open = False
         session.expired.clear()
         self._unresponsive.discard(session)
@@ -441,9 +446,9 @@ class LeaseTable:
         return dropped
 
     def give_back(self, lease: JobState, delay: Term | None = None) -> JobState | None:
-        """End this lease, which was never sent to a worker, so that it counts as no delivery.
+        """End a lease that was never sent to a worker, without counting a delivery.
 
-        What the job is then; None if the lease had ended already.
+        Return the state of the job, or None if the lease had already ended.
         """
         job = self.leased(lease.seq, lease.node, lease.lease_id)
         if job is None:
@@ -452,10 +457,10 @@ class LeaseTable:
         self.release(lease.seq, job, delay)
         return job.at(lease.seq)
 
-    # ---- leaving -------------------------------------------------------------------------------------
+    # ---- removal -------------------------------------------------------------------------------------
 
     def leave(self, seq: int, job: Job) -> None:
-        """Mark a job whose ack is being committed: it is not handed out, and its lease does not end."""
+        """Mark a job whose ack is being committed. It is not delivered, and its lease does not expire."""
         self._set(seq, job, LEAVING)
 
     def move(self, seq: int) -> Job:
@@ -465,7 +470,7 @@ class LeaseTable:
         return job
 
     def stay(self, seqs: Iterable[int]) -> None:
-        """Undo `leave` and `move`: leases are as before, and jobs that were to be moved are parked."""
+        """Undo `leave` and `move`: restore the leases, and park jobs that were to be moved."""
         for seq in seqs:
             job = self._jobs.get(seq)
             if job is None:
@@ -477,12 +482,12 @@ class LeaseTable:
                 self._park(seq, job)
 
     def gone(self, seqs: Iterable[int], removed: int) -> None:
-        """These jobs were deleted from the index, `removed` of them only now; `refresh` came before that."""
+        """Drop jobs that were deleted from the index, `removed` of them since the last `refresh`."""
         self._picked += removed
         for seq in seqs:
-            self._forget(seq)
+            self._drop(seq)
 
-    # ---- from one start to the next ------------------------------------------------------------------
+    # ---- snapshots and recovery ----------------------------------------------------------------------
 
     def entry(self, *, with_leases: bool, ahead_ms: int = 0) -> QueueEntry:
         """Return the state for a snapshot: numbers, deliveries, and leases if they outlive the process.
@@ -497,16 +502,16 @@ class LeaseTable:
         return QueueEntry(max(self.next_lease_id, self.reserved_lease_id), self.dead_lettered, jobs)
 
     def restore(self, entry: QueueEntry) -> None:
-        """Begin with what a snapshot kept."""
+        """Load the state that a snapshot stored."""
         self.saw_lease_id(entry.next_lease_id - 1)
         self.dead_lettered = entry.dead_lettered
         for job in entry.jobs:
             self.put(job)
 
     def put(self, entry: JobState) -> None:
-        """This is the state of a job, whatever it was before."""
+        """Set the state of a job, replacing any earlier state."""
         self.saw_lease_id(entry.lease_id)
-        self._forget(entry.seq)
+        self._drop(entry.seq)
         job = self._enter(entry.seq)
         job.deliveries, job.lease_id, job.node = entry.deliveries, entry.lease_id, entry.node
         if entry.lease_id:
@@ -517,42 +522,45 @@ class LeaseTable:
             self.release(entry.seq, job, delay)
 
     def reserve(self, below: int) -> None:
-        """Record that numbers below this one are never given out again after a crash."""
+        """Record that a start after a crash uses no lease number below this one."""
         self.version += 1
         self.reserved_lease_id = max(self.reserved_lease_id, below)
 
     def saw_lease_id(self, lease_id: int) -> None:
-        """This number, and all below it, are used up."""
+        """Mark this number and every lower one as used."""
         self.next_lease_id = max(self.next_lease_id, lease_id + 1)
         self.reserved_lease_id = max(self.reserved_lease_id, self.next_lease_id)
 
     def end_leases(self) -> None:
-        """During a recovery: nothing is leased or delayed any more; `settle` comes later."""
+        """End all leases and delays during recovery. Call `settle` afterwards."""
         for seq, job in self._jobs.items():
             self._set(seq, job, READY)
             job.lease_id = job.until_ms = job.length_ms = 0
 
     def settle(self, index: TopicIndex, now_ms: int, *, with_leases: bool) -> None:
-        """After a recovery: without leases that outlive the process every job is ready.
+        """Finish recovery. Without leases that outlive the process, every job is ready.
 
-        The wall clock may have been set back since a lease was stored: from now on it lasts at most its own
-        length.
+        The wall clock may have been set back since a lease was stored. A restored lease therefore lasts at
+        most its own length.
         """
         if not with_leases:
             self.end_leases()
         for job in self._jobs.values():
             job.until_ms = min(job.until_ms, now_ms + (job.length_ms or LEASE_MS_MAX))
-        # A job whose state was told several times is in there several times.
+        # The heaps may hold a job several times if its state was restored several times.
         self._reclaim = sorted(seq for seq, job in self._jobs.items() if job.state == READY)
         self._lows = sorted(self._jobs)
-        self._set_timers_anew()
+        self._rebuild_timers()
         self._picked = -1
         self.cursor = index.earliest_seq
         self.refresh(index, now_ms)
 
 
 def _due_ms(job: Job) -> int:
-    """When time changes the state of a job; 0 if it does not. A lease holds to the end of its last moment."""
+    """Return when time changes the state of a job, or 0 if it does not.
+
+    A lease includes its last millisecond.
+    """
     if job.state == LEASED:
         return job.until_ms + 1
     return job.until_ms if job.state == DELAYED else 0

@@ -1,4 +1,4 @@
-"""The state of one queue beside its records: its leases, and the claims that wait for jobs."""
+"""The state of one queue besides its records: its leases and the waiting claims."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from penstock.topics.topic.topic_log import TopicLog
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimRequest:
-    """One claim for jobs, and the leases it was given."""
+    """One claim for jobs, and the leases it received."""
 
     node: str
     want: int
     lease_ms: int
     session: WorkerSession | None = None
-    """Of the connection that the jobs are for."""
+    """The connection that the jobs are for."""
     outcome: asyncio.Future[ClaimResult] | None = None
     leases: list[JobState] = field(default_factory=list)
 
     @property
     def has_left(self) -> bool:
-        """Whether the client is gone and will not see its jobs."""
-        is_told = self.outcome is not None and self.outcome.done()
-        return is_told or (self.session is not None and not self.session.is_open)
+        """Return whether the client is gone and will not receive its jobs."""
+        is_done = self.outcome is not None and self.outcome.done()
+        return is_done or (self.session is not None and not self.session.is_open)
 
     @property
     def missing(self) -> int:
-        """How many jobs it would take now."""
-        is_there = not self.has_left and (self.session is None or self.session.takes_jobs)
-        return self.want - len(self.leases) if is_there else 0
+        """Return how many more jobs the claim can receive now."""
+        is_active = not self.has_left and (self.session is None or self.session.takes_jobs)
+        return self.want - len(self.leases) if is_active else 0
 
 
 class Queue:
-    """The leases of the jobs in a log, and the claims that wait."""
+    """The leases of the jobs in a log, and the waiting claims."""
 
     __slots__ = ("batch", "leases", "log", "reserving", "returned")
 
@@ -52,7 +52,7 @@ class Queue:
         """The reservation of lease numbers in progress."""
 
     def counts(self, now_ms: int) -> QueueCounts:
-        """The counts of the jobs now. Call `TopicLog.retain` before."""
+        """Return the current counts of the jobs. Call `TopicLog.retain` first."""
         leases, index = self.leases, self.log.index
         leases.refresh(index, self.log.steady_ms(now_ms))
         return QueueCounts(

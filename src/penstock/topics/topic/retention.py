@@ -1,15 +1,15 @@
-"""The ages of the records of a topic, independent of steps of the wall clock.
+"""The ages of a topic's records, independent of steps of the wall clock.
 
-A record's stamp is wall time and never goes back within a topic. The wall clock may be set while the process
-runs, or between two starts. `Ages` therefore remembers, by sequence number, how far the stamps were ahead of
-the steady time of the process when they were made:
+A record's timestamp is wall time and never decreases within a topic. The wall clock may be set while the
+process runs, or between two starts. `Ages` therefore stores, by sequence number, how far the timestamps were
+ahead of the steady time of the process when they were made:
 
-- a clock set forward makes no earlier record older than it is;
-- a clock set back keeps no record longer, although stamps stand still until the clock has caught up;
-- after a start, a stamp in the future counts as the time of the start: what is left of a record's life is
-  at most its whole life.
+- a clock that is set forward does not make earlier records older;
+- a clock that is set back does not keep records longer, although timestamps stand still until it catches up;
+- after a start, a timestamp in the future counts as the time of the start, so a record never outlives its TTL
+  counted from the start.
 
-While the clock is not set there is one difference, near 0, and nothing is kept per record.
+While the clock is not set, there is one difference near 0, and nothing is stored per record.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 from penstock.topics.topic.index import NOTHING, Removed, TopicIndex
 
 _SLACK_MS: Final = 20
-"""Two readings of two clocks differ by rounding and by the slewing of a time service."""
+"""The difference between two clock readings that rounding and clock slewing can cause."""
 _SHARE: Final = 64
-"""Records whose stamps stand still are told apart by this share of their life."""
+"""The resolution of ages while timestamps stand still, as a fraction of the records' lifetime."""
 _LIFE_MS: Final = 3_600_000
-"""Of records that do not expire as the topic is configured now."""
+"""The lifetime assumed for records of a topic without a TTL."""
 _PARTS_MAX: Final = 256
 _ALL_MS: Final = 2**63
 
 
 class _Part(NamedTuple):
-    """Records up to `end_seq`: stamped `ahead_ms` or more ahead of steady time, written by `closed_ms`."""
+    """Records up to `end_seq`, at least `ahead_ms` ahead of steady time, written by `closed_ms`."""
 
     end_seq: int
     ahead_ms: int
@@ -37,22 +37,25 @@ class _Part(NamedTuple):
 
 
 class Ages:
-    """The difference between stamps and steady time for each part of a topic, oldest part first."""
+    """The difference between timestamps and steady time for each part of a topic, oldest part first."""
 
     __slots__ = ("_high_ms", "_low_ms", "_parts")
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._low_ms = self._high_ms = 0
-        """Between these is the difference of all records after the parts."""
+        """The range of the difference for all records after the parts."""
 
     def start(self, head_seq: int, now_ms: int) -> None:
-        """After a recovery: what is there was written before now, whatever its stamp says."""
+        """Treat all recovered records as written before now, whatever their timestamps."""
         self._parts = [_Part(head_seq, 0, now_ms)] if head_seq else []
         self._low_ms = self._high_ms = 0
 
     def stamped(self, first_seq: int, ts_ms: int, steady_ms: int, ttl_ms: int) -> None:
-        """Records from `first_seq` on got this stamp at this moment. Numbers may be given again."""
+        """Record that writes from `first_seq` on have this timestamp.
+
+        Sequence numbers may be assigned again.
+        """
         ahead_ms = ts_ms - steady_ms
         while self._parts and self._parts[-1].end_seq >= first_seq:
             end = self._parts.pop()
@@ -69,7 +72,7 @@ class Ages:
             self._parts[:2] = [second._replace(ahead_ms=min(first.ahead_ms, second.ahead_ms))]
 
     def expire(self, index: TopicIndex, steady_ms: int, ttl_ms: int) -> Removed:
-        """Remove what is older than `ttl_ms`: never early, and late by a small share of it at most."""
+        """Remove records older than `ttl_ms`: never early, and late by a small fraction of it at most."""
         count = size = end_seq = 0
         while index.live:
             part = self._parts[0] if self._parts else None
@@ -89,5 +92,5 @@ class Ages:
         return index.expire(steady_ms + part.ahead_ms, ttl_ms, part.end_seq)
 
     def now_ms(self, steady_ms: int) -> int:
-        """A time at which, by their stamps, no record is older than it is."""
+        """Return a time at which no record's timestamp makes it look older than it is."""
         return steady_ms + min([self._low_ms, *(part.ahead_ms for part in self._parts)])

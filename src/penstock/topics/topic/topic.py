@@ -1,6 +1,6 @@
-"""One topic: its log, its queue if it is one, and those who follow it.
+"""One topic: its log, its queue if it has one, and its subscribers.
 
-Everything happens on the event loop's thread, so a method is one atomic step for all others.
+All calls run on the event loop's thread, so each method is one atomic step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock.topics.topic.topic_log import TopicLog
 
 
 class Topic:
-    """The state of one topic; `id` is never used again, not even for a topic of the same name."""
+    """The state of one topic. `id` is never reused, not even for a topic of the same name."""
 
     shard: WalShard
-    """Where the topic's frames go; not there while a recovery builds the topic."""
+    """Where the topic's frames go. Not set while recovery builds the topic."""
 
     def __init__(
         self,
@@ -50,46 +50,46 @@ class Topic:
         self.last_consumed_ms: int | None = None
         self.deleted = False
         self.deleting: asyncio.Future[None] | None = None
-        """Done when the deletion in progress is decided; None without one."""
+        """Completes when the deletion in progress is decided. None without a deletion."""
         self._making_durable = 0
         self.tally_bytes = 0
-        """What the engine's total has of this topic."""
+        """The share of this topic in the engine's total."""
         self.is_referred = False
-        """Whether copies were made of it: its bytes may be needed to make them again."""
+        """Whether records of this topic were copied. Its bytes may be needed to make the copies again."""
         self.routers_removed: tuple[str, ...] = ()
         """The routers that were removed with it."""
         if shard is not None:
             self.attach(shard)
 
     def attach(self, shard: WalShard, clock: SteadyClock | None = None) -> None:
-        """Write to this log from now on, by this clock."""
+        """Write to this log from now on, and use this clock."""
         self.shard = self.log.shard = shard
         if clock is not None:
             self.log.clock = clock
 
     def settle(self, now_ms: int) -> None:
-        """After a recovery: treat everything that was found as written."""
+        """Finish recovery: treat all recovered records as written."""
         self.log.settle(now_ms)
         if self.queue is not None:
             self.queue.leases.settle(self.log.index, now_ms, with_leases=self.config.leases_durable)
 
     @property
     def version(self) -> int:
-        """Rises with every change that a snapshot has to know."""
+        """Return a number that rises with every change that a snapshot must include."""
         return self.log.version if self.queue is None else self.log.version + self.queue.leases.version
 
     @property
     def epoch(self) -> int:
-        """Rises with every topic that is created, even under the same name."""
+        """Return a number that rises with every created topic, even under the same name."""
         return self.id
 
     @property
     def is_volatile(self) -> bool:
-        """Whether what is written now is kept in memory only."""
+        """Return whether new records are kept only in memory."""
         return self.is_ephemeral and not self._making_durable
 
     def make_durable(self, decided: asyncio.Future[None]) -> None:
-        """The topic is about to be kept on disk: until that is decided, what is written goes there too."""
+        """Write new records to disk while the change to a durable topic is undecided."""
         self._making_durable += 1
         decided.add_done_callback(self._made_durable)
 
@@ -97,24 +97,25 @@ class Topic:
         self._making_durable -= 1
 
     def stay(self) -> None:
-        """The deletion in progress failed: the topic stays."""
+        """Keep the topic, because its deletion failed."""
         self.deleting = None
 
     def touch(self, now_ms: int) -> None:
-        """Note a read: the topic counts as in use."""
+        """Record a read, so that the topic counts as in use."""
         self.last_read_ms = self.last_consumed_ms = now_ms
 
     def reconfigure(self, config: TopicConfig, now_ms: int) -> None:
-        """Apply a new config; its caps apply immediately."""
+        """Apply a new config. Its caps take effect immediately."""
         was_ephemeral = self.is_ephemeral
         self.set_config(config)
         if was_ephemeral and not self.is_ephemeral:
-            # From here on they are as good as the others: the next checkpoint puts them into a segment.
+            # From now on these records are stored like all others: the next checkpoint writes them to a
+            # segment.
             self.log.kept_through = self.log.index.head_seq
         self.log.retain(now_ms)
 
     def set_config(self, config: TopicConfig) -> None:
-        """Replace the config without applying it to what is there."""
+        """Replace the config without applying it to existing records."""
         self.log.set_config(config)
         self.config, self.is_ephemeral = config, self.log.is_ephemeral
 
@@ -126,16 +127,16 @@ class Topic:
         self.subscribers.notify()
 
     def keep_in_memory(self, batch: EncodedBatch, *, now_ms: int) -> None:
-        """Publish records whose bytes are in memory only."""
+        """Publish records whose bytes are only in memory."""
         self.log.keep_in_memory(batch, now_ms=now_ms)
         self.subscribers.notify()
 
     def mark_lost(self, count: int) -> None:
-        """Mark the next sequence numbers as lost: their originals were lost before they were copied."""
+        """Mark the next sequence numbers as lost, because their originals were lost before the copy."""
         self.log.mark_lost(count)
         self.subscribers.notify()
 
-    # ---- committing ----------------------------------------------------------------------------------
+    # ---- commits -------------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -146,9 +147,9 @@ class Topic:
         sync: bool | None = None,
         urgent: bool = False,
     ) -> asyncio.Future[float]:
-        """Commit frames of this topic; the result is how long the sync took, in ms.
+        """Commit frames of this topic. The result is the duration of the sync in ms.
 
-        Call `WalShard.check_room` before. Without `sync` the topic's class decides whether it is synced.
+        Call `WalShard.check_room` first. If `sync` is None, the topic's durability decides whether to sync.
         """
         log_frames = [*self.log.moved_floors(), *frames]
         pending = PendingCommit(sync_ms if apply is None else _applied(apply), undo)
@@ -162,15 +163,15 @@ class Topic:
         return pending.outcome
 
     def sync(self) -> asyncio.Future[float]:
-        """Done when everything that was written to the topic is durable."""
+        """Return a future that completes when every earlier write to the topic is durable."""
         pending = PendingCommit(sync_ms)
         self.shard.submit([], frames=0, sync=True, waiting=pending)
         return pending.outcome
 
-    # ---- looking -------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------
 
     def state(self, now_ms: int) -> TopicState:
-        """Return the state of the topic. Call `TopicLog.retain` before."""
+        """Return the state of the topic. Call `TopicLog.retain` first."""
         index, config = self.log.index, self.config
         return TopicState(
             topic=self.name,
@@ -191,7 +192,7 @@ class Topic:
         )
 
     def queue_counts(self, now_ms: int) -> QueueCounts | None:
-        """The counts of the jobs now; None for a log. Call `TopicLog.retain` before."""
+        """Return the current counts of the jobs, or None for a log. Call `TopicLog.retain` first."""
         return None if self.queue is None else self.queue.counts(now_ms)
 
 

@@ -1,13 +1,13 @@
 """Low watermarks: records that a topic lost without a deletion, and the tombstones that report them.
 
-Two watermarks answer every reader. `earliest_seq` is the first live record; deletion moves it too. The floor
-is the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion
-never moves it. A reader before the floor gets a tombstone; one before `earliest_seq` only skips a deleted gap
-in silence.
+Every read checks two watermarks. `earliest_seq` is the first live record; deletion moves it too. The floor is
+the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion never
+moves it. A reader before the floor gets a tombstone. A reader before `earliest_seq` skips a deleted gap
+without one.
 
-Records that a router never copied, because its source had lost them first, have sequence numbers in the
-destination, so that a reader that passes them is told. At the front of a topic they are what its floor says;
-after live records they are ranges of their own.
+Records that a source lost before a router copied them still have sequence numbers in the destination, so that
+its readers get a tombstone for them. The floor covers such records at the front of a topic. Lost records
+after live ones have their own ranges.
 """
 
 from __future__ import annotations
@@ -24,36 +24,41 @@ from penstock.topics.topic.index import Removed
 
 @dataclass(slots=True)
 class LowWatermarks:
-    """Per cause, the first sequence number that was not lost to it. They only rise."""
+    """Per cause, the first sequence number that was not lost to it. The numbers only rise."""
 
     cap: int = 1
     ttl: int = 1
     trim: int = 1
     lost: list[tuple[int, int]] = field(default_factory=list)
-    """What was lost with damaged files of the log: first, and the number after the last. It is told as its
-    own reason, wherever a reader meets it."""
+    """Ranges lost with damaged log files: the first number, and the number after the last.
+
+    They have their own tombstone reason.
+    """
 
     @property
     def floor(self) -> int:
-        """The first sequence number that was not lost to anything; never above `earliest_seq`."""
+        """Return the first sequence number that was not lost to any cause.
+
+        It is never above `earliest_seq`.
+        """
         return max(self.cap, self.ttl, self.trim)
 
     def raise_cap(self, removed: Removed) -> bool:
-        """Takes note of what a cap evicted; whether that moved anything."""
+        """Raise the cap floor past evicted records. Return whether it moved."""
         return self.merge(cap=removed.end_seq)
 
     def raise_ttl(self, removed: Removed) -> bool:
-        """Takes note of what expired; whether that moved anything."""
+        """Raise the age floor past expired records. Return whether it moved."""
         return self.merge(ttl=removed.end_seq)
 
     def merge(self, *, cap: int = 0, ttl: int = 0, trim: int = 0) -> bool:
-        """Raises each floor to at least this; whether one moved."""
+        """Raise each floor to at least the given value. Return whether one moved."""
         before = (self.cap, self.ttl, self.trim)
         self.cap, self.ttl, self.trim = max(self.cap, cap), max(self.ttl, ttl), max(self.trim, trim)
         return before != (self.cap, self.ttl, self.trim)
 
     def reason(self, gap_from: int) -> TombstoneReason:
-        """Why the records from `gap_from` on are missing."""
+        """Return why the records from `gap_from` on are missing."""
         if self.is_lost(gap_from, self.floor):
             return "lost"
         cap, ttl = self.cap > gap_from, self.ttl > gap_from
@@ -64,12 +69,12 @@ class LowWatermarks:
         return "ttl" if ttl else "source_trim"
 
     def is_lost(self, first: int, end: int) -> bool:
-        """Whether some of these numbers, `end` not included, were lost with files of the log."""
+        """Return whether some of the numbers from `first` to before `end` were lost with log files."""
         return any(low < end and first < high for low, high in self.lost)
 
 
 def tombstone_for(floors: LowWatermarks, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:
-    """The tombstone for a reader that has seen everything up to `from_seq`, before it continues."""
+    """Return the tombstone for a reader that has seen everything up to `from_seq`, or None."""
     if from_seq > head_seq:
         return Tombstone(
             gap_from=1,
@@ -96,46 +101,46 @@ _RANGES_KEPT: Final = 64
 
 
 class LostRanges:
-    """Ranges of lost sequence numbers, ascending and apart; none is below the floor."""
+    """Ranges of lost sequence numbers, ascending and disjoint. None is below the floor."""
 
     __slots__ = ("ranges",)
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self.ranges = [(first, end) for first, end in ranges]
-        """First, and the number after the last."""
+        """Pairs of the first number and the number after the last."""
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
 
     def add(self, first: int, end: int) -> None:
-        """The newest sequence numbers of the topic are lost."""
+        """Mark the newest sequence numbers of the topic as lost."""
         if self.ranges and self.ranges[-1][1] >= first:
             first = self.ranges.pop()[0]
         self.ranges.append((first, end))
 
     def fold(self, floors: LowWatermarks, earliest_seq: int) -> None:
-        """Keep few ranges that have nothing live before them any more; the floor stands for the others.
+        """Merge the oldest ranges without live records before them into the floor, if there are too many.
 
-        A reader that comes past is then told of what was deleted between them too, as with every floor.
+        A reader that passes them then gets a tombstone that also covers the deleted records between them.
         """
         while len(self.ranges) > _RANGES_KEPT and self.ranges[0][1] <= earliest_seq:
             floors.merge(trim=self.ranges.pop(0)[1])
 
     def settle(self, floors: LowWatermarks) -> None:
-        """Hand over to the floor what begins at it."""
+        """Merge ranges that start at or below the floor into it."""
         while self.ranges and self.ranges[0][0] <= floors.floor:
             floors.merge(trim=self.ranges.pop(0)[1])
 
     def after(self, seq: int) -> tuple[int, int] | None:
-        """The first range that a reader at `seq` has not been told of in full."""
+        """Return the first range that a reader at `seq` has not fully passed, or None."""
         place = bisect_right(self.ranges, seq + 1, key=itemgetter(1))
         return self.ranges[place] if place < len(self.ranges) else None
 
 
 class HopCounts:
-    """How many routers the records of a topic went through, so that copies in a cycle come to an end.
+    """Hop counts of a topic's records, which stop copies in a cycle of routers.
 
-    Ranges of sequence numbers have one count each; what no range covers was written directly.
+    Each range of sequence numbers has one count. A record outside all ranges was written directly.
     """
 
     __slots__ = ("_ends", "_hops", "_starts")
@@ -149,7 +154,7 @@ class HopCounts:
         return len(self._starts)
 
     def add(self, first: int, count: int, hops: int) -> None:
-        """The newest records of the topic."""
+        """Add the hop count of the newest records of the topic."""
         if self._ends and self._ends[-1] == first and self._hops[-1] == hops:
             self._ends[-1] += count
             return

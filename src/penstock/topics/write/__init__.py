@@ -1,4 +1,4 @@
-"""The write path: records are admitted, numbered, committed and published."""
+"""The write path, which checks, numbers, commits and publishes records."""
 
 from __future__ import annotations
 

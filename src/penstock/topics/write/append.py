@@ -27,7 +27,7 @@ from penstock.topics.write.pending import (
     Done,
     PendingAppend,
     Write,
-    tell_failed,
+    report_failure,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)
 
 
 class Writer:
-    """Writes to the topics of a catalog. `check` raises when the engine takes nothing."""
+    """The writer for the topics of a catalog. `check` raises if the engine accepts no writes."""
 
     def __init__(
         self, catalog: Catalog, clock: SteadyClock, check: Callable[[], None], scheduler: Scheduler
@@ -61,7 +61,7 @@ class Writer:
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """Append records and call `done` with the outcome; see `Engine.append`."""
+        """Append records and call `done` with the outcome. See `Engine.append`."""
         batch = prepare(records, node, parsed=parsed)
         if key is not None:
             _check_key(key)
@@ -100,7 +100,7 @@ class Writer:
                 await asyncio.wait([writing])
                 self._check()
             self._place(topic, batch, created, key, insist, done)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - the caller receives it
             done(error)
 
     async def _topic(self, name: str, create: bool | None, config: TopicConfig | None) -> tuple[Topic, bool]:
@@ -124,7 +124,7 @@ class Writer:
         insist: bool,
         done: Done,
     ) -> None:
-        """Admit a write: the first write with a key appends, a later one gets the outcome of the first."""
+        """Admit a write. Only the first write with a key appends; later ones get its outcome."""
         if not insist:
             self._scheduler.check(topic.shard)
         if key is None:
@@ -164,7 +164,7 @@ class Writer:
             raise
 
     def _begin(self, topic: Topic, prepared: PreparedBatch, created: bool, done: Done) -> None:
-        """Number the records and submit them; `done` is called when they are committed."""
+        """Number the records and submit them. `done` is called after the commit."""
         now_ms = self._clock.now_ms()
         catalog, config = self._catalog, topic.config
         catalog.retain(topic, now_ms)
@@ -179,8 +179,8 @@ class Writer:
         catalog.tally(topic)
 
     def _keep(self, topic: Topic, prepared: PreparedBatch, now_ms: int, write: Write) -> None:
-        """The records of an ephemeral topic are not logged."""
-        topic.shard.flush_pending()  # what is gathered has its numbers for certain only then
+        """Keep the records of an ephemeral topic in memory instead of logging them."""
+        topic.shard.flush_pending()  # the sequence numbers of gathered writes are final only after this
         batch = encode(
             prepared,
             topic_id=topic.id,
@@ -193,7 +193,7 @@ class Writer:
             topic.log.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
             append.keep()
             return
-        # Earlier records are still being written, and perhaps a change to a class that syncs.
+        # Earlier records are still being written, possibly with a change to a durable class.
         topic.shard.submit([], frames=batch.count, sync=True, waiting=append)
         topic.log.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
 
@@ -218,7 +218,7 @@ class Writer:
             self._send(topic)
 
     def _send(self, topic: Topic) -> None:
-        """Submit what was gathered for a topic, unless it was submitted already."""
+        """Submit the gathered writes of a topic, if there are any."""
         gathered = self._gathered.pop(topic, None)
         if gathered is not None:
             self._log(gathered)
@@ -227,7 +227,7 @@ class Writer:
         topic = gathered.topic
         try:
             batch = encode(
-                gathered.together(),
+                gathered.merged(),
                 topic_id=topic.id,
                 first_seq=gathered.first_seq,
                 ts_ms=gathered.ts_ms,
@@ -235,13 +235,13 @@ class Writer:
                 ends=gathered.ends,
             )
         except Exception as error:
-            # Nobody has built on it yet: whatever takes a sequence number submits, and so sends, first.
-            _LOGGER.exception("writes that were taken could not be encoded")
+            # No other write depends on these numbers: every caller that takes one flushes this batch first.
+            _LOGGER.exception("accepted writes could not be encoded")
             topic.log.release_seqs(gathered.count, gathered.accounted_bytes)
             topic.shard.count_out(len(gathered.writes))
-            # Later: a callback may write again, and the caller may be in the middle of a submission.
-            told = CommitFailed(f"the records could not be encoded: {error!r}")
-            asyncio.get_running_loop().call_soon(tell_failed, gathered.writes, told)
+            # Report later: a callback may write again, and the caller may be in the middle of a submission.
+            failure = CommitFailed(f"the records could not be encoded: {error!r}")
+            asyncio.get_running_loop().call_soon(report_failure, gathered.writes, failure)
             return
         self._submit(gathered, batch)
 
@@ -253,7 +253,7 @@ class Writer:
         if gathered.durability is Durability.DISK and (reserved := topic.log.reservation(batch)):
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, write_head_watermark(reserved)))
         if frames:
-            append.behind(frames, reserved)
+            append.prepend(frames, reserved)
         topic.shard.submit(
             [*frames, batch.buffer],
             frames=len(frames) + batch.count,
@@ -264,7 +264,7 @@ class Writer:
 
 
 class WriteOutcome:
-    """The outcome of one write, for a coroutine that waits for it: pass `settle` to `Writer.append`."""
+    """The outcome of one write for a waiting coroutine. Pass `settle` to `Writer.append`."""
 
     __slots__ = ("_result", "_waiter")
 
@@ -278,7 +278,7 @@ class WriteOutcome:
             self._waiter.set_result(result)
 
     async def wait(self) -> WriteResult:
-        """Return the result; a write that is decided already does not suspend. Raises why it failed."""
+        """Return the result, without suspending if it is already known. Raise the error of a failed write."""
         result = self._result
         if result is None:
             self._waiter = asyncio.get_running_loop().create_future()

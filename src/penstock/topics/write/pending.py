@@ -1,9 +1,9 @@
 """Batches of writes that wait for their commit.
 
-Writes to one topic that come in one turn of the event loop are encoded and committed as one. Encoding, the
-entry in the log and the rows in the index have a price per call that is higher than that per record. Under
-load a turn of the loop has many requests, so that price is paid once for all of them. Each write keeps its
-own sequence numbers, its own answer, and is all or nothing after a crash.
+Writes to one topic that arrive in one turn of the event loop are encoded and committed merged. Encoding,
+the log entry and the index rows cost more per call than per record. Under load, one turn of the loop carries
+many requests, so this cost is paid once for all of them. Each write keeps its own sequence numbers and its
+own response, and is atomic across a crash.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.topics.topic.topic import Topic
 _LOGGER = logging.getLogger(__name__)
 
 Done: TypeAlias = Callable[[WriteResult | Exception], None]
-"""Called once, with the result of a write or with the reason why nothing was published."""
+"""A callback that is called once, with the result of a write or the error that prevented it."""
 Write: TypeAlias = tuple[int, bool, Done]
-"""How many records it has, whether its topic was created for it, and what to call with the outcome."""
+"""The record count, whether the topic was created for the write, and the callback for the outcome."""
 
 
 class PendingAppend:
-    """The records of writes to one topic, in the order in which the writes came, committed together.
+    """The records of writes to one topic, in order of arrival, committed merged.
 
-    They are published whether or not the callers still wait. The callback of each write is called once, with
-    its outcome.
+    They are published even if the callers have gone. The callback of each write is called once, with its
+    outcome.
     """
 
     __slots__ = ("_batch", "_now_ms", "_on_published", "_reserved", "_skip_bytes", "_topic", "_writes")
@@ -54,8 +54,8 @@ class PendingAppend:
         self._skip_bytes = 0
         self._reserved = 0
 
-    def behind(self, frames: Sequence[bytes], reserved: int) -> None:
-        """Put frames before the records in the same entry; they reserve this many sequence numbers."""
+    def prepend(self, frames: Sequence[bytes], reserved: int) -> None:
+        """Put frames before the records in the same entry. They reserve sequence numbers up to `reserved`."""
         self._skip_bytes = sum(map(len, frames))
         self._reserved = reserved
 
@@ -67,7 +67,7 @@ class PendingAppend:
             at = position.offset + self._skip_bytes
             topic.publish(self._batch, file=position.file, base=at, now_ms=self._now_ms)
         else:
-            # It only waited for its turn.
+            # The entry was empty and only kept the order.
             topic.keep_in_memory(self._batch, now_ms=self._now_ms)
         self._on_published(topic)
         self._succeed(entry.append_s * 1000, entry.sync_s * 1000, entry.held_s * 1000)
@@ -80,7 +80,7 @@ class PendingAppend:
 
     def failed(self, error: PenstockError) -> None:
         writes, self._writes = self._writes, ()
-        tell_failed(writes, error)
+        report_failure(writes, error)
 
     def _succeed(self, append_ms: float, sync_ms: float, held_ms: float) -> None:
         writes, self._writes = self._writes, ()
@@ -106,26 +106,26 @@ class PendingAppend:
             try:
                 done(result)
             except Exception:
-                # An error in one callback must not keep the others from being called.
+                # An error in one callback must not prevent the other calls.
                 _LOGGER.exception("the outcome of a write could not be reported")
 
 
-def tell_failed(writes: Sequence[Write], error: PenstockError) -> None:
-    """Nothing of these writes is published."""
-    told = commit_error(error)
+def report_failure(writes: Sequence[Write], error: PenstockError) -> None:
+    """Report to the callbacks that nothing of these writes is published."""
+    failure = commit_error(error)
     for _, _, done in writes:
         try:
-            done(told)
+            done(failure)
         except Exception:
             _LOGGER.exception("the outcome of a write could not be reported")
 
 
 BATCH_BYTES_MAX: Final = 256 * 1024
-"""Larger batches gain nothing, and no longer fit into the processor's caches."""
+"""The size at which a batch is submitted. Larger batches gain nothing and exceed the processor's caches."""
 
 
 class AppendBatch:
-    """Writes to a topic that are not submitted yet. All get the time of the first one."""
+    """Writes to a topic that are not submitted yet. All get the timestamp of the first one."""
 
     __slots__ = (
         "_data",
@@ -151,12 +151,12 @@ class AppendBatch:
         self.count = 0
         self.accounted_bytes = 0
         self.ends: list[int] = []
-        """The record that each write ends with, counted from 1."""
+        """The number of the last record of each write, counted from 1."""
         self.writes: list[Write] = []
         self._data: list[Text] = []
 
     def takes(self, prepared: PreparedBatch, durability: Durability | None) -> bool:
-        """Whether a write can be encoded together with those that are here."""
+        """Return whether a write can be encoded merged with the gathered ones."""
         first = self.first
         return (
             prepared.headers is None
@@ -173,8 +173,8 @@ class AppendBatch:
         if prepared.headers is None:
             self._data += prepared.data
 
-    def together(self) -> PreparedBatch:
-        """All records as one batch."""
+    def merged(self) -> PreparedBatch:
+        """Return all records as one batch."""
         first = self.first
         if len(self.writes) == 1:
             return first

@@ -1,4 +1,4 @@
-"""From the log into segments: when, what stays, and what goes."""
+"""Checkpoints: when they are taken, what they keep, and what they remove."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_segments_are_sealed_by_size_and_by_age(world: World) -> None:
     assert all(segment.sealed for segment in engine._catalog.get("t").log.segments)
 
 
-async def test_a_checkpoint_comes_by_itself_when_it_is_due(world: World) -> None:
+async def test_a_due_checkpoint_is_taken_automatically(world: World) -> None:
     engine = await world.open(checkpoint_interval_ms=2000, checkpoint_bytes=3000)
     await engine.write("t", recs(1), config=FSYNC)
     await world.clock.advance(1.5)
@@ -82,7 +82,7 @@ async def test_a_checkpoint_comes_by_itself_when_it_is_due(world: World) -> None
     assert sum(segment.count for segment in engine._catalog.get("t").log.segments) == 2
 
 
-async def test_a_checkpoint_that_fails_is_tried_again_and_harms_nothing(world: World) -> None:
+async def test_a_failed_checkpoint_is_retried_and_does_no_harm(world: World) -> None:
     engine = await world.open(checkpoint_interval_ms=1000)
     await engine.write("t", recs(1), config=FSYNC)
     world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ALWAYS)
@@ -95,7 +95,7 @@ async def test_a_checkpoint_that_fails_is_tried_again_and_harms_nothing(world: W
     assert await read_all(engine, "t") == {1: 1, 2: 2}
 
 
-async def test_log_files_go_when_two_snapshots_do_without_them(world: World) -> None:
+async def test_log_files_are_removed_when_two_snapshots_do_not_need_them(world: World) -> None:
     engine = await world.open(wal_file_bytes=800)
     await engine.put_topic("t", FSYNC)
     for n in range(60):
@@ -107,7 +107,7 @@ async def test_log_files_go_when_two_snapshots_do_without_them(world: World) -> 
     assert len([name for name in world.files() if name.startswith("meta/")]) == 2
 
 
-async def test_dead_segments_go_with_their_records(world: World) -> None:
+async def test_dead_segments_are_removed_with_their_records(world: World) -> None:
     engine = await world.open(segment_max_events=2, cold_dir=COLD, hot_retain_segments=1)
     await engine.put_topic("t", TopicConfig(cap_records=4, durable=True))
     for n in range(20):
@@ -120,7 +120,7 @@ async def test_dead_segments_go_with_their_records(world: World) -> None:
     assert data_files(world) + data_files(world, COLD) == []
 
 
-async def test_what_was_deleted_before_a_checkpoint_leaves_nothing_of_itself(world: World) -> None:
+async def test_records_deleted_before_a_checkpoint_leave_no_trace(world: World) -> None:
     engine = await world.open()
     await engine.write("t", [rec("secret", tag="x"), rec("kept")], config=FSYNC)
     await engine.delete("t", match=Predicate(value="x"))
@@ -130,7 +130,7 @@ async def test_what_was_deleted_before_a_checkpoint_leaves_nothing_of_itself(wor
     assert await read_all(await world.crash(), "t") == {2: "kept"}
 
 
-async def test_writes_go_on_during_a_checkpoint_and_none_is_lost(world: World) -> None:
+async def test_writes_continue_during_a_checkpoint_and_none_is_lost(world: World) -> None:
     engine = await world.open(segment_max_events=3)
     await engine.write("t", recs(*range(5)), config=FSYNC)
     world.workers.hold()
@@ -145,7 +145,7 @@ async def test_writes_go_on_during_a_checkpoint_and_none_is_lost(world: World) -
         assert list((await read_all(engine, "t")).values()) == list(range(8))
 
 
-async def test_closing_waits_for_a_checkpoint_under_way(world: World) -> None:
+async def test_closing_waits_for_a_running_checkpoint(world: World) -> None:
     engine = await world.open(checkpoint_interval_ms=1000)
     await engine.write("t", recs(1, 2, tag="x"), config=FSYNC)
     world.workers.hold()
@@ -164,10 +164,10 @@ async def test_closing_waits_for_a_checkpoint_under_way(world: World) -> None:
 
 
 @pytest.mark.parametrize("later", range(0, 45, 3))
-async def test_a_snapshot_of_unknown_outcome_goes_before_what_it_names_is_changed(
+async def test_a_snapshot_of_unknown_outcome_is_removed_before_the_files_it_names_change(
     world: World, later: int
 ) -> None:
-    """1. its directory cannot be synced; 2. a record it names is deleted; 3. the next attempt is cut off."""
+    """1. its directory sync fails; 2. a record in it is deleted; 3. the next attempt is interrupted."""
     engine = await world.open(segment_max_events=100)
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
@@ -193,7 +193,7 @@ async def test_reserved_sequences_survive_a_checkpoint(world: World) -> None:
     assert seqs(await engine.diff("t"))[0] == 1
 
 
-async def test_a_segment_that_is_damaged_does_not_keep_the_others_from_being_stored(world: World) -> None:
+async def test_a_damaged_segment_does_not_prevent_the_others_from_being_stored(world: World) -> None:
     engine = await world.open(segment_max_events=100, cold_dir=COLD, hot_retain_segments=1)
     await engine.write("bad", recs(1, 2), config=FSYNC)
     await engine.write("good", recs(1), config=FSYNC)
@@ -213,7 +213,7 @@ async def test_a_segment_that_is_damaged_does_not_keep_the_others_from_being_sto
     assert len(await read_all(engine, "bad", 2)) == 5
 
 
-async def test_a_damaged_del_file_does_not_keep_checkpoints_from_being_made(world: World) -> None:
+async def test_a_damaged_del_file_does_not_prevent_checkpoints(world: World) -> None:
     engine = await world.open()
     await engine.write("bad", [rec(1), rec(2), rec(3, tag="x")], config=FSYNC)
     await engine.write("good", recs(1), config=FSYNC)
@@ -236,7 +236,7 @@ async def test_a_damaged_del_file_does_not_keep_checkpoints_from_being_made(worl
 
 
 async def _left_alone_by_its_caller() -> World:
-    """A checkpoint was stored after whoever asked for it had gone; a record in it was deleted since."""
+    """Store a checkpoint after its caller was cancelled, then delete a record in it."""
     world = World(make_workers=DetachedWorkers)
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
@@ -254,8 +254,8 @@ async def _left_alone_by_its_caller() -> World:
     return world
 
 
-async def test_a_checkpoint_whose_caller_is_gone_counts_for_the_next_one() -> None:
-    """Wherever the power goes during that: it must not change what the snapshot names."""
+async def test_a_checkpoint_whose_caller_was_cancelled_counts_for_the_next_one() -> None:
+    """A power failure at any point must not change the files that the snapshot names."""
     for call in range(100):
         world = await _left_alone_by_its_caller()
         world.disk.plan = PlannedFault(call=len(world.disk.calls) + call, kind=DiskFault.CRASH_AFTER)

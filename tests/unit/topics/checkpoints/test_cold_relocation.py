@@ -1,4 +1,4 @@
-"""A slow or silent cold tier holds nothing up, and what was begun is simply done again."""
+"""A slow or silent cold tier delays nothing, and interrupted moves are repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.topics.workers import LooseThreads, ThreadWorkers
 
 
 class Silent:
-    """A file system on which nothing new can be made below one directory until it is let go."""
+    """A file system that blocks new files below one directory until it is released."""
 
     def __init__(self, below: str) -> None:
         self._fs = OsFileSystem()
@@ -77,7 +77,7 @@ def newest_snapshot(tmp_path: Path) -> str:
     return max((path.name for path in (tmp_path / "data" / "meta").glob("snapshot-*.bin")), default="")
 
 
-async def test_a_cold_tier_that_does_not_answer_holds_up_no_checkpoint_and_no_stop(tmp_path: Path) -> None:
+async def test_a_cold_tier_that_does_not_respond_delays_no_checkpoint_and_no_stop(tmp_path: Path) -> None:
     silent = Silent(str(tmp_path / "cold"))
     engine = await Engine.open(config(tmp_path), fs=cast("FileSystem", silent))
     try:
@@ -124,7 +124,7 @@ def data_files(world: World, root: str) -> int:
 
 @contextlib.contextmanager
 def failing(world: World) -> Iterator[list[int]]:
-    """Nothing can be written to the cold tier; yields how often it was tried."""
+    """Fail every write to the cold tier, and yield the number of attempts."""
     create, tried = world.disk.create, [0]
 
     def refuse(path: str) -> object:
@@ -157,7 +157,7 @@ async def test_after_a_failure_all_topics_wait_before_it_is_tried_again(world: W
     assert (data_files(world, COLD), data_files(world, "/data")) == (6, 0)
 
 
-async def test_a_damaged_segment_does_not_keep_the_others_from_moving(world: World) -> None:
+async def test_a_damaged_segment_does_not_prevent_the_others_from_moving(world: World) -> None:
     engine = await world.open(hot_retain_segments=9)
     for name in ("a", "b"):
         await engine.write(name, recs(*range(4)), config=FSYNC)
@@ -169,7 +169,7 @@ async def test_a_damaged_segment_does_not_keep_the_others_from_moving(world: Wor
     assert [segment.cold for segment in engine._catalog.get("b").log.segments] == [True, True]
 
 
-async def test_copies_that_no_snapshot_knows_of_are_made_again_after_a_crash(world: World) -> None:
+async def test_copies_that_no_snapshot_names_are_made_again_after_a_crash(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(6)), config=FSYNC)
     assert engine._maintenance is not None
@@ -196,7 +196,9 @@ async def test_hot_data_stays_until_the_snapshot_that_says_cold_is_durable(world
     assert (len(await read_all(engine, "t")), engine.problems) == (6, [])
 
 
-async def test_what_dies_between_its_copy_and_the_snapshot_leaves_both_tiers(world: World) -> None:
+async def test_a_segment_that_dies_between_its_copy_and_the_snapshot_is_removed_from_both_tiers(
+    world: World,
+) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(6)), config=FSYNC)
     assert engine._maintenance is not None
@@ -225,7 +227,7 @@ async def test_a_stop_moves_nothing_and_the_next_start_does(world: World) -> Non
 # ---- the thread --------------------------------------------------------------------------------------
 
 
-async def test_a_thread_does_its_work_in_order_and_tells_what_went_wrong() -> None:
+async def test_a_thread_works_in_order_and_reports_errors() -> None:
     thread, done = LooseThreads(1, "cold"), []
 
     def fail() -> None:
@@ -239,7 +241,7 @@ async def test_a_thread_does_its_work_in_order_and_tells_what_went_wrong() -> No
     thread.close()
 
 
-async def test_a_thread_that_is_closed_begins_nothing_more() -> None:
+async def test_a_closed_thread_starts_no_more_work() -> None:
     thread, begun, gate = LooseThreads(1, "cold"), threading.Event(), threading.Event()
     done: list[object] = []
 

@@ -1,4 +1,4 @@
-"""A cold place is one data directory's, and nothing is moved to where it would be lost."""
+"""A cold place belongs to one data directory, and nothing is moved to a place where it would be lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 async def fill(world: World) -> Engine:
-    """Four records, all of them cold."""
+    """Write four records, all of them cold."""
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3, 4), config=FSYNC)
     await engine.checkpoint()
@@ -65,7 +65,7 @@ def test_a_cold_place_is_not_the_data_directory_nor_in_it_nor_around_it(
         check_apart(str(tmp_path / "data"), fine)
 
 
-def test_a_data_directory_that_is_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_data_directory_that_is_a_link_stands_for_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError):
@@ -98,14 +98,14 @@ async def test_two_data_directories_do_not_share_a_place(tmp_path: Path, url: st
         pass
 
 
-async def test_a_new_data_directory_does_not_take_over_what_an_old_one_left(world: World) -> None:
+async def test_a_new_data_directory_does_not_take_over_an_old_ones_place(world: World) -> None:
     await (await fill(world)).close()
     with pytest.raises(ConfigError, match="a place of its own"):
         await world.open(data_dir="/data2")
     assert await read_all(await world.open(data_dir="/data"), "t") == {1: 1, 2: 2, 3: 3, 4: 4}
 
 
-async def test_a_power_cut_at_any_call_of_a_claim_does_not_lock_anybody_out() -> None:
+async def test_a_power_cut_at_any_call_of_a_claim_locks_no_engine_out() -> None:
     whole = World(cold_dir=COLD)
     await whole.open()
     for call in range(len(whole.disk.calls)):
@@ -123,14 +123,14 @@ async def test_a_power_cut_at_any_call_of_a_claim_does_not_lock_anybody_out() ->
 # ---- a place that is not there -----------------------------------------------------------------------
 
 
-async def test_cold_records_without_a_cold_place_are_told_at_the_start(world: World) -> None:
+async def test_cold_records_without_a_cold_place_are_reported_at_the_start(world: World) -> None:
     await (await fill(world)).close()
     with pytest.raises(ConfigError, match="set TOPICS_COLD_DIR"):
         await world.open(cold_dir=None)
     assert len(await read_all(await world.open(cold_dir=COLD), "t")) == 4
 
 
-async def test_a_place_that_is_not_mounted_is_told_at_the_start_and_not_made(world: World) -> None:
+async def test_an_unmounted_place_is_reported_at_the_start_and_not_created(world: World) -> None:
     await (await fill(world)).close()
     unmount(world)
     with pytest.raises(ConfigError, match="is it mounted"):
@@ -166,7 +166,7 @@ async def test_a_cold_file_that_is_missing_alone_is_damage_that_names_its_record
     assert caught.value.detail == {"topic": "t", "first_seq": 3, "last_seq": 4}
 
 
-async def test_a_place_that_was_taken_over_gets_nothing_more(world: World) -> None:
+async def test_a_place_that_was_taken_over_gets_no_more_files(world: World) -> None:
     engine = await fill(world)
     before = [name for name, _ in world.disk.list_files(COLD)]
     content = world.disk.read(MARKER)

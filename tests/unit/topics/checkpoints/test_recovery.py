@@ -1,4 +1,4 @@
-"""From what is on disk: the same as before, however many logs there are; damage never passes in silence."""
+"""Recovery restores the same state for any number of logs, and reports every damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> World:
     return World()
 
 
-async def test_progress_is_told(world: World) -> None:
+async def test_progress_is_reported(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1), config=FSYNC)
     engine = await world.kill()
@@ -39,7 +39,7 @@ async def test_progress_is_told(world: World) -> None:
     assert engine.replay_progress == 1.0
 
 
-async def test_half_a_write_is_cut_off(world: World) -> None:
+async def test_an_incomplete_write_is_cut_off(world: World) -> None:
     """The first frames of a write survive a power cut, the last one does not."""
     engine = await world.open(wal_file_bytes=1 << 16)
     await engine.put_topic("t", TopicConfig(durability=Durability.MEMORY))
@@ -111,7 +111,7 @@ async def test_an_old_config_does_not_come_back_with_an_old_log(world: World, ch
         assert engine.state("t").config.cap_records == 9
 
 
-async def test_a_log_that_came_back_into_use_is_read_from_where_it_counts(world: World) -> None:
+async def test_a_log_that_is_used_again_is_read_from_its_valid_start(world: World) -> None:
     engine = await world.open(wal_shards=2)
     await engine.put_topic("t", FSYNC)
     for turn, shards in enumerate((3, 2, 3, 1, 2, 1)):
@@ -125,7 +125,7 @@ async def test_a_log_that_came_back_into_use_is_read_from_where_it_counts(world:
 
 
 async def _open_without_the_newest_snapshot(world: World) -> Engine:
-    """The process dies, and the newest snapshot cannot be read."""
+    """Kill the process and make the newest snapshot unreadable."""
     world.unplug(Survival.EVERYTHING)
     newest = max(name for name in world.files() if name.startswith("meta/"))
     world.disk.truncate(f"/data/{newest}", 30)
@@ -134,7 +134,7 @@ async def _open_without_the_newest_snapshot(world: World) -> Engine:
     return engine
 
 
-async def test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves(world: World) -> None:
+async def test_an_unreadable_snapshot_is_reported_and_the_previous_one_is_used(world: World) -> None:
     engine = await world.open(wal_file_bytes=300)
     for n in range(1, 4):
         for place in range(10):
@@ -151,7 +151,9 @@ async def test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves(
 
 
 @pytest.mark.parametrize("stops", ["kill", "kill kill", "restart", "restart restart", "restart kill"])
-async def test_the_log_that_the_snapshot_before_needs_outlives_every_start(world: World, stops: str) -> None:
+async def test_the_log_that_the_previous_snapshot_needs_survives_every_start(
+    world: World, stops: str
+) -> None:
     engine = await world.open(wal_file_bytes=900)
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
     await engine.checkpoint()
@@ -166,7 +168,7 @@ async def test_the_log_that_the_snapshot_before_needs_outlives_every_start(world
     assert (await engine.write("t", recs(40))).first_seq == 40
 
 
-async def test_the_snapshot_before_finds_segments_that_were_moved_since(world: World) -> None:
+async def test_the_previous_snapshot_finds_segments_that_were_moved_since(world: World) -> None:
     engine = await world.open(cold_dir=COLD, segment_max_events=3, hot_retain_segments=1)
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
     await engine.checkpoint()
@@ -198,7 +200,7 @@ async def test_without_the_newest_snapshot_moved_segments_are_found_too(world: W
         engine = await world.kill()
 
 
-async def test_the_snapshot_before_does_without_segments_that_were_deleted_since(world: World) -> None:
+async def test_the_previous_snapshot_works_without_segments_that_were_deleted_since(world: World) -> None:
     engine = await world.open(segment_max_events=3)
     await engine.write("t", recs(1, 2, 3, tag="x"), config=FSYNC)
     await engine.write("t", recs(4))
@@ -214,9 +216,9 @@ async def test_the_snapshot_before_does_without_segments_that_were_deleted_since
         assert engine.problems == []
 
 
-async def test_nothing_goes_before_the_snapshot_that_does_without_it_is_durable(world: World) -> None:
-    """1. a snapshot is in place but its name is not synced; 2. a start removes what it does not name; 3. the
-    power goes, and the snapshot before is there again.
+async def test_no_file_is_removed_before_a_snapshot_without_it_is_durable(world: World) -> None:
+    """1. a snapshot is in place but its name is not synced; 2. a start removes files that it does not name;
+    3. the power fails, and the previous snapshot is there again.
     """
     engine = await world.open(segment_max_events=2)
     await engine.put_topic("t", TopicConfig(durable=True, cap_records=2))
@@ -242,14 +244,14 @@ async def test_an_engine_never_starts_empty_over_data_it_cannot_read(world: Worl
         await world.open()
 
 
-async def test_an_engine_does_not_start_on_what_was_not_restored_to_the_end(world: World) -> None:
+async def test_an_engine_does_not_start_on_an_unfinished_restore(world: World) -> None:
     world.disk.make_dirs("/data/restoring")
-    with pytest.raises(Rejected, match="not restored to the end"):
+    with pytest.raises(Rejected, match="did not finish"):
         await world.open()
 
 
 async def test_an_engine_never_starts_empty_when_its_snapshots_are_gone(world: World) -> None:
-    """The log goes on where a snapshot ends. Nothing is touched, so that it can be put back."""
+    """The log continues a missing snapshot. No file is changed, so that the snapshot can be restored."""
     engine = await world.open()
     for n in range(3):
         await engine.write("t", recs(*range(50 * n, 50 * n + 50)), config=FSYNC)
@@ -271,7 +273,7 @@ async def test_an_engine_never_starts_empty_when_its_snapshots_are_gone(world: W
     assert (await read_all(engine, "t"), engine.problems) == (wanted, [])
 
 
-async def test_records_of_a_topic_whose_creation_cannot_be_read_are_told_and_kept(world: World) -> None:
+async def test_records_of_a_topic_whose_creation_cannot_be_read_are_reported_and_kept(world: World) -> None:
     engine = await world.open(wal_file_bytes=900)
     file, start = world.committers.all[0].log.end
     await engine.put_topic("nameless", FSYNC)
@@ -296,7 +298,7 @@ async def test_records_of_a_topic_whose_creation_cannot_be_read_are_told_and_kep
     assert all(f"value {n:02d}".encode() in kept for n in range(30))
 
 
-async def test_a_lost_log_file_is_told_and_so_are_the_records_in_it(world: World) -> None:
+async def test_a_lost_log_file_and_its_records_are_reported(world: World) -> None:
     engine = await world.open(wal_file_bytes=700)
     for n in range(20):
         await engine.write("t", recs(n), config=FSYNC)
@@ -324,7 +326,7 @@ async def test_a_lost_log_file_is_told_and_so_are_the_records_in_it(world: World
 
 
 async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
-    """Checkpoint, write two records more, kill, and take the log away from before the snapshot's offset."""
+    """Take a checkpoint, write two more records, kill, and truncate the log before the snapshot's offset."""
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
@@ -348,7 +350,7 @@ async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["truncated", "zeroed"])
 @pytest.mark.parametrize("extent", [True, False], ids=["extent", "the snapshot alone"])
-async def test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again(
+async def test_a_log_that_ends_before_its_snapshot_is_reported_and_no_number_is_reused(
     world: World, extent: bool, zeros: bool
 ) -> None:
     last = await _without_its_end(world, extent=extent, zeros=zeros)
@@ -370,7 +372,7 @@ async def test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_a
         assert page.tombstone.reason == "lost", "what was lost stays known"
 
 
-async def test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed(world: World) -> None:
+async def test_a_loss_of_records_synced_after_the_last_snapshot_is_reported(world: World) -> None:
     engine = await world.open()
     for n in range(6):
         last = (await engine.write("t", recs(n), config=FSYNC)).last_seq
@@ -382,7 +384,7 @@ async def test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed
     assert (await engine.write("t", recs("new"))).first_seq > last
 
 
-async def test_a_loss_is_known_after_a_crash_before_it_was_written_down(world: World) -> None:
+async def test_a_loss_is_known_after_a_crash_before_it_was_recorded(world: World) -> None:
     last = await _without_its_end(world, extent=True, zeros=False)
     heads = set()
     damaged = world.disk
@@ -398,7 +400,7 @@ async def test_a_loss_is_known_after_a_crash_before_it_was_written_down(world: W
 
 
 async def _without(world: World, *gone: str) -> Engine:
-    """A start after the process died and every file with one of these beginnings went missing."""
+    """Start after a kill and the loss of every file with one of these prefixes."""
     world.unplug(Survival.EVERYTHING)
     for name in world.files():
         if name.startswith(gone):
@@ -407,7 +409,7 @@ async def _without(world: World, *gone: str) -> Engine:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-async def test_a_log_that_lost_all_its_files_before_the_first_snapshot_is_told(shards: int) -> None:
+async def test_a_log_that_lost_all_its_files_before_the_first_snapshot_is_reported(shards: int) -> None:
     world = World(wal_shards=shards)
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
@@ -420,7 +422,7 @@ async def test_a_log_that_lost_all_its_files_before_the_first_snapshot_is_told(s
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
-async def test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged(
+async def test_a_topic_whose_creation_was_lost_does_not_reuse_acknowledged_numbers(
     world: World, durability: Durability
 ) -> None:
     config = TopicConfig(durability=durability)
@@ -454,7 +456,7 @@ async def test_a_directory_that_lost_nothing_begins_its_topics_at_one(world: Wor
         engine = await world.kill()
 
 
-async def test_no_lease_number_that_was_lost_with_the_log_is_given_again(world: World) -> None:
+async def test_no_lease_number_that_was_lost_with_the_log_is_reused(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("q", TopicConfig(type="queue", durability=Durability.FSYNC))
     await engine.write("q", recs(*range(30)))
@@ -467,7 +469,7 @@ async def test_no_lease_number_that_was_lost_with_the_log_is_given_again(world: 
     assert not {job.lease_id for job in given} & {job.lease_id for job in again}
 
 
-async def test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names(world: World) -> None:
+async def test_a_start_fails_over_segments_that_neither_snapshot_nor_log_names(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3), config=FSYNC)
     await engine.checkpoint()
@@ -476,7 +478,7 @@ async def test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names(
     assert any(name.startswith("topics/") for name in world.files()), "nothing was removed"
 
 
-async def test_an_idle_log_that_lost_nothing_is_not_called_damaged(world: World) -> None:
+async def test_an_idle_log_without_losses_is_not_reported_as_damaged(world: World) -> None:
     engine = await world.open()
     for n in range(5):
         await engine.write("t", recs(n), config=FSYNC)
@@ -489,7 +491,7 @@ async def test_an_idle_log_that_lost_nothing_is_not_called_damaged(world: World)
 
 
 async def _filled() -> tuple[World, dict[str, dict[int, object]]]:
-    """A data directory with a file of every kind, that was left without a last checkpoint."""
+    """Create a data directory with every kind of file, without a last checkpoint."""
     world = World(
         clock=ManualClock(), segment_max_events=3, cold_dir=COLD, hot_retain_segments=1, wal_file_bytes=900
     )
@@ -527,7 +529,7 @@ def _end_of(error: Damaged) -> int:
 
 
 async def _read_with_patience(engine: object, name: str) -> tuple[dict[int, object], bool]:
-    """What can be read of a topic, and whether some of it was reported to be damaged."""
+    """Return the readable records of a topic, and whether some were reported as damaged."""
     found: dict[int, object] = {}
     cursor, told = 0, False
     while True:
@@ -543,8 +545,8 @@ async def _read_with_patience(engine: object, name: str) -> tuple[dict[int, obje
             return found, told
 
 
-async def test_a_flipped_bit_is_noticed_or_does_not_matter() -> None:
-    """Every kind of file, bits all over it: never a wrong record, never a missing one without a word."""
+async def test_a_flipped_bit_is_detected_or_harmless() -> None:
+    """Flip bits in every kind of file: no wrong record, and no missing record without a report."""
     world, wanted = await _filled()
     base = world.disk
     kinds = set()

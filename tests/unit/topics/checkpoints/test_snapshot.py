@@ -1,4 +1,4 @@
-"""The metadata in one file: written whole, read whole or not at all."""
+"""The snapshot file: written as a whole, and read as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ snapshots = st.builds(
 
 
 @given(snapshots)
-def test_a_snapshot_reads_back_as_it_was(snapshot: Snapshot) -> None:
+def test_a_snapshot_round_trips(snapshot: Snapshot) -> None:
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
@@ -136,7 +136,7 @@ def sealed(body: bytes, version: int = SNAPSHOT_VERSION, magic: bytes = b"SNP1")
 
 
 @given(st.binary(max_size=60))
-def test_a_body_that_makes_no_sense_is_damage(body: bytes) -> None:
+def test_an_invalid_body_is_damage(body: bytes) -> None:
     with pytest.raises(Damaged):
         decode_snapshot(body)
     with pytest.raises(Damaged):
@@ -146,7 +146,7 @@ def test_a_body_that_makes_no_sense_is_damage(body: bytes) -> None:
 def test_another_kind_of_file_is_damage_and_another_version_is_not() -> None:
     body = msgspec.msgpack.encode(snapshot_of(3))
     assert decode_snapshot(sealed(body)) == snapshot_of(3)
-    with pytest.raises(Damaged, match="no snapshot"):
+    with pytest.raises(Damaged, match="not a snapshot"):
         decode_snapshot(sealed(body, magic=b"SNP2"))
     with pytest.raises(Unsupported, match="version is 5"):
         decode_snapshot(sealed(body, version=5))
@@ -172,7 +172,7 @@ def test_the_newest_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None
     assert snapshot_name(4) == "snapshot-0000000000000004.bin"
 
 
-def test_a_damaged_newest_one_is_told_and_the_one_before_is_used(tmp_path: Path) -> None:
+def test_a_damaged_newest_snapshot_is_reported_and_the_previous_one_is_used(tmp_path: Path) -> None:
     for number in (1, 2):
         write_snapshot(FS, str(tmp_path), number, snapshot_of(number))
     newest = tmp_path / snapshot_name(2)
@@ -184,7 +184,7 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_is_used(tmp_path: Path)
     assert newest.exists()
 
 
-def test_a_snapshot_that_cannot_be_read_does_not_push_out_one_that_can(tmp_path: Path) -> None:
+def test_an_unreadable_snapshot_does_not_replace_a_readable_one(tmp_path: Path) -> None:
     for number in (1, 2):
         write_snapshot(FS, str(tmp_path), number, snapshot_of(number))
     (tmp_path / snapshot_name(2)).write_bytes(b"torn")
@@ -198,7 +198,7 @@ def test_a_snapshot_that_cannot_be_read_does_not_push_out_one_that_can(tmp_path:
     assert load_latest(FS, str(tmp_path)).snapshot == snapshot_of(1)
 
 
-def test_nothing_starts_over_when_no_snapshot_can_be_read(tmp_path: Path) -> None:
+def test_a_start_fails_when_no_snapshot_can_be_read(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / snapshot_name(number)).write_bytes(b"")
     with pytest.raises(Damaged, match="no snapshot can be read") as caught:
@@ -207,7 +207,7 @@ def test_nothing_starts_over_when_no_snapshot_can_be_read(tmp_path: Path) -> Non
     assert snapshot_name(2) in str(caught.value)
 
 
-def test_a_snapshot_of_a_newer_program_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_newer_program_is_not_skipped(tmp_path: Path) -> None:
     write_snapshot(FS, str(tmp_path), 1, snapshot_of(1))
     (tmp_path / snapshot_name(2)).write_bytes(sealed(b"whatever", version=5))
     with pytest.raises(Unsupported, match="use the program that wrote it"):

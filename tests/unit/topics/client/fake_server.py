@@ -49,7 +49,7 @@ def page(
 
 
 class SteppingClock:
-    """Time passes only while somebody sleeps or a step says so; every sleep is noted."""
+    """A clock that advances only in sleeps and steps, and records every sleep."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -67,7 +67,7 @@ class SteppingClock:
 
 
 class FakeServer:
-    """Plays the steps, one per request; health is answered beside them, from `started_s`."""
+    """A server that plays the steps, one per request. Health is answered separately, from `started_s`."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)

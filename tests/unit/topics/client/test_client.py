@@ -1,4 +1,4 @@
-"""The client over scripted answers: what it sends, what it returns, what it raises."""
+"""The client with scripted responses: its requests, its results and its errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_write_sends_values_json_text_and_records_side_by_side() -> None
     assert str(request.url) == "http://there:4000/v0/topics/t?return_seqs=false"
 
 
-async def test_a_write_tells_where_the_records_stand_and_what_it_cost() -> None:
+async def test_a_write_returns_the_sequences_and_its_timings() -> None:
     async with FakeServer(answer(WRITTEN, 201)).client() as client:
         result = await client.write("t", [1])
     assert (result.first_seq, result.last_seq, result.count, result.deduped) == (1, 1, 1, False)
@@ -57,7 +57,7 @@ async def test_a_write_tells_where_the_records_stand_and_what_it_cost() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'1},{"data":2', b"1 2", b"nul", b"[1,]"])
-async def test_json_text_that_is_not_one_value_never_leaves(text: bytes) -> None:
+async def test_json_text_that_is_not_one_value_is_never_sent(text: bytes) -> None:
     server = FakeServer()
     async with server.client() as client:
         with pytest.raises(errors.InvalidRequest, match="record 1 is not JSON"):
@@ -66,7 +66,7 @@ async def test_json_text_that_is_not_one_value_never_leaves(text: bytes) -> None
 
 
 @pytest.mark.parametrize("records", [{"a": 1}, "text", b"1", NewRecord(data=msgspec.Raw(b"1"))])
-async def test_a_single_record_must_stand_in_a_list(records: Iterable[object]) -> None:
+async def test_a_single_record_must_be_in_a_list(records: Iterable[object]) -> None:
     async with FakeServer().client() as client:
         with pytest.raises(errors.InvalidRequest, match="brackets"):
             await client.write("t", records)
@@ -86,7 +86,7 @@ async def test_more_records_than_one_write_may_have_are_refused_before_they_are_
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "ä", ".", "x" * 256])
-async def test_a_name_that_no_topic_has_never_becomes_a_path(name: str) -> None:
+async def test_an_invalid_topic_name_never_becomes_a_path(name: str) -> None:
     server = FakeServer()
     async with server.client() as client:
         with pytest.raises(errors.InvalidRequest, match="not a topic name"):
@@ -113,7 +113,7 @@ async def test_put_sends_the_whole_config_and_returns_the_resolved_one() -> None
     assert result.config.durability is Durability.DISK
 
 
-async def test_state_reads_a_topic_and_may_leave_no_trace() -> None:
+async def test_state_reads_a_topic_with_or_without_touching_it() -> None:
     state = {
         "topic": "t",
         "type": "log",
@@ -152,7 +152,7 @@ async def test_topics_goes_through_every_page() -> None:
     ]
 
 
-async def test_diff_returns_the_records_as_they_came() -> None:
+async def test_diff_returns_the_records_unchanged() -> None:
     stored = {"$seq": 7, "$ts": 12, "$node": "n", "$tag": "t", "data": {"z": 1, "a": [1.5]}, "meta": {"k": 1}}
     server = FakeServer(page([stored], 7, 9, performance={"records_scanned": 7}))
     async with server.client() as client:
@@ -164,7 +164,7 @@ async def test_diff_returns_the_records_as_they_came() -> None:
     assert (got.caught_up, got.lag, got.records_scanned) == (False, 2, 7)
 
 
-async def test_a_long_poll_has_as_much_more_time_as_it_was_asked_to_wait() -> None:
+async def test_the_timeout_of_a_long_poll_includes_its_wait() -> None:
     server = FakeServer(page([], 0, 0))
     async with server.client(timeout="2s") as client:
         await client.diff("t", wait_ms=90_000)
@@ -185,7 +185,9 @@ async def test_a_long_poll_has_as_much_more_time_as_it_was_asked_to_wait() -> No
         (Predicate(value="a", is_prefix=True), ["tag", "Glob", "a*"]),
     ],
 )
-async def test_delete_by_tag_means_exactly_what_is_said(match: Predicate | str, sent: list[str]) -> None:
+async def test_delete_by_tag_sends_exactly_the_given_predicate(
+    match: Predicate | str, sent: list[str]
+) -> None:
     done = {"topic": "t", "deleted": 2, "earliest_seq": 3, "head_seq": 5, "count": 3, "bytes": 3}
     server = FakeServer(answer(done))
     async with server.client() as client:
@@ -194,13 +196,13 @@ async def test_delete_by_tag_means_exactly_what_is_said(match: Predicate | str, 
     assert (result.deleted, result.count) == (2, 3)
 
 
-async def test_a_delete_that_selects_nothing_is_refused_here() -> None:
+async def test_a_delete_that_selects_nothing_is_refused_by_the_client() -> None:
     async with FakeServer().client() as client:
         with pytest.raises(errors.InvalidRequest, match="before_seq"):
             await client.delete("t")
 
 
-async def test_removing_a_topic_tells_what_went_with_it() -> None:
+async def test_removing_a_topic_returns_the_removed_routers() -> None:
     server = FakeServer(answer({"topic": "t", "deleted": True, "routers_removed": ["a->t"]}))
     async with server.client() as client:
         result = await client.remove_topic("t", if_empty=True)
@@ -269,7 +271,7 @@ async def test_a_record_that_cannot_be_read_back_is_damage_and_a_plain_failure_i
             await client.diff("t")
 
 
-async def test_damage_is_not_asked_for_again() -> None:
+async def test_damage_is_not_retried() -> None:
     server = FakeServer(refusal(500, "internal", {"topic": "t", "first_seq": 4}), page([], 4, 4))
     async with server.client(retry_deadline=30) as client:
         with pytest.raises(errors.Damaged) as caught:
@@ -287,7 +289,7 @@ async def test_damage_is_not_asked_for_again() -> None:
         answer({}),
     ],
 )
-async def test_an_answer_outside_the_contract_is_told_as_such(strange: httpx.Response) -> None:
+async def test_a_response_outside_the_contract_is_reported_as_such(strange: httpx.Response) -> None:
     async with FakeServer(strange).client() as client:
         with pytest.raises(UnexpectedAnswer):
             await client.write("t", [1])
@@ -304,7 +306,7 @@ def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("key", ["s3cret word", "s3cret\n", "s3crét", ""])
-def test_a_key_that_fits_no_header_is_refused_without_being_shown(key: str) -> None:
+def test_a_key_that_is_invalid_in_a_header_is_refused_without_being_shown(key: str) -> None:
     with pytest.raises(kinds.ConfigError) as caught:
         Client(key=key)
     assert "s3cr" not in str(caught.value)
@@ -313,7 +315,7 @@ def test_a_key_that_fits_no_header_is_refused_without_being_shown(key: str) -> N
 @pytest.mark.parametrize(
     "url", ["there:4000", "ftp://there", "http://", "http://me:s3cret@there", "http://there:x", ""]
 )
-def test_an_address_that_is_none_is_refused_without_its_secrets(url: str) -> None:
+def test_an_invalid_address_is_refused_without_its_secrets(url: str) -> None:
     with pytest.raises(kinds.ConfigError) as caught:
         Client(url)
     assert "s3cret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The client's connections: one each for calls at the same time, and none that a lost call still holds."""
+"""The client's connections: one per concurrent call, and none blocked by a lost call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST = httpx.Request("GET", "http://127.0.0.1:1/", extensions={"timeout": {"p
 
 
 class Lane(httpx.AsyncHTTPTransport):
-    """A pool of one connection that counts a call which was cut short for ever, as pools have done."""
+    """A pool of one connection that never stops counting an interrupted call, as real pools have done."""
 
     def __init__(self, gate: asyncio.Event) -> None:
         self._gate = gate
@@ -45,7 +45,7 @@ class OwnLanes(Lanes):
         return self.made[-1]
 
 
-async def test_a_call_that_is_given_up_takes_its_connection_with_it() -> None:
+async def test_a_cancelled_call_closes_its_connection() -> None:
     lanes = OwnLanes(1)
     lost = asyncio.create_task(lanes.handle_async_request(REQUEST))
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_a_call_that_is_given_up_takes_its_connection_with_it() -> None:
     assert [lane.closed for lane in lanes.made] == [True, True]
 
 
-async def test_a_connection_is_used_again_after_an_answer() -> None:
+async def test_a_connection_is_reused_after_a_response() -> None:
     lanes = OwnLanes(2)
     lanes.gate.set()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the client sends again, and what it never does."""
+"""Which calls the client retries, and which it never does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_two_writes_have_two_keys() -> None:
     assert server.body(0)["idempotency_key"] != server.body(1)["idempotency_key"]
 
 
-async def test_a_key_of_ones_own_is_used_as_it_is() -> None:
+async def test_a_given_key_is_used_unchanged() -> None:
     server = FakeServer(answer(WRITTEN))
     async with server.client() as client:
         await client.write("t", [1], idempotency_key="mine")
@@ -105,21 +105,23 @@ async def test_a_read_that_never_succeeds_ends_at_the_deadline_as_unavailable() 
     assert 5 < server.clock.now_s <= 10
 
 
-async def test_a_write_repeated_in_vain_is_of_unknown_outcome_even_if_nobody_is_there_at_last() -> None:
+async def test_a_write_that_fails_after_a_lost_answer_is_of_unknown_outcome_even_if_the_server_is_gone() -> (
+    None
+):
     server = FakeServer(CUT, *[NO_ROUTE] * 1000)
     async with server.client(retry_deadline="10s") as client:
         with pytest.raises(Unanswered, match=r"may have been applied.*since then.*no connection"):
             await client.write("t", [1])
 
 
-async def test_a_write_that_never_got_through_is_certainly_not_applied() -> None:
+async def test_a_write_that_was_never_sent_is_certainly_not_applied() -> None:
     server = FakeServer(*[NO_ROUTE] * 1000)
     async with server.client(retry_deadline="10s") as client:
         with pytest.raises(Unreachable, match="no connection"):
             await client.write("t", [1])
 
 
-async def test_a_write_is_not_repeated_at_a_server_that_restarted_since() -> None:
+async def test_a_write_is_not_repeated_after_a_server_restart() -> None:
     server = FakeServer(NO_ROUTE, CUT)
 
     def cut_and_restart(request: httpx.Request) -> httpx.Response:
@@ -129,7 +131,7 @@ async def test_a_write_is_not_repeated_at_a_server_that_restarted_since() -> Non
 
     server.steps[1:] = [cut_and_restart]
     async with server.client() as client:
-        with pytest.raises(Unanswered, match="restarted while"):
+        with pytest.raises(Unanswered, match="restarted during"):
             await client.write("t", [1])
     assert len(server.requests) == 2
 
@@ -152,7 +154,9 @@ async def test_a_refusal_after_a_lost_answer_does_not_settle_it() -> None:
         (refusal(429, "throttled", Retry_After="-5"), 0.0),
     ],
 )
-async def test_a_busy_server_is_left_alone_as_long_as_it_asks(reply: httpx.Response, wait_s: float) -> None:
+async def test_a_busy_server_is_not_called_before_its_retry_time(
+    reply: httpx.Response, wait_s: float
+) -> None:
     server = FakeServer(reply, answer(WRITTEN))
     async with server.client() as client:
         await client.write("t", [1])
@@ -160,7 +164,7 @@ async def test_a_busy_server_is_left_alone_as_long_as_it_asks(reply: httpx.Respo
     assert not wait_s or server.clock.slept[0] == wait_s
 
 
-async def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+async def test_a_wait_beyond_the_deadline_is_not_started() -> None:
     server = FakeServer(refusal(429, "throttled", Retry_After="30"))
     async with server.client(retry_deadline="5s") as client:
         with pytest.raises(errors.Throttled):
@@ -168,7 +172,7 @@ async def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     assert server.clock.slept == []
 
 
-async def test_probes_are_asked_once() -> None:
+async def test_probes_are_not_retried() -> None:
     server = FakeServer(
         refusal(503, "not_ready", {"replay_progress": 0.5}), refusal(500, "internal"), NO_ROUTE
     )
@@ -182,13 +186,13 @@ async def test_probes_are_asked_once() -> None:
     assert caught.value.detail == {"replay_progress": 0.5}
 
 
-async def test_following_yields_every_page_that_moves_and_waits_where_nothing_is() -> None:
+async def test_following_yields_every_page_that_moves_and_waits_at_the_head() -> None:
     one = {"$seq": 1, "$ts": 1, "data": 1}
     server = FakeServer(
         page([], 0, 0),
         page([one], 1, 1),
         page([], 1, 1),
-        page([], 5, 5),  # four records of our own: nothing to deliver, but the position moves
+        page([], 5, 5),  # four records of the reader's own node: nothing to deliver, but the position moves
         refusal(404, "topic_not_found"),
     )
     seen: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The blocking twin: the same calls, over a real socket."""
+"""The blocking client: the same calls, over a real socket."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_calls_share_one_connection(client: Client, server: _Server) -> None:
     assert server.opened == 1
 
 
-def test_threads_share_no_more_connections_than_they_may(server: _Server) -> None:
+def test_threads_share_at_most_the_allowed_connections(server: _Server) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     with Client(url, connections_max=3) as client, ThreadPoolExecutor(8) as threads:
         written = [threads.submit(client.write, "t", [number]) for number in range(40)]
@@ -102,7 +102,7 @@ def test_a_call_that_gets_no_connection_in_time_was_not_sent(server: _Server) ->
     with Client(url, connections_max=1, timeout="300ms", retry_deadline=0) as client:
         server.gate.clear()
         with ThreadPoolExecutor(1) as threads:
-            polling = threads.submit(client.diff, "t", wait_ms=30_000)  # has that much longer than a write
+            polling = threads.submit(client.diff, "t", wait_ms=30_000)  # longer than a write by its wait
             server.busy.wait(10)
             with pytest.raises(Unreachable, match="connections are busy"):
                 client.write("t", [2])
@@ -120,17 +120,17 @@ def test_following_ends_with_the_error_that_ended_it(client: Client) -> None:
     assert seen == [1, 2, 3, -1]
 
 
-def test_following_may_be_left_at_any_page(client: Client) -> None:
+def test_following_may_be_stopped_at_any_page(client: Client) -> None:
     for page in client.follow("t"):
         assert page.next_from_seq == 1
         break
 
 
-def test_a_list_goes_through_every_page(client: Client) -> None:
+def test_a_list_covers_every_page(client: Client) -> None:
     assert [found.topic for found in client.topics()] == ["a", "b", "c"]
 
 
-def test_both_twins_have_the_same_calls() -> None:
+def test_both_clients_have_the_same_calls() -> None:
     def calls(kind: type) -> dict[str, list[str]]:
         named = inspect.getmembers(kind, inspect.isfunction)
         return {name: list(inspect.signature(f).parameters) for name, f in named if name[0] != "_"}

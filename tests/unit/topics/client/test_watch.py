@@ -1,4 +1,4 @@
-"""Watching through the client: it comes back when it is cut off, and neither loses nor repeats anything."""
+"""Watches of the client: they reconnect, and neither lose nor repeat events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seqs(events: list[WatchEvent]) -> list[int]:
     return [record.seq for event in events for record in event.records()]
 
 
-async def test_events_come_out_as_what_they_mean() -> None:
+async def test_frames_are_decoded_to_events() -> None:
     gap = frame(
         "tombstone",
         "a",
@@ -77,7 +77,7 @@ async def test_events_come_out_as_what_they_mean() -> None:
     assert events[1].to_seq == events[2].head_seq == 5
 
 
-async def test_what_is_wanted_is_asked_for() -> None:
+async def test_the_filter_is_sent() -> None:
     server = FakeServer(created(t=7, u=0), stream(GONE, GONE.replace(b'"t"', b'"u"')))
     match = Predicate(value="a", is_prefix=True)
     await collect(server, {"t": "tail", "u": 3}, node="me", limit=5, include_data=False, match=match)
@@ -92,7 +92,7 @@ async def test_what_is_wanted_is_asked_for() -> None:
     assert "last-event-id" not in server.requests[1].headers
 
 
-async def test_a_broken_stream_goes_on_behind_the_last_event_that_came_out() -> None:
+async def test_a_broken_stream_continues_after_the_last_yielded_event() -> None:
     server = FakeServer(
         created(t=0), stream(batch(1, 2, "two"), batch(3, 3, "three")[:-5]), stream(batch(3, 4, "four"), GONE)
     )
@@ -100,14 +100,14 @@ async def test_a_broken_stream_goes_on_behind_the_last_event_that_came_out() -> 
     assert server.requests[2].headers["last-event-id"] == "two"
 
 
-async def test_a_stream_that_broke_before_its_first_event_gets_a_session_of_its_own() -> None:
-    # What the server has sent counts as read there, and without an id nothing takes it back.
+async def test_a_stream_that_broke_before_its_first_event_gets_a_new_session() -> None:
+    # The session counts sent records as read, and without an id this cannot be undone.
     server = FakeServer(created(t=4), httpx.ReadError("cut"), created(t=4), stream(batch(5, 5, "five"), GONE))
     assert seqs(await collect(server, {"t": "tail"})) == [5]
     assert sent(server.requests[2])["topics"] == {"t": {"from_seq": 4}}
 
 
-async def test_a_session_that_is_gone_is_made_anew_where_the_last_one_stopped() -> None:
+async def test_a_lost_session_is_created_again_where_the_last_one_stopped() -> None:
     server = FakeServer(
         created(t=0),
         stream(batch(1, 3, "three")),
@@ -123,7 +123,7 @@ async def test_a_session_that_is_gone_is_made_anew_where_the_last_one_stopped() 
 
 
 @pytest.mark.parametrize("start", ["tail", 7])
-async def test_a_new_session_begins_at_the_start_of_topics_that_appeared_while_nobody_listened(
+async def test_a_new_session_starts_new_topics_at_their_beginning(
     start: int | str,
 ) -> None:
     server = FakeServer(
@@ -138,7 +138,7 @@ async def test_a_new_session_begins_at_the_start_of_topics_that_appeared_while_n
     assert sent(server.requests[3])["topics"] == {"x*": {}, "x1": {"from_seq": 5}}
 
 
-async def test_topics_that_appeared_before_the_first_event_are_not_passed_over() -> None:
+async def test_topics_that_appeared_before_the_first_event_are_not_skipped() -> None:
     over = frame("error", code=500, error="over", topic="x1")
     server = FakeServer(created(x1=4), httpx.ReadError("cut"), created(x1=4, x2=0), stream(over))
     with pytest.raises(Damaged):
@@ -146,7 +146,7 @@ async def test_topics_that_appeared_before_the_first_event_are_not_passed_over()
     assert sent(server.requests[2])["topics"] == {"x*": {}, "x1": {"from_seq": 4}}
 
 
-async def test_topics_that_went_while_the_server_was_away_are_told() -> None:
+async def test_topics_deleted_while_the_server_was_away_are_reported() -> None:
     server = FakeServer(
         created(t=0, u=0),
         stream(batch(1, 1, "one")),
@@ -162,7 +162,7 @@ async def test_topics_that_went_while_the_server_was_away_are_told() -> None:
     ]
 
 
-async def test_a_server_that_shuts_down_or_throttles_is_asked_again() -> None:
+async def test_a_server_that_shuts_down_or_throttles_is_retried() -> None:
     leaving = frame("error", code="server_shutting_down", message="bye")
     server = FakeServer(
         created(t=0),
@@ -175,7 +175,7 @@ async def test_a_server_that_shuts_down_or_throttles_is_asked_again() -> None:
     assert sum(server.clock.slept) >= 2
 
 
-async def test_a_server_that_stays_away_ends_it() -> None:
+async def test_a_server_that_stays_away_ends_the_watch() -> None:
     server = FakeServer(created(t=0), stream(batch(1, 1, "one")), *[httpx.ConnectError("no")] * 500)
     seen: list[WatchEvent] = []
     async with server.client() as client:
@@ -186,45 +186,45 @@ async def test_a_server_that_stays_away_ends_it() -> None:
     assert seqs(seen) == [1]
 
 
-async def test_a_stream_that_always_ends_is_given_up_in_the_end() -> None:
+async def test_a_stream_that_always_ends_fails_at_the_deadline() -> None:
     server = FakeServer(*[created(t=0), stream()] * 500)
     with pytest.raises(Unavailable, match="ended the stream"):
         await collect(server)
 
 
-async def test_what_cannot_be_read_is_raised() -> None:
+async def test_an_unreadable_record_raises_damaged() -> None:
     server = FakeServer(created(t=0), stream(frame("error", code=500, error="damaged", topic="t")))
     with pytest.raises(Damaged, match="damaged"):
         await collect(server)
 
 
-async def test_a_topic_that_is_not_there_is_raised() -> None:
+async def test_a_missing_topic_raises_not_found() -> None:
     with pytest.raises(TopicNotFound):
         await collect(FakeServer(refusal(404, "topic_not_found", {"topic": "t"})))
 
 
-async def test_a_topic_too_many_is_told_and_events_of_the_future_are_passed_over() -> None:
+async def test_a_topic_beyond_the_limit_is_reported_and_unknown_events_are_skipped() -> None:
     warning = frame("error", code=429, error="too many", topics=["p9"])
     server = FakeServer(created(t=0), stream(frame("novelty", "n", a=1), warning, GONE))
     events = await collect(server)
     assert [(event.kind, event.topic) for event in events] == [("not_followed", "p9"), ("deleted", "t")]
 
 
-async def test_a_topic_that_is_put_off_is_told_and_goes_on_being_followed() -> None:
+async def test_a_deferred_topic_is_reported_and_still_followed() -> None:
     warning = frame("error", code=429, error="pressed", retry_after_ms=1000, topics=["t"])
     events = await collect(FakeServer(created(t=0), stream(warning, GONE)))
     assert [(event.kind, event.topic) for event in events] == [("put_off", "t"), ("deleted", "t")]
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"topic":"t"}'])
-async def test_an_event_of_the_wrong_shape_is_no_server_of_ours(data: bytes) -> None:
+async def test_an_invalid_event_is_an_unexpected_answer(data: bytes) -> None:
     server = FakeServer(created(t=0), stream(b"event: record\ndata: " + data + b"\n\n"))
     with pytest.raises(UnexpectedAnswer):
         await collect(server)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_frames_are_cut_where_they_end_however_the_bytes_come(size: int) -> None:
+def test_frames_are_split_correctly_for_any_chunks(size: int) -> None:
     text = (
         "retry: 1\n\n: hb\n\nid: a\nevent: x\ndata: \u2028\u0085 one\r\n\r\nevent: y\ndata:two\n\n".encode()
     )

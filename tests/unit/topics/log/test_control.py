@@ -1,4 +1,4 @@
-"""The bodies of frames that are no records."""
+"""The bodies of frames that are not records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_bodies_have_the_bytes_of_the_format() -> None:
 
 
 @pytest.mark.parametrize("deletion", DELETIONS)
-def test_a_deletion_reads_back(deletion: Deletion) -> None:
+def test_a_deletion_round_trips(deletion: Deletion) -> None:
     read = Deletion.decode(deletion.encode())
     assert read == deletion
     assert (read.before_seq, read.match, read.bound_head) == (
@@ -49,7 +49,7 @@ def test_a_deletion_reads_back(deletion: Deletion) -> None:
     assert read.seqs.tolist() == deletion.seqs.tolist()
 
 
-def test_a_change_of_a_topic_reads_back() -> None:
+def test_a_topic_change_round_trips() -> None:
     for change in (
         TopicChange(name="t", config=b'{"x":1}'),
         TopicChange(name="t"),
@@ -58,13 +58,13 @@ def test_a_change_of_a_topic_reads_back() -> None:
         assert TopicChange.decode(change.encode()) == change
 
 
-def test_the_trim_floor_is_told_only_when_it_says_something() -> None:
+def test_the_trim_floor_is_encoded_only_when_it_has_moved() -> None:
     short, long = Watermarks(cap=1, earliest_seq=2, ttl=3), Watermarks(cap=1, earliest_seq=2, ttl=3, trim=9)
     assert (len(short.encode()), len(long.encode())) == (24, 32)
     assert [Watermarks.decode(one.encode()) for one in (short, long)] == [short, long]
 
 
-def test_a_reserved_head_reads_back() -> None:
+def test_a_reserved_head_round_trips() -> None:
     assert read_head_watermark(write_head_watermark(2**40)) == 2**40
 
 
@@ -77,7 +77,7 @@ def test_a_reserved_head_reads_back() -> None:
         (read_head_watermark, write_head_watermark(7)),
     ],
 )
-def test_a_body_that_is_cut_or_too_long_is_corrupt(decode, body: bytes) -> None:  # type: ignore[no-untyped-def]
+def test_a_truncated_or_too_long_body_is_corrupt(decode, body: bytes) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(Corrupt, match="damaged"):
         decode(body + b"\0")
     for size in range(len(body)):
@@ -87,10 +87,10 @@ def test_a_body_that_is_cut_or_too_long_is_corrupt(decode, body: bytes) -> None:
             decode(body[:size])
 
 
-def test_values_that_do_not_exist_are_corrupt() -> None:
-    with pytest.raises(Corrupt, match="neither present nor absent"):
+def test_unknown_values_are_corrupt() -> None:
+    with pytest.raises(Corrupt, match="neither absent"):
         Deletion.decode(b"\2")
-    with pytest.raises(Corrupt, match="no operator 2"):
+    with pytest.raises(Corrupt, match="unknown operator 2"):
         Deletion.decode(b"\0\1\2")
     with pytest.raises(Corrupt, match="not UTF-8"):
         TopicChange.decode(b"\1\0\0\0\xff\0\0\0\0")

@@ -1,4 +1,4 @@
-"""Log frames: their bytes, what is checked before there are any, and how they are found again."""
+"""Log frames: their bytes, the checks before they are built, and the scan that finds them again."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_many_records_are_encoded_as_few_are(records: list[NewRecord]) -> None:
 
 @settings(max_examples=150)
 @given(st.lists(new_records, min_size=1, max_size=40))
-def test_what_is_found_in_the_log_is_what_was_written(records: list[NewRecord]) -> None:
+def test_a_scan_of_the_log_finds_what_was_written(records: list[NewRecord]) -> None:
     batch = encoded(records, first_seq=3)
     buffer = bytes(batch.buffer)
     view = memoryview(b"\xee" * 5 + buffer + bytes(50))
@@ -122,7 +122,7 @@ def test_escapes_are_accounted_as_a_serialiser_writes_them(values: Sequence[str]
     assert json.loads(bytes(stored)) == list(values)
 
 
-def test_escaped_records_are_flagged_so_that_replay_need_not_look_at_the_others() -> None:
+def test_escaped_records_are_flagged_so_that_replay_can_skip_the_others() -> None:
     batch = encoded([raw('"\\u0041"'), raw('"\\n"'), raw("1")])
     flags = [frame[5] & ESCAPED for frame in found(bytes(batch.buffer))]
     assert flags == [ESCAPED, 0, 0]
@@ -145,7 +145,7 @@ def test_text_that_is_compact_is_kept_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,2", "1],[2", "{", "nul", '"\\ud800"', "[1,]", "1 2"])
-def test_data_that_is_no_json_value_is_refused(text: str) -> None:
+def test_data_that_is_not_a_json_value_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"records\[1\].data is not JSON"):
         prepare([raw("1"), raw(text)])
 
@@ -207,7 +207,7 @@ def test_meta_is_limited_in_bytes_and_in_keys() -> None:
         prepare([record(1, meta={"k": "x" * (META_BYTES_MAX - 7)})])
 
 
-def test_meta_that_is_null_is_as_if_there_were_none() -> None:
+def test_null_meta_is_equal_to_no_meta() -> None:
     for records in ([NewRecord(data=msgspec.Raw(b"1"), meta=msgspec.Raw(b" null "))],):
         assert bytes(encoded(records).buffer) == bytes(encoded([raw("1")]).buffer)
 
@@ -233,7 +233,7 @@ def test_marks_have_one_length_and_one_beginning() -> None:
     assert WAL.read_mark(memoryview(bytes(encoded([record(1)]).buffer))) is None
 
 
-def test_a_scan_ends_where_bytes_are_wrong_whatever_is_wrong_with_them() -> None:
+def test_a_scan_ends_at_any_wrong_bytes() -> None:
     good = bytes(encoded([record(n) for n in range(5)]).buffer)
     frames = found(good)
     third = len(frames[0]) + len(frames[1])
@@ -246,7 +246,7 @@ def test_a_scan_ends_where_bytes_are_wrong_whatever_is_wrong_with_them() -> None
 
 
 @pytest.mark.parametrize("kind", [0, 13, 255])
-def test_a_frame_of_an_unknown_type_is_no_frame(kind: int) -> None:
+def test_a_frame_of_an_unknown_type_is_invalid(kind: int) -> None:
     body = struct.pack("<BBQQQHHI", kind, 0, 0, 0, 0, 0, 0, 0)
     made = struct.pack("<I", len(body) + 8) + body + struct.pack("<Q", xxh3_64_intdigest(body))
     assert WAL.frame_end(memoryview(made), 0, len(made)) is None
@@ -262,14 +262,14 @@ def test_a_torn_tail_ends_the_scan() -> None:
         assert chase(WAL, memoryview(good), 0, size)[1] == stopped
 
 
-def test_a_scan_goes_on_past_what_it_looks_at_in_one_go() -> None:
+def test_a_scan_continues_after_one_chunk() -> None:
     large = encoded([record("x" * 900_000) for _ in range(12)])
     assert len(found(bytes(large.buffer))) == 12
     huge = encode_control(FrameType.DELETE, 1, bytes(5 * 1024**2))
     assert len(found(huge + huge)) == 2
 
 
-def test_one_time_and_one_topic_are_in_every_frame_of_a_write() -> None:
+def test_every_frame_of_a_write_has_the_same_time_and_topic() -> None:
     batch = encode(prepare([record(n) for n in range(50)]), topic_id=9, first_seq=4, ts_ms=77, durable=False)
     view = memoryview(bytes(batch.buffer))
     ends, _ = WAL.frame_ends(view, 0, len(view))
@@ -281,7 +281,7 @@ def test_one_time_and_one_topic_are_in_every_frame_of_a_write() -> None:
 
 @settings(max_examples=100)
 @given(st.lists(texts, min_size=1, max_size=40))
-def test_bare_records_are_prepared_as_others_with_nothing_but_data(values: list[str]) -> None:
+def test_bare_records_are_prepared_like_other_records_with_only_data(values: list[str]) -> None:
     for escaped in (False, True):
         data = [msgspec.Raw(json.dumps(value, ensure_ascii=escaped).encode()) for value in values]
         bare = prepare([BareRecord(text) for text in data], "origin", parsed=True)
@@ -292,7 +292,7 @@ def test_bare_records_are_prepared_as_others_with_nothing_but_data(values: list[
 
 @pytest.mark.parametrize("count", [4, 4000])
 @pytest.mark.parametrize("text", ['"a | b \\\\ c"', '{"k":"v w"}', '["hello, world"]', '"y Y _ z"'])
-def test_compact_text_is_kept_however_much_of_it_there_is(count: int, text: str) -> None:
+def test_compact_text_of_any_size_is_kept(count: int, text: str) -> None:
     batch = prepare([raw(text)] * count, parsed=True)
     assert {bytes(data) for data in batch.data} == {text.encode()}
     loose = [raw(text)] * (count - 1) + [raw(f" [{text} ,1]")]
@@ -308,6 +308,6 @@ def test_a_large_batch_has_the_frames_of_a_small_one() -> None:
     assert (bytes(few[0]), few[1]) == (bytes(many[0]), many[1])
 
 
-def test_bare_records_may_stand_among_others() -> None:
+def test_bare_and_full_records_may_be_mixed() -> None:
     records = [BareRecord(msgspec.Raw(b"1")), raw("2", tag="t"), BareRecord(msgspec.Raw(b"3"))]
     assert prepare(records).tags == [(1, b"t")]

@@ -1,4 +1,4 @@
-"""Jobs that were delivered often enough: where they go, and that none is lost on the way."""
+"""Jobs that reached their delivery limit: they become dead letters, and none is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 async def spent(world: World, jobs: int = 1, **fields: object) -> Engine:
-    """A queue whose jobs had their last delivery and were given back."""
+    """Return a queue whose jobs had their last delivery and were returned."""
     engine = await world.open()
     await engine.put_topic("q", queue(**fields))
     await engine.write("q", [rec({"n": n}, tag="t", node="n", meta={"m": n}) for n in range(1, jobs + 1)])
@@ -40,7 +40,7 @@ async def spent(world: World, jobs: int = 1, **fields: object) -> Engine:
     return engine
 
 
-async def test_the_letter_is_the_job_and_says_where_it_comes_from(world: World) -> None:
+async def test_the_letter_contains_the_job_and_its_origin(world: World) -> None:
     engine = await spent(world, max_deliveries=3)
     assert (await engine.claim("q", "w")).seqs == []
     assert counts(engine) == (0, 0, 1)
@@ -56,7 +56,7 @@ async def test_the_letter_is_the_job_and_says_where_it_comes_from(world: World) 
     assert engine.state("dead").config.type == "log"
 
 
-async def test_a_claim_gets_what_comes_after_the_dead_ones(world: World) -> None:
+async def test_a_claim_gets_the_jobs_after_the_dead_ones(world: World) -> None:
     engine = await spent(world, 3)
     await engine.write("q", recs(4, 5))
     assert (await engine.claim("q", "w", max=2)).seqs == [4, 5]
@@ -65,7 +65,7 @@ async def test_a_claim_gets_what_comes_after_the_dead_ones(world: World) -> None
 
 
 @pytest.mark.parametrize("fields", [{"dead_letter": None}, {"max_deliveries": 0}])
-async def test_without_a_topic_for_them_or_a_limit_redelivery_never_stops(
+async def test_without_a_dead_letter_topic_or_a_limit_redelivery_never_stops(
     world: World, fields: dict[str, object]
 ) -> None:
     engine = await world.open()
@@ -87,7 +87,7 @@ async def test_an_expired_lease_counts_as_a_delivery(world: World) -> None:
     assert counts(engine) == (0, 0, 1)
 
 
-async def test_a_letter_that_is_refused_leaves_the_job_where_it_was(world: World) -> None:
+async def test_a_refused_letter_leaves_the_job_in_the_queue(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("dead", TopicConfig(discard="reject", cap_records=1))
     await engine.write("dead", recs("full"))
@@ -96,7 +96,7 @@ async def test_a_letter_that_is_refused_leaves_the_job_where_it_was(world: World
     assert (await engine.claim("q", "w", max=5)).seqs == []
     assert counts(engine) == (2, 0, 0)
     await engine.write("q", recs(3, 4))
-    assert (await engine.claim("q", "w")).seqs == [3]  # others are not held up
+    assert (await engine.claim("q", "w")).seqs == [3]  # other jobs are not blocked
     assert (await engine.claim("q", "w")).seqs == [4]
     assert counts(engine) == (2, 2, 0)
     await engine.put_topic("dead", TopicConfig())
@@ -105,7 +105,7 @@ async def test_a_letter_that_is_refused_leaves_the_job_where_it_was(world: World
     assert sorted(await read_all(engine, "dead")) == [1, 2, 3]
 
 
-async def test_jobs_that_are_stuck_are_handed_out_when_the_limit_is_lifted(world: World) -> None:
+async def test_stuck_jobs_are_delivered_when_the_limit_is_removed(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("dead", TopicConfig(discard="reject", cap_records=1))
     await engine.write("dead", recs("full"))
@@ -116,7 +116,7 @@ async def test_jobs_that_are_stuck_are_handed_out_when_the_limit_is_lifted(world
     assert [job.deliveries for job in (await engine.claim("q", "w", max=5)).jobs()] == [2, 2]
 
 
-async def test_the_move_goes_on_without_the_claimer(world: World) -> None:
+async def test_the_move_continues_without_the_claimer(world: World) -> None:
     engine = await spent(world)
     world.committers.hold()
     claiming = asyncio.ensure_future(engine.claim("q", "w"))
@@ -132,10 +132,12 @@ async def test_the_move_goes_on_without_the_claimer(world: World) -> None:
 
 @pytest.mark.parametrize("commits", range(6))
 @pytest.mark.parametrize("letters", [Durability.DISK, Durability.FSYNC])
-async def test_whenever_the_power_goes_the_job_is_in_one_of_both(commits: int, letters: Durability) -> None:
+async def test_after_a_power_failure_at_any_point_the_job_is_in_the_queue_or_the_dead_letters(
+    commits: int, letters: Durability
+) -> None:
     world = World(wal_shards=2)
     engine = await spent(world, durable=True)
-    for _ in range(10):  # in another log, whose sequences are reserved: nothing else syncs the letter
+    for _ in range(10):  # in another log with reserved sequences, so nothing else syncs the letter
         await engine.put_topic("dead", TopicConfig(durability=letters))
         if engine._catalog.get("dead").shard is not engine._catalog.get("q").shard:
             break

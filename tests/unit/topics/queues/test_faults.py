@@ -1,4 +1,4 @@
-"""What a queue promises when something comes in between: a checkpoint, a stop, a new config, a failure."""
+"""The promises of a queue during a checkpoint, a stop, a config change or a failure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def world() -> World:
 
 
 class InterruptedWorkers(InlineWorkers):
-    """Something happens while the first read waits for the cold tier."""
+    """Workers that run a callback while the first read waits for the cold tier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class InterruptedWorkers(InlineWorkers):
 
 @pytest.mark.parametrize("fed", [False, True])
 async def test_a_checkpoint_during_a_cold_read_moves_jobs_and_the_claim_finds_them(fed: bool) -> None:
-    """Copies are in memory until then, written jobs in the log: both are in a segment afterwards."""
+    """Copies are in memory and written jobs in the log. Afterwards both are in a segment."""
     world = World(cold_dir=COLD, hot_retain_segments=0, segment_max_events=2, make_workers=InterruptedWorkers)
     engine = await world.open()
     source = "src" if fed else "q"
@@ -110,7 +110,7 @@ async def test_a_stream_gets_nothing_once_the_engine_is_closed(world: World) -> 
         await work.next(1.0)
 
 
-async def test_a_stream_that_waits_hears_that_the_engine_closes(world: World) -> None:
+async def test_a_waiting_stream_fails_when_the_engine_closes(world: World) -> None:
     engine = await opened(world, 1)
     work = await engine.work("q", "w")
     await work.next(0)
@@ -122,8 +122,10 @@ async def test_a_stream_that_waits_hears_that_the_engine_closes(world: World) ->
 
 
 @pytest.mark.parametrize("letters", [Durability.DISK, Durability.FSYNC])
-async def test_a_stop_waits_for_dead_letters_that_are_on_their_way(world: World, letters: Durability) -> None:
-    """A letter that is written belongs to a job that is deleted: a clean stop doubles nothing."""
+async def test_a_stop_waits_for_dead_letters_that_are_being_written(
+    world: World, letters: Durability
+) -> None:
+    """A written letter belongs to a deleted job, so a clean stop duplicates nothing."""
     engine = await opened(world, 1, max_deliveries=1, dead_letter="dead")
     await engine.put_topic("dead", TopicConfig(durability=letters))
     await claimed(engine)
@@ -213,7 +215,7 @@ async def test_a_crash_before_current_leases_are_logged_brings_back_no_ended_one
         assert list((await engine.ack("q", node, [1], [job.lease_id])).skipped) == [1]
 
 
-async def test_leases_that_are_held_become_durable_with_the_config_even_if_its_caller_goes(
+async def test_current_leases_become_durable_with_the_config_even_if_its_caller_is_cancelled(
     world: World,
 ) -> None:
     engine = await opened(world, 2500)
@@ -232,7 +234,7 @@ async def test_leases_that_are_held_become_durable_with_the_config_even_if_its_c
 # ---- claims that fail --------------------------------------------------------------------------------
 
 
-async def test_a_claim_that_cannot_be_logged_is_no_delivery(world: World) -> None:
+async def test_a_claim_that_cannot_be_logged_does_not_count_as_a_delivery(world: World) -> None:
     engine = await opened(world, 1, leases_durable=True, max_deliveries=2, dead_letter="dead")
     await claimed(engine)
     await engine.nack("q", "w", [1])
@@ -247,7 +249,9 @@ async def test_a_claim_that_cannot_be_logged_is_no_delivery(world: World) -> Non
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-async def test_a_claim_that_the_cold_tier_does_not_answer_is_no_delivery(leases_durable: bool) -> None:
+async def test_a_claim_without_a_response_of_the_cold_tier_does_not_count_as_a_delivery(
+    leases_durable: bool,
+) -> None:
     world = World(cold_dir=COLD, hot_retain_segments=0, segment_max_events=1, make_workers=InterruptedWorkers)
     engine = await opened(world, 1, leases_durable=leases_durable, max_deliveries=1, dead_letter="dead")
     await engine.checkpoint()
@@ -266,10 +270,8 @@ async def test_a_claim_that_the_cold_tier_does_not_answer_is_no_delivery(leases_
 
 @pytest.mark.parametrize("stop", ["kill", "restart"])
 @pytest.mark.parametrize("cut", [False, True])
-async def test_a_durable_claim_whose_client_left_leaves_nothing_behind(
-    world: World, cut: bool, stop: str
-) -> None:
-    """Neither in the log nor in a snapshot that was taken while the claim was on its way."""
+async def test_a_durable_claim_whose_client_left_leaves_no_trace(world: World, cut: bool, stop: str) -> None:
+    """Its lease is neither in the log nor in a snapshot that was taken during the claim."""
     engine = await opened(world, 1, leases_durable=True)
     await claimed(engine)
     await engine.nack("q", "w", [1])
@@ -293,7 +295,7 @@ async def test_a_durable_claim_whose_client_left_leaves_nothing_behind(
 
 
 async def stuck(world: World, jobs: int) -> Engine:
-    """A queue whose jobs had their last delivery, and letters that are refused."""
+    """Return a queue whose jobs had their last delivery and whose letters are refused."""
     engine = await opened(world, jobs, max_deliveries=1, dead_letter="dead")
     await engine.put_topic("dead", TopicConfig(discard="reject", cap_records=1))
     await engine.write("dead", recs("full"))
@@ -305,7 +307,7 @@ async def stuck(world: World, jobs: int) -> Engine:
 
 
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The jobs whose state changes from now on."""
+    """Record the jobs whose state changes from now on."""
     seen: list[int] = []
     change = LeaseTable._set
 
@@ -317,7 +319,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-async def test_a_claim_does_not_go_over_all_jobs_whose_letters_are_refused(
+async def test_a_claim_does_not_retry_every_refused_letter(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await stuck(world, 1000)
@@ -325,13 +327,13 @@ async def test_a_claim_does_not_go_over_all_jobs_whose_letters_are_refused(
     assert await claimed(engine) == []
     assert len(seen) < 10
     for letters in range(1, 4):
-        await engine.delete("dead", before_seq=letters + 1)  # room for one
+        await engine.delete("dead", before_seq=letters + 1)  # room for one letter
         assert await claimed(engine) == []
         assert counts(engine) == (1000 - letters, 0, letters)
     assert len(seen) < 50
 
 
-async def test_letters_that_are_taken_again_go_in_few_steps_and_not_all_with_one_claim(world: World) -> None:
+async def test_accepted_letters_are_moved_in_a_few_claims_and_not_all_in_one(world: World) -> None:
     engine = await stuck(world, 2500)
     await engine.put_topic("dead", TopicConfig())
     assert await claimed(engine) == []
@@ -344,7 +346,7 @@ async def test_letters_that_are_taken_again_go_in_few_steps_and_not_all_with_one
 
 
 @pytest.mark.parametrize("unreadable", [1, 4])
-async def test_a_job_that_cannot_be_read_does_not_keep_other_letters_back(
+async def test_an_unreadable_job_does_not_block_other_letters(
     world: World, monkeypatch: pytest.MonkeyPatch, unreadable: int
 ) -> None:
     engine = await stuck(world, 4)
@@ -359,7 +361,7 @@ async def test_a_job_that_cannot_be_read_does_not_keep_other_letters_back(
     assert counts(engine) == (1, 0, 3)
 
 
-async def test_jobs_that_are_stuck_are_handed_out_when_the_limit_is_raised(world: World) -> None:
+async def test_stuck_jobs_are_delivered_when_the_limit_is_raised(world: World) -> None:
     engine = await stuck(world, 3)
     await engine.put_topic("q", queue(max_deliveries=2, dead_letter="dead"))
     assert [job.deliveries for job in await claimed(engine, most=5)] == [2, 2, 2]
@@ -367,7 +369,7 @@ async def test_jobs_that_are_stuck_are_handed_out_when_the_limit_is_raised(world
 
 
 @pytest.mark.parametrize("cause", ["cap", "age", "delete"])
-async def test_jobs_that_go_from_the_front_are_forgotten_without_a_look_at_all_others(
+async def test_jobs_removed_from_the_front_are_dropped_without_a_scan_of_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     engine = await opened(world, 100, **{"cap_records": 100} if cause == "cap" else {"ttl_ms": 10_000})
@@ -398,7 +400,7 @@ async def test_jobs_that_go_from_the_front_are_forgotten_without_a_look_at_all_o
     assert counts(engine)[1] == 0
 
 
-async def test_jobs_that_are_deleted_by_their_tag_are_nobodys(world: World) -> None:
+async def test_jobs_deleted_by_tag_have_no_holder(world: World) -> None:
     engine = await opened(world, 3)
     await engine.write("q", recs(4, 5, tag="t"))
     await claimed(engine, most=5)

@@ -1,4 +1,4 @@
-"""A queue that routers feed: its jobs are copies, and are worked on like any others."""
+"""A queue with a router as its source: its jobs are copies and behave like all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def routed(world: World, **fields: object) -> Engine:
     return engine
 
 
-async def test_a_claim_gets_what_was_written_to_the_source_a_moment_ago() -> None:
+async def test_a_claim_gets_jobs_that_were_just_written_to_the_source() -> None:
     engine = await routed(World())
     assert (await engine.claim("q", "w", max=3)).seqs == [1, 2, 3]
     await engine.close()

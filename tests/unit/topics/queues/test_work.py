@@ -1,4 +1,4 @@
-"""Work streams and cohorts: jobs that come by themselves, and jobs that are dealt, on a clock of the test."""
+"""Work streams and claim batches: pushed jobs and jobs shared by claims, on a test clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seqs(result: ClaimResult | None) -> list[int]:
     return list(result.seqs)
 
 
-async def test_a_stream_never_holds_more_than_it_may(world: World) -> None:
+async def test_a_stream_never_holds_more_than_its_maximum(world: World) -> None:
     engine = await opened(world, 5)
     work = await engine.work("q", "w", max=2)
     assert seqs(await work.next(0)) == [1, 2]
@@ -49,7 +49,7 @@ async def test_a_stream_never_holds_more_than_it_may(world: World) -> None:
 
 
 @pytest.mark.parametrize("event", ["publish", "ack", "nack", "drop"])
-async def test_a_stream_that_waits_is_woken_at_once(world: World, event: str) -> None:
+async def test_a_waiting_stream_is_woken_immediately(world: World, event: str) -> None:
     engine = await opened(world, 0 if event == "publish" else 1)
     other = await engine.work("q", "other")
     if event != "publish":
@@ -72,7 +72,7 @@ async def test_a_stream_that_waits_is_woken_at_once(world: World, event: str) ->
     assert seqs(waiting.result()) == ([2] if event == "ack" else [1])
 
 
-async def test_what_nobody_tells_is_noticed_within_a_quarter_of_a_second(world: World) -> None:
+async def test_changes_without_a_notification_are_noticed_within_a_quarter_of_a_second(world: World) -> None:
     engine = await opened(world, 1)
     await engine.claim("q", "other")
     work = await engine.work("q", "w")
@@ -83,7 +83,7 @@ async def test_what_nobody_tells_is_noticed_within_a_quarter_of_a_second(world: 
     assert seqs(waiting.result()) == [1]
 
 
-async def test_the_wait_ends_when_the_time_is_over(world: World) -> None:
+async def test_the_wait_ends_at_its_timeout(world: World) -> None:
     engine = await opened(world)
     work = await engine.work("q", "w")
     waiting = asyncio.ensure_future(work.next(15.0))
@@ -93,7 +93,7 @@ async def test_the_wait_ends_when_the_time_is_over(world: World) -> None:
     assert waiting.result() is None
 
 
-async def test_a_stream_that_goes_gives_back_what_it_got_and_nothing_else(world: World) -> None:
+async def test_a_closed_stream_returns_exactly_its_own_jobs(world: World) -> None:
     engine = await opened(world, 4)
     polled = await engine.claim("q", "w")
     work = await engine.work("q", "w", max=3)
@@ -105,7 +105,7 @@ async def test_a_stream_that_goes_gives_back_what_it_got_and_nothing_else(world:
     assert [job.deliveries for job in (await engine.claim("q", "v", max=5)).jobs()] == [2, 2]
 
 
-async def test_a_job_that_ran_out_and_went_to_another_is_not_given_back(world: World) -> None:
+async def test_an_expired_job_of_another_worker_is_not_returned(world: World) -> None:
     engine = await opened(world, 1)
     work = await engine.work("q", "w")
     assert seqs(await work.next(0)) == [1]
@@ -119,8 +119,8 @@ async def test_a_job_that_ran_out_and_went_to_another_is_not_given_back(world: W
 # ---- workers that are not heard of -------------------------------------------------------------------
 
 
-async def test_a_stream_whose_leases_run_out_gets_no_more_jobs_and_ends(world: World) -> None:
-    """A client that hangs costs the queue one delivery of what it was given, and nobody anything else."""
+async def test_a_stream_whose_leases_expire_gets_no_more_jobs_and_ends(world: World) -> None:
+    """A client that hangs costs the queue one delivery of its jobs and affects no other worker."""
     engine = await opened(world, 5, max_deliveries=3, dead_letter="dead")
     work = await engine.work("q", "w", max=2)
     assert seqs(await work.next(0)) == [1, 2]
@@ -138,9 +138,7 @@ async def test_a_stream_whose_leases_run_out_gets_no_more_jobs_and_ends(world: W
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
 @pytest.mark.parametrize("fenced", [False, True])
-async def test_a_worker_that_is_late_goes_on_as_soon_as_it_is_heard(
-    world: World, call: str, fenced: bool
-) -> None:
+async def test_a_late_worker_continues_after_its_next_message(world: World, call: str, fenced: bool) -> None:
     engine = await opened(world, 2)
     work = await engine.work("q", "w")
     first = await work.next(0)
@@ -158,7 +156,7 @@ async def test_a_worker_that_is_late_goes_on_as_soon_as_it_is_heard(
     assert not work.is_silent
 
 
-async def test_a_worker_that_works_on_other_jobs_is_heard(world: World) -> None:
+async def test_a_worker_with_other_jobs_counts_as_alive(world: World) -> None:
     engine = await opened(world, 4)
     work = await engine.work("q", "w", max=2)
     assert seqs(await work.next(0)) == [1, 2]
@@ -173,7 +171,7 @@ async def test_a_worker_that_works_on_other_jobs_is_heard(world: World) -> None:
 
 
 @pytest.mark.parametrize("fenced", [False, True])
-async def test_a_stream_that_hangs_is_not_taken_for_another_one_of_the_same_node(
+async def test_a_stream_that_hangs_is_not_mistaken_for_another_one_of_the_same_node(
     world: World, fenced: bool
 ) -> None:
     engine = await opened(world, 4)
@@ -190,7 +188,7 @@ async def test_a_stream_that_hangs_is_not_taken_for_another_one_of_the_same_node
     assert counts(engine) == (1, 0)
 
 
-async def test_another_node_does_not_answer_for_a_stream(world: World) -> None:
+async def test_another_node_does_not_keep_a_stream_alive(world: World) -> None:
     engine = await opened(world, 2)
     work = await engine.work("q", "w")
     await work.next(0)
@@ -199,7 +197,7 @@ async def test_another_node_does_not_answer_for_a_stream(world: World) -> None:
     assert await work.next(0) is None
 
 
-async def test_a_job_that_was_deleted_did_not_run_out(world: World) -> None:
+async def test_a_deleted_job_does_not_count_as_expired(world: World) -> None:
     engine = await opened(world, 2)
     work = await engine.work("q", "w")
     assert seqs(await work.next(0)) == [1]
@@ -208,7 +206,7 @@ async def test_a_job_that_was_deleted_did_not_run_out(world: World) -> None:
     assert seqs(await work.next(0)) == [2]
 
 
-async def test_durable_leases_of_a_stream_are_given_back_durably(world: World) -> None:
+async def test_durable_leases_of_a_stream_are_released_durably(world: World) -> None:
     engine = await opened(world, 2, leases_durable=True, durable=True)
     work = await engine.work("q", "w", max=2)
     await work.next(0)
@@ -243,7 +241,7 @@ async def test_a_stream_whose_wait_is_cancelled_can_be_closed(world: World) -> N
 # ---- cohorts -----------------------------------------------------------------------------------------
 
 
-async def test_those_who_come_within_the_window_share_fairly(world: World) -> None:
+async def test_claims_within_the_window_share_fairly(world: World) -> None:
     engine = await opened(world, 7, claim_jitter_ms=100)
     claims = [asyncio.ensure_future(engine.claim("q", node, max=most)) for node, most in [("a", 5), ("b", 5)]]
     await world.clock.advance(0.05)
@@ -254,7 +252,7 @@ async def test_those_who_come_within_the_window_share_fairly(world: World) -> No
     assert [list(claim.result().seqs) for claim in claims] == [[1, 4, 6], [2, 5, 7], [3]]
 
 
-async def test_every_claimer_of_a_cohort_has_the_lease_it_asked_for(world: World) -> None:
+async def test_every_claim_of_a_batch_gets_the_lease_that_it_requested(world: World) -> None:
     engine = await opened(world, 2, claim_jitter_ms=100)
     short = asyncio.ensure_future(engine.claim("q", "a", lease_ms=200))
     long = asyncio.ensure_future(engine.claim("q", "b", lease_ms=5000))
@@ -275,7 +273,7 @@ async def test_a_claimer_that_left_takes_no_jobs(world: World) -> None:
     assert counts(engine) == (0, 2)
 
 
-async def test_who_comes_after_the_window_opens_the_next_one(world: World) -> None:
+async def test_a_claim_after_the_window_opens_the_next_one(world: World) -> None:
     engine = await opened(world, 2, claim_jitter_ms=100)
     first = asyncio.ensure_future(engine.claim("q", "a"))
     await world.clock.advance(0.1)
@@ -287,7 +285,7 @@ async def test_who_comes_after_the_window_opens_the_next_one(world: World) -> No
     assert list(second.result().seqs) == [2]
 
 
-async def test_streams_join_cohorts(world: World) -> None:
+async def test_streams_join_claim_batches(world: World) -> None:
     engine = await opened(world, 4, claim_jitter_ms=100)
     work = await engine.work("q", "w", max=4)
     streamed = asyncio.ensure_future(work.next(15.0))
@@ -298,7 +296,7 @@ async def test_streams_join_cohorts(world: World) -> None:
 
 
 @pytest.mark.parametrize("moment", ["at once", "within the window"])
-async def test_a_cohort_hears_that_the_engine_closes(world: World, moment: str) -> None:
+async def test_a_claim_batch_fails_when_the_engine_closes(world: World, moment: str) -> None:
     engine = await opened(world, 1, claim_jitter_ms=100)
     claims = [asyncio.ensure_future(engine.claim("q", node)) for node in "ab"]
     await asyncio.sleep(0)
@@ -310,7 +308,7 @@ async def test_a_cohort_hears_that_the_engine_closes(world: World, moment: str) 
             await claim
 
 
-async def test_a_cohort_whose_queue_is_deleted_is_told(world: World) -> None:
+async def test_a_claim_batch_fails_when_its_queue_is_deleted(world: World) -> None:
     engine = await opened(world, 1, claim_jitter_ms=100)
     claim = asyncio.ensure_future(engine.claim("q", "a"))
     await settle()
@@ -324,7 +322,7 @@ async def test_a_cohort_whose_queue_is_deleted_is_told(world: World) -> None:
 
 
 class HeldUp:
-    """Lease numbers are not reserved before the test says so: a pass stops where its jobs are dealt next."""
+    """A hold on reservations of lease numbers: a pass waits for it before it leases jobs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = asyncio.Event()
@@ -338,7 +336,7 @@ class HeldUp:
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-async def test_a_stream_that_drops_while_its_cohort_is_served_holds_nothing(
+async def test_a_stream_that_closes_while_its_claim_batch_is_served_holds_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, leases_durable: bool
 ) -> None:
     engine = await opened(world, 3, claim_jitter_ms=50, leases_durable=leases_durable)
@@ -357,10 +355,10 @@ async def test_a_stream_that_drops_while_its_cohort_is_served_holds_nothing(
 
 
 @pytest.mark.parametrize("who", ["stream", "claim"])
-async def test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back(
+async def test_jobs_of_a_client_that_left_before_the_response_are_returned(
     world: World, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """It leaves while the jobs are read, after they were dealt and logged."""
+    """The client leaves while its jobs are read, after they were leased and logged."""
     engine = await opened(world, 2, claim_jitter_ms=50, leases_durable=True)
     go = asyncio.Event()
 
@@ -381,7 +379,7 @@ async def test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back(
     assert counts(engine) == (2, 0)
 
 
-async def test_a_claimer_that_leaves_in_the_moment_of_its_answer_takes_no_jobs(
+async def test_a_claimer_that_leaves_at_the_moment_of_its_response_takes_no_jobs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await opened(world, 1, claim_jitter_ms=50)
@@ -399,7 +397,7 @@ async def test_a_claimer_that_leaves_in_the_moment_of_its_answer_takes_no_jobs(
     assert counts(engine) == (1, 0)
 
 
-async def test_a_stream_that_falls_silent_within_the_window_is_dealt_nothing(world: World) -> None:
+async def test_a_stream_that_becomes_silent_within_the_window_gets_no_jobs(world: World) -> None:
     engine = await opened(world, 3, claim_jitter_ms=2000)
     work = await engine.work("q", "w", max=2)
     streamed = asyncio.ensure_future(work.next(15.0))

@@ -1,4 +1,4 @@
-"""Pages that end at a given record, whatever comes behind it."""
+"""Pages that end at a given record, whatever follows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = 40
 
 @pytest.fixture(params=["log", "segments", "both"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """Some records are deleted, some evicted, some were lost by the source of a copy."""
+    """Some records are deleted, some evicted, and some were lost by the source of a copy."""
     made = World(segment_max_events=7)
     await made.open()
     await made.engine.put_topic("x", TopicConfig(cap_records=30))
@@ -52,7 +52,7 @@ async def page(world: World, from_seq: int, want: SubscriptionFilter, until_seq:
 async def told(
     world: World, want: SubscriptionFilter, until_seq: int, at_hand: bool
 ) -> tuple[list[int], list[int], int]:
-    """The records and the numbers in gaps, page by page up to the bound, and where that ends."""
+    """Read page by page up to the bound. Return the records, the numbers in gaps, and the last position."""
     found: list[int] = []
     lost: list[int] = []
     from_seq = 0
@@ -74,7 +74,7 @@ async def told(
 @pytest.mark.parametrize(
     "want", [{}, {"nodes": ["me"]}, {"match": Predicate(value="web")}], ids=["all", "nodes", "tag"]
 )
-async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
+async def test_pages_up_to_a_bound_equal_unbounded_pages_cut_off_there(
     world: World, limit: int, want: dict[str, object], at_hand: bool
 ) -> None:
     wanted = SubscriptionFilter.of(limit=limit, **want)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
         assert some_lost == [seq for seq in lost if seq <= until_seq]
 
 
-async def test_a_bound_beyond_the_head_is_none(world: World) -> None:
+async def test_a_bound_beyond_the_head_has_no_effect(world: World) -> None:
     want = SubscriptionFilter.of(limit=1000)
     assert await told(world, want, 0, True) == (await told(world, want, COUNT, True))
     got = await page(world, 0, want, COUNT + 5, True)
@@ -100,7 +100,7 @@ async def test_a_reader_at_the_bound_gets_nothing_and_stays_there(world: World) 
         assert (got.fragments, got.tombstone, got.next_from_seq) == ([], None, until_seq)
 
 
-async def test_a_reader_of_another_topic_of_that_name_begins_anew_up_to_the_bound(world: World) -> None:
+async def test_a_reader_of_a_recreated_topic_starts_over_up_to_the_bound(world: World) -> None:
     got = await page(world, 10**6, SubscriptionFilter.of(limit=1000), 30, True)
     assert got.tombstone is not None
     assert got.tombstone.reason == "recreated"

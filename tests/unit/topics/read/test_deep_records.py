@@ -1,4 +1,4 @@
-"""Records stored before there was a limit of depth: every reader gets them, by their place, as text."""
+"""Records stored before there was a nesting limit: every reader gets them as text, with their position."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_letter_of_a_deep_job_can_be_written_as_it_is() -> None:
     assert list(batch.data) == [data]
 
 
-def test_ids_and_cursors_of_any_depth_are_none_of_ours() -> None:
+def test_ids_and_cursors_with_deep_json_are_invalid() -> None:
     assert read_id(base64.urlsafe_b64encode(DEEP)) == {}
     with pytest.raises(InvalidRequest):
         read_cursor(base64.b64encode(b'{"x":%b,"after":"a"}' % DEEP).decode())
@@ -96,14 +96,14 @@ def test_a_router_gives_a_copy_of_deep_meta_its_origin() -> None:
     ("data", "meta"), [(b"null", DEEP), (DEEP, b"null"), (DEEP, DEEP), (b'{"m":1}', b'{"m":%b}' % DEEP)]
 )
 def test_a_deep_payload_is_split_into_data_and_meta(data: bytes, meta: bytes) -> None:
-    # A second member of the name makes it one that has to be parsed.
+    # A second member of that name makes parsing necessary.
     assert split_payload(b'{"d":[{"a":0,"m":1},%b],"m":%b}' % (data, meta)) == (
         b'[{"a":0,"m":1},%b]' % data,
         meta,
     )
 
 
-def test_deep_records_and_metadata_of_a_queue_are_none_of_a_relay() -> None:
+def test_deep_records_and_metadata_of_a_queue_do_not_belong_to_a_relay() -> None:
     assert sequences_in([BAD]) == []
     assert run_of(0, BAD) is None
     assert identity_of([BAD], "t") is None

@@ -1,4 +1,4 @@
-"""Pages: what is in them, where they end, and what happens when bytes are missing or wrong."""
+"""Pages: their content, their end, and missing or wrong bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_record_is_shown_with_exactly_the_members_it_has() -> None:
 
 @pytest.mark.parametrize("stored", ["log", "segment", "cold"])
 @pytest.mark.parametrize("count", [5, 40])
-def test_pages_are_the_same_wherever_the_records_are(stored: str, count: int) -> None:
+def test_pages_are_the_same_in_every_tier(stored: str, count: int) -> None:
     topic = MemoryTopic()
     topic.write(
         [
@@ -88,7 +88,7 @@ def test_a_page_ends_at_the_last_record_delivered_when_the_limit_ends_it(count: 
 
 
 @pytest.mark.parametrize("count", [6, 60])
-def test_a_page_ends_before_the_record_that_would_be_too_much_and_has_at_least_one(count: int) -> None:
+def test_a_page_ends_before_the_record_that_does_not_fit_and_has_at_least_one(count: int) -> None:
     topic = written(count)
     topic.index.delete_seqs([3])
     page = topic.read(DiffRequest.of(max_batch_bytes=16))
@@ -117,7 +117,7 @@ def test_expired_records_are_skipped_even_before_the_floor_moved() -> None:
     assert (seqs(page), page.next_from_seq, page.tombstone) == ([4], 4, None)
 
 
-def test_a_reader_behind_the_floor_is_told_and_reads_on() -> None:
+def test_a_reader_before_the_floor_gets_a_tombstone_and_continues() -> None:
     topic = written(6)
     topic.evict(count=3)
     page = topic.read(DiffRequest.of())
@@ -135,7 +135,7 @@ def test_a_reader_of_a_former_topic_starts_again() -> None:
     assert (empty.fragments, empty.next_from_seq, empty.head_seq) == ([], 0, 0)
 
 
-def test_a_deleted_tail_is_consumed() -> None:
+def test_a_deleted_tail_is_skipped() -> None:
     topic = written(5)
     topic.index.delete_seqs([4, 5])
     assert topic.read(DiffRequest.of(3)).next_from_seq == 5
@@ -163,7 +163,7 @@ def test_records_before_a_damaged_one_are_delivered_and_then_it_is_an_error(bad:
     assert len(topic.read(DiffRequest.of()).fragments) == 40
 
 
-def test_a_segment_whose_data_is_cut_is_damaged_from_there_on() -> None:
+def test_a_segment_with_truncated_data_is_damaged_from_there_on() -> None:
     topic = written(40)
     stored = promoted(topic, 40)
     del stored.data[topic.index.runs[0].row(30)[0] + 5 :]
@@ -185,7 +185,7 @@ def test_a_record_known_to_be_lost_is_an_error_until_it_is_deleted(more: int) ->
     assert len(topic.read(DiffRequest.of(2)).fragments) == more
 
 
-def test_a_cold_read_asks_for_no_more_than_the_page_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_read_fetches_no_more_than_fits_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written(100)
     promoted(topic, 100, cold=True)
     walk = PageCursor(topic.index, topic.floors, DiffRequest.of(10, limit=5), now_ms=NOW, ttl_ms=0)
@@ -199,7 +199,7 @@ def test_a_cold_read_asks_for_no_more_than_the_page_can_take(monkeypatch: pytest
     assert page.cold_segments_read > 5
 
 
-def test_what_is_deleted_or_evicted_while_bytes_are_fetched_is_not_delivered() -> None:
+def test_records_deleted_or_evicted_during_a_fetch_are_not_delivered() -> None:
     topic = written(20)
     stored = promoted(topic, 10, cold=True)
     walk = PageCursor(topic.index, topic.floors, DiffRequest.of(), now_ms=NOW, ttl_ms=0)
@@ -229,7 +229,7 @@ def test_a_segment_that_takes_the_place_of_the_log_between_two_steps_changes_not
     assert seqs(walk.page("t")) == list(range(1, 41))
 
 
-def test_many_records_of_the_reader_are_passed_in_steps_of_bounded_size() -> None:
+def test_many_records_of_the_reader_are_skipped_in_steps_of_bounded_size() -> None:
     topic = MemoryTopic()
     for _ in range(3):
         topic.write([record(n) for n in range(3000)], node="me")
@@ -242,7 +242,7 @@ def test_many_records_of_the_reader_are_passed_in_steps_of_bounded_size() -> Non
     assert walk.page("t").next_from_seq == 9000
 
 
-def test_bytes_that_are_not_at_hand_cannot_be_collected() -> None:
+def test_bytes_that_must_be_fetched_cannot_be_collected() -> None:
     topic = written(5)
     promoted(topic, 5, cold=True)
     with pytest.raises(AssertionError):
@@ -250,7 +250,7 @@ def test_bytes_that_are_not_at_hand_cannot_be_collected() -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_record_that_was_lost_before_it_came_to_a_segment_is_an_error_there(cold: bool) -> None:
+def test_a_record_lost_before_its_segment_was_written_is_an_error_there(cold: bool) -> None:
     topic = written(10)
     topic.index.append_damaged(2, NOW)
     topic.write([record(n) for n in range(10)])

@@ -1,4 +1,4 @@
-"""Predicates as clients spell them."""
+"""Predicates in the forms that clients send."""
 
 from __future__ import annotations
 

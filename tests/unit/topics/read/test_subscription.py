@@ -1,4 +1,4 @@
-"""Reading by tag and without data, from wherever the records are, and feeds that are told of changes."""
+"""Reads by tag and without data, from every tier, and feeds that are notified of changes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_tag_and_a_node_are_both_respected(world: World) -> None:
     assert seqs(page) == [seq for seq in expected(Predicate(value="web")) if seq % 2 == 0]
 
 
-async def test_records_without_data_have_everything_else(world: World) -> None:
+async def test_records_without_data_have_all_other_fields(world: World) -> None:
     feed = world.engine.feed("x")
     page = feed.page_at_hand(0, SubscriptionFilter.of(limit=1000, include_data=False, include_tags=True))
     assert page is not None
@@ -93,7 +93,7 @@ async def test_records_without_data_have_everything_else(world: World) -> None:
         assert one.keys() == wanted
 
 
-async def test_a_feed_is_told_of_every_publish_and_of_the_end(world: World) -> None:
+async def test_a_feed_is_notified_of_every_publish_and_of_the_end(world: World) -> None:
     feed = world.engine.feed("x")
     told: list[tuple[int, bool]] = []
 
@@ -112,7 +112,7 @@ async def test_a_feed_is_told_of_every_publish_and_of_the_end(world: World) -> N
         await feed.page(0, SubscriptionFilter())
 
 
-async def test_a_feed_that_listens_no_longer_is_told_nothing(world: World) -> None:
+async def test_a_feed_that_stopped_listening_is_not_notified(world: World) -> None:
     feed = world.engine.feed("x")
     told: list[int] = []
 
@@ -125,7 +125,7 @@ async def test_a_feed_that_listens_no_longer_is_told_nothing(world: World) -> No
     assert told == []
 
 
-async def test_a_topic_of_the_same_name_is_another_one(world: World) -> None:
+async def test_a_topic_of_the_same_name_is_a_new_topic(world: World) -> None:
     before = world.engine.feed("x")
     await world.engine.remove_topic("x")
     appeared: list[str] = []
@@ -138,7 +138,7 @@ async def test_a_topic_of_the_same_name_is_another_one(world: World) -> None:
     assert before.epoch != after.epoch
 
 
-async def test_wants_within_the_limits() -> None:
+async def test_filters_are_limited_to_the_maximum() -> None:
     assert SubscriptionFilter.of() == SubscriptionFilter()
     assert SubscriptionFilter.of(limit=5000, max_batch_bytes=2**40) == SubscriptionFilter(
         limit=1000, max_batch_bytes=8 * 1024**2

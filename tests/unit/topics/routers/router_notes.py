@@ -1,4 +1,4 @@
-"""Notes of what was asked of topics that routers join and what was seen there, and what follows from it."""
+"""A record of the calls on routed topics and their results, and the invariants that must hold."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ SOURCES = ["f", "d", "e", "m", "cap"]
 
 @dataclass
 class Notes:
-    """What happened so far."""
+    """The events so far."""
 
     count: int = 0
     acked: dict[str, list[str]] = field(default_factory=dict)
-    """Values that were written to a topic, in order; those of writes that failed are only in `tried`."""
+    """Values that were written to a topic, in order. Values of failed writes are only in `tried`."""
     tried: dict[str, list[str]] = field(default_factory=dict)
     seen: dict[str, dict[int, str]] = field(default_factory=dict)
     maybe_deleted: dict[str, set[int]] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Notes:
     """The destinations whose routers are acknowledged."""
 
     late: set[str] = field(default_factory=set)
-    """Those of them whose sources had records before."""
+    """The destinations among them whose sources had earlier records."""
 
     async def make(self, engine: Engine) -> None:
-        """Topics and routers, those that are not there yet."""
+        """Create the topics and routers that do not exist yet."""
         for name, config in TOPICS.items():
             await engine.put_topic(name, config)
         for dest, source in ROUTES.items():
@@ -78,7 +78,7 @@ class Notes:
         return found
 
     async def delete(self, engine: Engine, topic: str, before_seq: int) -> None:
-        """Copies are looked at first: what goes before it is copied need not be copied."""
+        """Read the copies first, because a record that is removed before its copy need not be copied."""
         for dest, source in ROUTES.items():
             if source == topic:
                 await self.look(engine, dest)
@@ -101,7 +101,7 @@ class Notes:
         for seq, value in seen.items():
             now = found.get(seq)
             assert now == value or (now is None and not is_kept), f"{dest} {seq} was {value} and is {now}"
-        # What a power cut took is not asked for again, and must not come back as something else.
+        # Records lost in a power cut are not expected again, and must not come back as other records.
         self.seen[dest] = {seq: value for seq, value in self.seen.get(dest, {}).items() if seq in found}
         values = list(found.values())
         assert len(set(values)) == len(values), f"{dest}: a record is there twice: {values}"
@@ -122,7 +122,7 @@ class Notes:
         return topic
 
     async def picture(self, engine: Engine) -> dict[str, object]:
-        """Everything that a reader can see, once the routers are through."""
+        """Return everything that a reader can see after the routers have finished."""
         seen: dict[str, object] = {}
         for dest in ROUTES:
             await engine.drain(dest)
@@ -131,7 +131,7 @@ class Notes:
             records = await read_all(engine, name)
             seen[name] = (state.count, state.bytes, records)
             if state.config.durable:
-                # The head of others goes on to what is reserved when something is copied after a start.
+                # The head of other topics advances to the reservation when something is copied after a start.
                 cursors = {0, 1, 4, max(state.earliest_seq - 2, 0), state.head_seq}
                 tombstones = [(await engine.diff(name, cursor)).tombstone for cursor in sorted(cursors)]
                 seen[name] = (state.head_seq, state.bytes, records, tombstones)
@@ -141,7 +141,7 @@ class Notes:
 
 
 async def attempt(call: object) -> bool:
-    """Whether it succeeded."""
+    """Return whether it succeeded."""
     try:
         await call  # type: ignore[misc]
     except PenstockError:

@@ -1,4 +1,4 @@
-"""Routers between a restart and a deletion, behind other commits, and where there is no room."""
+"""Routers after a restart and a deletion, between other commits, and without room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def between(world: World, config: TopicConfig) -> Engine:
 
 
 async def copied_from_a_segment(world: World, config: TopicConfig) -> dict[int, object]:
-    """Copies that nothing but a frame tells of, of records that nothing but a segment has."""
+    """Return copies that are only in a frame, of records that are only in a segment."""
     engine = await between(world, config)
     await engine.write("a", recs(1, 2, 3))
     await engine.checkpoint()
@@ -45,7 +45,9 @@ async def copied_from_a_segment(world: World, config: TopicConfig) -> dict[int, 
 
 
 @pytest.mark.parametrize("config", [DISK, FSYNC])
-async def test_a_source_deleted_after_a_restart_is_there_until_its_copies_are(config: TopicConfig) -> None:
+async def test_a_source_deleted_after_a_restart_stays_until_its_copies_are_stored(
+    config: TopicConfig,
+) -> None:
     world = World()
     copied = await copied_from_a_segment(world, config)
     engine = await world.kill()
@@ -58,11 +60,11 @@ async def test_a_source_deleted_after_a_restart_is_there_until_its_copies_are(co
 
 
 @pytest.mark.parametrize("config", [DISK, FSYNC])
-async def test_a_copy_whose_original_was_in_a_segment_that_is_gone_is_reported(config: TopicConfig) -> None:
+async def test_a_copy_whose_original_was_in_a_missing_segment_is_reported(config: TopicConfig) -> None:
     world = World()
     await copied_from_a_segment(world, config)
     for name in world.files():
-        if "/seg-" in name:  # the copies are in none
+        if "/seg-" in name:  # the copies are in no segment
             world.disk.unlink(f"{DATA}/{name}")
     engine = await world.kill()
     assert any("copies of records that cannot be read" in problem for problem in engine.problems)
@@ -79,7 +81,7 @@ def hold(world: World) -> InlineCommitter:
 
 
 async def behind_a_pass(world: World) -> InlineCommitter:
-    """Copies are on their way, and the next commit has them and whatever is submitted now."""
+    """Hold a pass in flight. The next commit contains it and whatever is submitted now."""
     engine = await between(world, DISK)
     await engine.write("a", recs(0))
     await engine.drain("b")
@@ -108,7 +110,9 @@ async def test_a_write_in_the_commit_of_a_pass_is_in_the_next_diff() -> None:
 
 
 @pytest.mark.parametrize("how", ["topic", "router"])
-async def test_a_write_in_the_commit_of_a_pass_is_copied_before_either_end_goes(how: str) -> None:
+async def test_a_write_in_the_commit_of_a_pass_is_copied_before_source_or_destination_is_deleted(
+    how: str,
+) -> None:
     world = World()
     committer = await behind_a_pass(world)
 
@@ -131,10 +135,10 @@ async def test_a_write_in_the_commit_of_a_pass_is_copied_before_either_end_goes(
 # ---- backups ---------------------------------------------------------------------------------------------
 
 
-async def test_a_backup_waits_for_a_snapshot_that_needs_no_originals_if_those_are_gone(
+async def test_a_backup_waits_for_a_snapshot_that_does_not_need_missing_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1. copies; 2. the source goes; 3. a backup reads the snapshot; 4. a checkpoint lets it go."""
+    """1. copies; 2. the source is deleted; 3. a backup reads the snapshot; 4. a checkpoint drops it."""
     world = World()
     copied = await copied_from_a_segment(world, FSYNC)
     await world.engine.remove_topic("a")
@@ -159,7 +163,7 @@ async def test_a_backup_waits_for_a_snapshot_that_needs_no_originals_if_those_ar
 # ---- bounds ----------------------------------------------------------------------------------------------
 
 
-async def test_a_pass_that_takes_nothing_looks_at_few_records_and_lets_others_have_their_turn() -> None:
+async def test_a_pass_that_copies_nothing_examines_few_records_and_yields() -> None:
     world = World(wal_file_bytes=1 << 24)
     engine = await world.open()
     await engine.put_router("a->b", replace(AB, filter=Predicate(value="rare", is_prefix=False)))
@@ -199,11 +203,11 @@ def no_room(*_: object) -> None:
     raise StorageFull("no room for a segment")
 
 
-# ---- routers that cannot go on ---------------------------------------------------------------------------
+# ---- routers that cannot continue ------------------------------------------------------------------
 
 
 async def full(world: World) -> Engine:
-    """A destination that has no room, and records that wait for some."""
+    """Return a destination without room, and records that wait for it."""
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(cap_records=2))
     await engine.put_topic("b", TopicConfig(discard="reject", cap_records=1))
@@ -215,7 +219,7 @@ async def full(world: World) -> Engine:
 
 
 def count_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the router tries to go on."""
+    """Record the time of every pass."""
     times: list[float] = []
     run = engine._routing._pass
 
@@ -227,7 +231,7 @@ def count_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[float]
     return times
 
 
-async def test_a_router_without_room_tries_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_router_without_room_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     engine = await full(world)
     times = count_passes(engine, monkeypatch)
@@ -240,7 +244,7 @@ async def test_a_router_without_room_tries_less_and_less_often(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("how", ["delete", "config"])
-async def test_a_destination_that_gets_room_is_seen_to_by_the_next_tick(how: str) -> None:
+async def test_a_destination_that_gets_room_is_served_by_the_next_tick(how: str) -> None:
     world = World()
     engine = await full(world)
     await world.clock.advance(20)
@@ -253,7 +257,7 @@ async def test_a_destination_that_gets_room_is_seen_to_by_the_next_tick(how: str
     await engine.close()
 
 
-async def test_a_reader_makes_a_router_that_rests_try_at_once() -> None:
+async def test_a_reader_makes_a_backing_off_router_retry_immediately() -> None:
     world = World()
     engine = await full(world)
     await world.clock.advance(20)
@@ -262,7 +266,7 @@ async def test_a_reader_makes_a_router_that_rests_try_at_once() -> None:
     await engine.close()
 
 
-async def test_what_a_source_loses_while_its_router_waits_for_room_is_not_told_all_the_time() -> None:
+async def test_losses_of_a_source_while_its_router_waits_for_room_are_not_reported_repeatedly() -> None:
     world = World(wal_file_bytes=1 << 20)
     engine = await full(world)
     await world.clock.advance(5)
@@ -275,7 +279,7 @@ async def test_what_a_source_loses_while_its_router_waits_for_room_is_not_told_a
     await engine.close()
 
 
-async def test_a_disk_that_is_full_is_not_tried_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_not_retried_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     engine = await between(world, DISK)
     await engine.write("a", recs(1))
@@ -297,7 +301,7 @@ async def test_a_disk_that_is_full_is_not_tried_every_tick(monkeypatch: pytest.M
 # ---- odds and ends ---------------------------------------------------------------------------------------
 
 
-async def test_a_change_that_is_decided_after_its_topic_went_is_refused() -> None:
+async def test_a_change_that_is_decided_after_its_topic_was_deleted_is_refused() -> None:
     world = World()
     engine = await between(world, DISK)
     router = engine._routing.table.leaving("a")[0]
@@ -314,7 +318,7 @@ async def test_a_change_that_is_decided_after_its_topic_went_is_refused() -> Non
     await engine.close()
 
 
-async def test_lost_ranges_of_a_queue_do_not_gather() -> None:
+async def test_lost_ranges_of_a_queue_do_not_accumulate() -> None:
     world = World(wal_file_bytes=1 << 22)
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(cap_records=1))
@@ -361,7 +365,7 @@ async def test_a_lost_range_at_the_front_is_the_floor_after_a_restart_too() -> N
     await engine.close()
 
 
-async def test_a_source_of_very_many_routers_tells_them_all() -> None:
+async def test_a_source_of_very_many_routers_notifies_all_of_them() -> None:
     world = World(wal_file_bytes=1 << 22, max_routers=0)
     engine = await world.open()
     for number in range(300):
@@ -377,7 +381,7 @@ async def test_a_source_of_very_many_routers_tells_them_all() -> None:
     await engine.close()
 
 
-async def test_what_comes_while_copies_are_on_their_way_reaches_who_listens_without_a_tick() -> None:
+async def test_records_that_arrive_during_a_pass_reach_listeners_without_a_tick() -> None:
     world = World()
     committer = await behind_a_pass(world)
     heard: list[int] = []
@@ -393,7 +397,7 @@ async def test_what_comes_while_copies_are_on_their_way_reaches_who_listens_with
     await world.engine.close()
 
 
-async def test_what_was_lost_between_live_records_takes_no_rows_of_segments() -> None:
+async def test_ranges_lost_between_live_records_take_no_segment_rows() -> None:
     world = World(segment_max_events=10_000)
     engine = await between(world, FSYNC)
     await engine.write("b", recs("before"))

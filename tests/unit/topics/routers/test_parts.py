@@ -1,4 +1,4 @@
-"""The parts of routing that need no engine: frames, hops, lost ranges, the graph of routers."""
+"""The parts of routing that need no engine: frames, hop counts, lost ranges, the graph of routers."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ ENTRY = RouterEntry(
 
 
 @given(FORWARDS)
-def test_a_pass_comes_back_from_its_frame_as_it_was(forward: CopyFrame) -> None:
+def test_a_pass_round_trips_through_its_frame(forward: CopyFrame) -> None:
     assert CopyFrame.decode(forward.encode()) == forward
 
 
 @given(FORWARDS, st.randoms(use_true_random=False))
-def test_a_frame_that_was_cut_or_grew_is_corrupt(forward: CopyFrame, rng: random.Random) -> None:
+def test_a_truncated_or_extended_frame_is_corrupt(forward: CopyFrame, rng: random.Random) -> None:
     body = forward.encode()
     with pytest.raises(Corrupt):
         CopyFrame.decode(body[: rng.randrange(len(body))])
@@ -70,7 +70,7 @@ def test_a_frame_that_was_cut_or_grew_is_corrupt(forward: CopyFrame, rng: random
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_pass_or_corrupt(body: bytes) -> None:
+def test_arbitrary_bytes_decode_or_are_corrupt(body: bytes) -> None:
     for decode in (CopyFrame.decode, lambda raw: decode_created(1, raw)):
         try:
             decode(body)
@@ -94,14 +94,14 @@ def test_a_pass_of_very_many_runs_is_refused_before_it_is_read() -> None:
         CopyFrame.decode(body[:-4] + b"\xff\xff\xff\xff")
 
 
-def test_a_router_comes_back_from_its_frame_as_it_was() -> None:
+def test_a_router_round_trips_through_its_frame() -> None:
     assert decode_created(7, encode_created(ENTRY)) == ENTRY
     assert ENTRY.config.bits == ENTRY.bits
     assert ENTRY.config.filter == Predicate(value="x", is_prefix=True)
 
 
 @given(st.sets(st.integers(1, 60)), st.data())
-def test_runs_tell_every_sequence_and_its_hops(seqs: set[int], data: st.DataObject) -> None:
+def test_runs_contain_every_sequence_and_its_hops(seqs: set[int], data: st.DataObject) -> None:
     ordered = sorted(seqs)
     hops = [data.draw(st.integers(1, 3)) for _ in ordered]
     runs = runs_of(ordered, hops)
@@ -110,7 +110,7 @@ def test_runs_tell_every_sequence_and_its_hops(seqs: set[int], data: st.DataObje
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 8)), max_size=20))
-def test_hops_are_those_that_were_noted(added: list[tuple[int, int, int]]) -> None:
+def test_hop_counts_are_those_that_were_added(added: list[tuple[int, int, int]]) -> None:
     hops, model, at = HopCounts(), {}, 1
     for skipped, count, hop in added:
         at += skipped
@@ -123,7 +123,7 @@ def test_hops_are_those_that_were_noted(added: list[tuple[int, int, int]]) -> No
     assert all(hops.of(seq) == model.get(seq, 0) for seq in range(at // 2, at + 2))
 
 
-def test_lost_ranges_become_the_floor_once_nothing_is_before_them() -> None:
+def test_lost_ranges_are_merged_into_the_floor_once_no_live_record_is_before_them() -> None:
     trims, floors = LostRanges(), LowWatermarks()
     trims.add(3, 5)
     trims.add(5, 7)
@@ -144,7 +144,7 @@ def test_lost_ranges_become_the_floor_once_nothing_is_before_them() -> None:
 
 
 def table_of(*edges: str) -> RouterTable:
-    """Routers of the form `a->b`."""
+    """Return a table of routers in the form `a->b`."""
     table = RouterTable()
     topics = {name: Topic(name=name, id=ord(name), config=TopicConfig()) for edge in edges for name in edge}
     for number, edge in enumerate(edges):
@@ -166,7 +166,7 @@ def table_of(*edges: str) -> RouterTable:
     return table
 
 
-def test_what_feeds_a_topic_is_told_from_the_beginning() -> None:
+def test_the_routers_upstream_of_a_topic_are_listed_farthest_first() -> None:
     table = table_of("a->b", "b->c", "c->d", "x->y")
     assert [router.name for router in table.upstream("d")] == ["a->b", "b->c", "c->d"]
     assert table.upstream("a") == []
@@ -183,7 +183,7 @@ def test_what_feeds_a_topic_is_told_from_the_beginning() -> None:
         ("d->a", None),
     ],
 )
-def test_a_way_round_is_found_and_named(edge: str, cycle: list[str] | None) -> None:
+def test_a_cycle_is_found_and_named(edge: str, cycle: list[str] | None) -> None:
     table = table_of("a->b", "b->c", "a->e")
     config = RouterConfig(source=edge[0], dest=edge[-1])
     if cycle is None:
@@ -195,7 +195,7 @@ def test_a_way_round_is_found_and_named(edge: str, cycle: list[str] | None) -> N
     table.check_cycle(edge, RouterConfig(source=edge[0], dest=edge[-1], allow_cycle=True))
 
 
-def test_a_router_is_not_in_its_own_way() -> None:
+def test_a_router_does_not_conflict_with_itself() -> None:
     table = table_of("a->b", "b->a")
     table.remove(next(router for router in table if router.name == "b->a"))
     table.check_cycle("a->b", RouterConfig(source="a", dest="b"))
@@ -210,7 +210,7 @@ def test_a_removed_router_frees_its_destination() -> None:
     assert (len(table), table.entering("b"), table.leaving("a")) == (0, (), ())
 
 
-def test_copies_are_measured_as_their_originals_are() -> None:
+def test_copies_have_the_accounted_size_of_their_originals() -> None:
     style = CopyStyle(bits=3 | BY_VALUE, router="r", source="a", source_id=1, source_epoch=1)
     plain = StoredRecord(1, b"n", b"t", b'{"d":"\\u00e9","m":{}}', 6, True)
     batch = copies([styled(plain, style)])

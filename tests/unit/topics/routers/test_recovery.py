@@ -1,4 +1,4 @@
-"""What becomes of copies and cursors in a power cut, by the rules of `penstock.topics.routers.routing`."""
+"""Copies and cursors after a power cut, by the rules of `penstock.topics.routers.routing`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY = TopicConfig(durability=Durability.MEMORY)
 
 
 async def apart(world: World, source: TopicConfig, dest: TopicConfig) -> Engine:
-    """A router between two topics whose frames go to different logs."""
+    """Return a router between two topics whose frames go to different logs."""
     engine = await world.open(wal_shards=2)
     await engine.put_topic("a", source)
     for number in range(20):
@@ -37,8 +37,8 @@ def shard(world: World, topic: str) -> InlineCommitter:
     return next(committer for committer in world.committers.all if committer.log is found.log)
 
 
-async def test_a_checkpoint_waits_for_copies_that_are_on_their_way() -> None:
-    """1. copies are submitted; 2. their originals are evicted; 3. a cut; 4. the copies are committed."""
+async def test_a_checkpoint_waits_for_copies_in_flight() -> None:
+    """1. copies are submitted; 2. their originals are evicted; 3. a cut is taken; 4. the copies commit."""
     world = World()
     engine = await apart(world, TopicConfig(durability=Durability.FSYNC, cap_records=1), FSYNC)
     await engine.write("a", recs(1))
@@ -59,19 +59,19 @@ async def test_a_checkpoint_waits_for_copies_that_are_on_their_way() -> None:
     await engine.close()
 
 
-async def test_a_durable_copy_of_a_weaker_source_is_kept_by_itself() -> None:
+async def test_a_durable_copy_of_a_less_durable_source_is_stored_by_value() -> None:
     world = World()
     engine = await apart(world, DISK, FSYNC)
     await engine.write("a", recs(1))
-    await engine.write("a", recs(2))  # the first one reserves numbers, with a sync
+    await engine.write("a", recs(2))  # the first one reserves numbers with a sync
     assert await read_all(engine, "b") == {1: 1, 2: 2}
     engine = await world.crash()
     assert await read_all(engine, "b") == {1: 1, 2: 2}
     await engine.close()
 
 
-async def test_a_cursor_that_is_ahead_of_its_source_goes_back_for_good() -> None:
-    """1. copies are durable and their originals are not; 2. the power goes; 3. new records, and a kill."""
+async def test_a_cursor_that_is_ahead_of_its_source_goes_back_permanently() -> None:
+    """1. copies are durable and their originals are not; 2. the power fails; 3. new records, and a kill."""
     world = World()
     engine = await apart(world, MEMORY, FSYNC)
     await engine.write("a", recs(1, 2, 3, 4, 5))
@@ -84,7 +84,7 @@ async def test_a_cursor_that_is_ahead_of_its_source_goes_back_for_good() -> None
     await engine.close()
 
 
-async def test_a_cursor_without_its_copies_is_cut_with_them() -> None:
+async def test_a_cursor_is_truncated_together_with_its_incomplete_copies() -> None:
     world = World()
     engine = await apart(world, MEMORY, DISK)
     await engine.write("a", recs("first"))
@@ -102,7 +102,7 @@ async def test_a_cursor_without_its_copies_is_cut_with_them() -> None:
     await engine.close()
 
 
-async def test_copies_made_again_are_the_same_to_the_byte() -> None:
+async def test_copies_made_again_are_byte_identical() -> None:
     world = World()
     engine = await apart(world, FSYNC, FSYNC)
     await engine.write("a", [rec("\u00e9/\u2028", tag="t", node="n", meta={"k": ["x", 1]}), rec(None)])
@@ -152,7 +152,7 @@ async def test_a_deleted_router_does_not_come_back_and_its_copies_do() -> None:
     await engine.close()
 
 
-async def test_a_changed_filter_does_not_reach_back() -> None:
+async def test_a_changed_filter_does_not_affect_earlier_copies() -> None:
     world = World()
     engine = await apart(world, FSYNC, FSYNC)
     only_x = RouterConfig(source="a", dest="b", filter=Predicate(value="x"))
@@ -182,7 +182,7 @@ async def test_routers_survive_another_number_of_logs(shards: int) -> None:
     await engine.close()
 
 
-async def test_a_snapshot_that_cannot_be_read_costs_no_copy() -> None:
+async def test_an_unreadable_snapshot_loses_no_copy() -> None:
     world = World()
     engine = await apart(world, FSYNC, FSYNC)
     await engine.write("a", recs(1))

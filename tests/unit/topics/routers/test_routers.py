@@ -1,4 +1,4 @@
-"""Routers: what is copied, how it looks there, and what is refused."""
+"""Routers: what is copied, how copies look, and what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def routed(**config: object) -> World:
     return world
 
 
-async def test_what_is_appended_to_the_source_is_in_the_next_diff_of_the_destination() -> None:
+async def test_records_appended_to_the_source_are_in_the_next_diff_of_the_destination() -> None:
     world = await routed()
     await world.engine.write("a", [rec(1, tag="t", node="n", meta={"k": 1}), rec({"x": "ä"})])
     page = await world.engine.diff("b", include_tags=True)
@@ -102,7 +102,7 @@ async def test_a_deletion_in_the_source_leaves_the_copy() -> None:
     await world.engine.close()
 
 
-async def test_what_is_deleted_before_it_is_copied_is_not_copied() -> None:
+async def test_records_deleted_before_they_are_copied_are_not_copied() -> None:
     world = await routed()
     await world.engine.write("a", recs(1, 2, 3))
     await world.engine.delete("a", before_seq=3)
@@ -170,7 +170,7 @@ async def test_a_cycle_is_refused_and_named() -> None:
     await world.engine.close()
 
 
-async def test_a_record_goes_round_a_cycle_eight_times() -> None:
+async def test_a_record_passes_a_cycle_eight_times() -> None:
     world = await routed()
     await world.engine.put_router("b->a", RouterConfig(source="b", dest="a", allow_cycle=True))
     await world.engine.write("a", recs("x"))
@@ -221,7 +221,7 @@ async def test_a_missing_destination_may_be_refused() -> None:
     await engine.close()
 
 
-async def test_there_are_no_more_routers_than_allowed() -> None:
+async def test_the_number_of_routers_is_limited() -> None:
     world = await routed(max_routers=1)
     with pytest.raises(Throttled) as refused:
         await world.engine.put_router("other", RouterConfig(source="a", dest="c"))
@@ -231,7 +231,7 @@ async def test_there_are_no_more_routers_than_allowed() -> None:
     await world.engine.close()
 
 
-async def test_a_router_that_would_make_too_many_topics_makes_none() -> None:
+async def test_a_router_that_would_create_too_many_topics_creates_none() -> None:
     world = World(max_topics=1)
     engine = await world.open()
     with pytest.raises(Throttled):
@@ -253,7 +253,7 @@ async def test_putting_a_router_again_keeps_its_cursor_and_total() -> None:
     await world.engine.close()
 
 
-async def test_a_router_that_is_gone_copies_nothing_and_leaves_its_copies() -> None:
+async def test_a_removed_router_copies_nothing_and_leaves_its_copies() -> None:
     world = await routed()
     await world.engine.write("a", recs(1))
     assert (await world.engine.remove_router("a->b")).deleted
@@ -266,7 +266,7 @@ async def test_a_router_that_is_gone_copies_nothing_and_leaves_its_copies() -> N
 
 
 @pytest.mark.parametrize("topic", ["a", "b"])
-async def test_routers_go_with_their_topics(topic: str) -> None:
+async def test_routers_are_removed_with_their_topics(topic: str) -> None:
     world = await routed()
     await world.engine.put_router("also", AB)
     assert (await world.engine.remove_topic(topic)).routers_removed == ("a->b", "also")
@@ -276,7 +276,7 @@ async def test_routers_go_with_their_topics(topic: str) -> None:
     await engine.close()
 
 
-async def test_what_was_acknowledged_is_copied_before_its_topic_goes() -> None:
+async def test_acknowledged_records_are_copied_before_their_topic_is_deleted() -> None:
     world = await routed()
     await world.engine.write("a", recs(1, 2))
     await world.engine.remove_topic("a")
@@ -284,7 +284,7 @@ async def test_what_was_acknowledged_is_copied_before_its_topic_goes() -> None:
     await world.engine.close()
 
 
-async def test_a_source_that_was_trimmed_leaves_a_gap_that_is_told() -> None:
+async def test_a_trimmed_source_leaves_a_reported_gap() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(cap_records=3))
@@ -300,7 +300,7 @@ async def test_a_source_that_was_trimmed_leaves_a_gap_that_is_told() -> None:
 
 
 @pytest.mark.parametrize("how", ["on", "checkpoint", "crash", "restart"])
-async def test_a_gap_behind_live_records_is_told_when_it_is_reached(how: str) -> None:
+async def test_a_gap_after_live_records_is_reported_when_it_is_reached(how: str) -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(durable=True, cap_records=2))
@@ -335,7 +335,7 @@ async def test_a_gap_behind_live_records_is_told_when_it_is_reached(how: str) ->
     await engine.close()
 
 
-async def test_a_full_destination_holds_the_router_back_and_loses_nothing() -> None:
+async def test_a_full_destination_delays_the_router_and_loses_nothing() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("b", TopicConfig(cap_records=2, discard="reject"))
@@ -351,7 +351,7 @@ async def test_a_full_destination_holds_the_router_back_and_loses_nothing() -> N
     await engine.close()
 
 
-async def test_caps_of_the_destination_evict_copies_and_say_so() -> None:
+async def test_caps_of_the_destination_evict_copies_and_report_it() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("b", TopicConfig(cap_records=2))
@@ -364,7 +364,7 @@ async def test_caps_of_the_destination_evict_copies_and_say_so() -> None:
     await engine.close()
 
 
-async def test_records_that_expired_before_they_were_copied_are_passed_over() -> None:
+async def test_records_that_expired_before_they_were_copied_are_skipped() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(ttl_ms=1000))
@@ -380,7 +380,7 @@ async def test_records_that_expired_before_they_were_copied_are_passed_over() ->
     await engine.close()
 
 
-async def test_exactly_once_copies_tell_where_they_come_from() -> None:
+async def test_exactly_once_copies_contain_their_origin() -> None:
     world = World()
     engine = await world.open()
     config = RouterConfig(source="a", dest="b", guarantee="exactly_once")
@@ -422,7 +422,7 @@ def origin_of(seq: int, *, router: str = "r") -> dict[str, object]:
 async def once() -> World:
     world = World()
     engine = await world.open()
-    # A crash leaves no numbers out.
+    # A crash leaves no gap in the numbers.
     await engine.put_topic("a", TopicConfig(durability=Durability.FSYNC))
     await engine.put_router("r", RouterConfig(source="a", dest="b", guarantee="exactly_once"))
     await engine.write("a", recs(1))
@@ -430,7 +430,7 @@ async def once() -> World:
     return world
 
 
-async def test_exactly_once_makes_no_copy_whose_origin_stands_in_the_destination() -> None:
+async def test_exactly_once_makes_no_copy_whose_origin_is_in_the_destination() -> None:
     world = await once()
     engine = world.engine
     await engine.write("b", [rec("direct", meta=origin_of(3))])
@@ -443,7 +443,7 @@ async def test_exactly_once_makes_no_copy_whose_origin_stands_in_the_destination
     await engine.close()
 
 
-async def test_an_origin_that_came_before_a_crash_is_found_after_it() -> None:
+async def test_an_origin_written_before_a_crash_is_found_after_it() -> None:
     world = await once()
     await world.engine.write("b", [rec("direct", meta=origin_of(2))])
     engine = await world.kill()
@@ -452,7 +452,7 @@ async def test_an_origin_that_came_before_a_crash_is_found_after_it() -> None:
     await engine.close()
 
 
-async def test_an_origin_that_a_checkpoint_moved_is_found_as_long_as_the_server_runs() -> None:
+async def test_an_origin_that_a_checkpoint_moved_is_found_while_the_server_runs() -> None:
     world = await once()
     engine = world.engine
     await engine.write("b", [rec("direct", meta=origin_of(2))])
@@ -462,7 +462,7 @@ async def test_an_origin_that_a_checkpoint_moved_is_found_as_long_as_the_server_
     await engine.close()
 
 
-async def test_only_a_live_record_with_the_very_origin_keeps_a_copy_away() -> None:
+async def test_only_a_live_record_with_the_same_origin_prevents_a_copy() -> None:
     world = await once()
     engine = world.engine
     wrong = origin_of(3)
@@ -476,7 +476,7 @@ async def test_only_a_live_record_with_the_very_origin_keeps_a_copy_away() -> No
     await engine.close()
 
 
-async def test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away() -> None:
+async def test_a_deleted_origin_does_not_prevent_a_copy() -> None:
     world = await once()
     engine = world.engine
     await engine.write("b", [rec("direct", meta=origin_of(3), tag="x")])
@@ -488,7 +488,7 @@ async def test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away() -> 
     await engine.close()
 
 
-async def test_an_origin_counts_also_after_a_pass_that_failed() -> None:
+async def test_an_origin_counts_even_after_a_failed_pass() -> None:
     from penstock.testing.disk import DiskFault, PlannedFault
 
     world = await once()
@@ -502,7 +502,7 @@ async def test_an_origin_counts_also_after_a_pass_that_failed() -> None:
     await engine.close()
 
 
-async def test_a_router_that_promises_less_copies_whatever_stands_in_the_destination() -> None:
+async def test_an_at_least_once_router_ignores_origins_in_the_destination() -> None:
     world = await routed()
     await world.engine.write("b", [rec("direct", meta=origin_of(1, router="a->b"))])
     await world.engine.write("a", recs(1))
@@ -520,7 +520,7 @@ async def test_a_long_poll_at_a_destination_is_woken_by_a_copy() -> None:
     await world.engine.close()
 
 
-async def test_a_destination_that_nobody_reads_is_filled_by_the_tick() -> None:
+async def test_a_destination_without_readers_is_filled_by_the_tick() -> None:
     world = await routed()
     await world.engine.write("a", recs(1))
     await settle()
@@ -566,7 +566,7 @@ async def test_copies_are_as_durable_as_their_destination(source: Durability, de
     await engine.close()
 
 
-async def test_copies_that_were_read_are_there_after_a_kill_whatever_became_of_the_source() -> None:
+async def test_copies_that_were_read_survive_a_kill_whatever_happens_to_the_source() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("a", TopicConfig(cap_records=2))
@@ -593,7 +593,7 @@ async def test_copies_that_were_read_are_there_after_a_kill_whatever_became_of_t
     await engine.close()
 
 
-async def test_a_deleted_source_in_segments_is_there_until_its_copies_are() -> None:
+async def test_the_segments_of_a_deleted_source_stay_until_its_copies_are_stored() -> None:
     world = World()
     engine = await world.open()
     await engine.put_topic("b", TopicConfig(cap_records=1, discard="reject"))
@@ -616,7 +616,7 @@ async def test_a_deleted_source_in_segments_is_there_until_its_copies_are() -> N
     await engine.close()
 
 
-async def test_a_failed_commit_copies_nothing_and_is_made_up_for() -> None:
+async def test_a_failed_commit_copies_nothing_and_is_repeated() -> None:
     from penstock.testing.disk import DiskFault, PlannedFault
 
     world = await routed()
@@ -649,7 +649,7 @@ async def test_routers_are_listed_by_name_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_every_record_is_read_and_every_lost_range_told_whatever_the_pages(seed: int) -> None:
+async def test_every_record_is_read_and_every_lost_range_reported_for_all_page_sizes(seed: int) -> None:
     rng = random.Random(seed)
     world = World(segment_max_events=4)
     engine = await world.open()

@@ -1,4 +1,4 @@
-"""How hard the server is pressed, and what follows from it."""
+"""The pressure on the server, and its measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pressed(governor: Governor, of: Signals, samples: int) -> Ladder:
     return governor.ladder
 
 
-def test_without_load_nothing_is_put_off() -> None:
+def test_without_load_nothing_is_deferred() -> None:
     assert pressed(Governor(), signals(depth=1, wait_ms=0.005), 100) == CALM
 
 
@@ -53,7 +53,7 @@ def test_the_ladder_is_climbed_step_by_step() -> None:
     assert full.refuses
 
 
-def test_work_is_put_off_only_when_pressure_lasts_and_until_it_has_fallen() -> None:
+def test_work_is_deferred_only_when_pressure_lasts_and_until_it_has_fallen() -> None:
     governor = Governor()
     ladders = [governor.sample(signals(busy=1.0)) for _ in range(12)]
     above = next(n for n, ladder in enumerate(ladders) if ladder.pressure > 0.8)

@@ -1,4 +1,4 @@
-"""Which topic is served next."""
+"""The choice of the topic that is served next."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_empty_band_leaves_its_share_to_the_others() -> None:
     assert drain(ready) == [f"low-{number}" for number in range(20)]
 
 
-def test_low_priority_goes_on_while_high_priority_never_ends() -> None:
+def test_low_priority_is_served_during_endless_high_priority() -> None:
     ready: ReadySet[str] = ReadySet()
     ready.mark("low", 0, 0)
     ready.mark("high", 1000, 0)
@@ -65,7 +65,7 @@ def test_low_priority_goes_on_while_high_priority_never_ends() -> None:
     assert "low" in taken
 
 
-def test_what_waits_rises_band_by_band_until_it_is_served() -> None:
+def test_a_waiting_topic_rises_band_by_band_until_it_is_served() -> None:
     ready: ReadySet[str] = ReadySet()
     ready.mark("old", -1000, 0)
     ready.is_lowest_paused = True
@@ -76,7 +76,7 @@ def test_what_waits_rises_band_by_band_until_it_is_served() -> None:
     assert ready.take(10_000) == ("old", 10_000)
 
 
-def test_who_rises_goes_before_those_that_came_later() -> None:
+def test_a_rising_topic_precedes_those_that_arrived_later() -> None:
     ready: ReadySet[str] = ReadySet()
     ready.mark("low", 0, 0)
     ready.mark("high", 800, 7_400)
@@ -94,7 +94,7 @@ def test_a_paused_band_waits_and_is_served_when_the_pause_ends() -> None:
     assert drain(ready) == ["negative"]
 
 
-def test_a_set_knows_who_is_in_it_who_is_paused_and_how_many_are_not() -> None:
+def test_a_set_reports_its_members_its_paused_ones_and_the_servable_count() -> None:
     ready: ReadySet[str] = ReadySet()
     ready.mark("negative", -5, 0)
     ready.mark("plain", 0, 0)
@@ -107,7 +107,7 @@ def test_a_set_knows_who_is_in_it_who_is_paused_and_how_many_are_not() -> None:
     assert (ready.paused(), ready.servable) == ([], 2), "it has risen"
 
 
-def test_what_is_lowered_is_served_as_if_it_were_one_band_down() -> None:
+def test_a_lowered_topic_is_served_one_band_down() -> None:
     ready: ReadySet[str] = ReadySet()
     for number in range(4):
         ready.mark(f"copy-{number}", 800, 0, lowered=True)
@@ -115,7 +115,7 @@ def test_what_is_lowered_is_served_as_if_it_were_one_band_down() -> None:
     assert drain(ready)[:4] == ["copy-0", "own-0", "copy-1", "own-1"], "they share a band now"
 
 
-def test_what_is_discarded_is_not_served() -> None:
+def test_a_discarded_topic_is_not_served() -> None:
     ready: ReadySet[str] = ReadySet()
     ready.mark("a", 0, 0)
     ready.mark("b", 0, 0)
@@ -144,7 +144,7 @@ def test_everything_that_is_marked_is_served_exactly_once(marks: list[tuple[int,
     assert sorted(served) == sorted(wanted)
 
 
-def test_ageing_is_that_of_the_effective_priority() -> None:
+def test_ageing_matches_the_effective_priority() -> None:
     aged = effective_priority(
         100, auto_priority=False, now_ms=7_000, last_consumed_ms=None, enqueued_ms=1_000
     )

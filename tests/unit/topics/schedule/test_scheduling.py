@@ -1,4 +1,4 @@
-"""Pressure: what it is made of, and that it costs time only."""
+"""Pressure: its signals, and that it only delays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def press(scheduler: Scheduler, samples: int = 40) -> None:
         scheduler.sample(late_ms=LATE_MS)
 
 
-async def test_a_loop_that_is_on_time_is_under_no_pressure() -> None:
+async def test_a_loop_that_is_on_time_has_no_pressure() -> None:
     clock = ManualClock()
     scheduler = Scheduler(clock)
     scheduler.start(())
@@ -38,7 +38,7 @@ async def test_a_loop_that_is_on_time_is_under_no_pressure() -> None:
     await scheduler.close()
 
 
-async def test_a_machine_that_stood_still_was_not_under_load() -> None:
+async def test_a_suspended_machine_does_not_count_as_load() -> None:
     clock = ManualClock()
     scheduler = Scheduler(clock)
     scheduler.start(())
@@ -59,7 +59,7 @@ def test_waiting_topics_and_long_waits_are_pressure() -> None:
     assert slow.ladder.pressure > 0.9
 
 
-def test_a_wait_that_is_over_is_forgotten() -> None:
+def test_a_finished_wait_decays() -> None:
     scheduler = Scheduler(ManualClock())
     for _ in range(20):
         scheduler.observe(50.0)
@@ -69,7 +69,7 @@ def test_a_wait_that_is_over_is_forgotten() -> None:
     assert scheduler.ladder.pressure == 0.0
 
 
-async def test_at_full_pressure_writers_are_sent_away_from_a_queue_that_fills_up(world: World) -> None:
+async def test_at_full_pressure_a_queue_that_fills_up_refuses_writers(world: World) -> None:
     engine = await world.open(wal_queue_max=8, wal_shards=1)
     await engine.put_topic("t", TopicConfig(durable=True))
     world.committers.hold()
@@ -86,13 +86,13 @@ async def test_at_full_pressure_writers_are_sent_away_from_a_queue_that_fills_up
     assert seqs(await engine.diff("t")) == [1, 2, 3, 4, 5], "what was refused has left no trace"
 
 
-async def test_at_full_pressure_an_empty_queue_takes_everything(world: World) -> None:
+async def test_at_full_pressure_an_empty_queue_accepts_all_writes(world: World) -> None:
     engine = await world.open()
     press(engine.scheduler)
     assert (await engine.write("t", recs(1))).first_seq == 1
 
 
-async def test_commits_wait_for_company_while_the_pressure_lasts(world: World) -> None:
+async def test_commits_wait_for_more_writes_while_the_pressure_lasts(world: World) -> None:
     engine = await world.open()
     press(engine.scheduler)
     assert [committer.window_s for committer in world.committers.all] == pytest.approx(

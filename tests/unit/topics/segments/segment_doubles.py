@@ -1,4 +1,4 @@
-"""Log frames and rows for tests of segments, written down independently of the code that reads them."""
+"""Log frames and rows for tests of segments, built independently of the code that reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = 0x0A
 
 @dataclass(frozen=True)
 class Written:
-    """One record as somebody wrote it."""
+    """One record as it was written."""
 
     payload: bytes
     tag: bytes = b""
@@ -46,7 +46,7 @@ def segment_frame(seq: int, record: Written) -> bytes:
 def log_of(
     records: list[Written], first_seq: int = 1, gap: int = 0, file: int = LOG_FILE
 ) -> tuple[Columns, bytes]:
-    """The records in a log file with `gap` foreign bytes before each, and the rows that point to them."""
+    """Return rows, and a log file with their records, each after `gap` foreign bytes."""
     rows, log = Columns(first_seq), bytearray()
     for place, record in enumerate(records):
         log += b"\xee" * gap
@@ -66,7 +66,7 @@ def built_of(records: list[Written], first_seq: int = 1, data_offset: int = 0) -
 
 
 def some_records(count: int, start: int = 0) -> list[Written]:
-    """Records of every shape: plain, with a tag, with a node, with both, with meta."""
+    """Return records of every shape: plain, with a tag, with a node, with both, with meta."""
     return [
         Written(
             payload=b'{"d":%d%b}' % (place, b',"m":{"k":1}' if place % 5 == 0 else b""),
@@ -79,7 +79,7 @@ def some_records(count: int, start: int = 0) -> list[Written]:
 
 
 def read_back(segment: Segment) -> list[Written | None]:
-    """Every record of a segment, None for a hole or a deleted one. Raises what reading raises."""
+    """Return every record of a segment, with None for a hole or a deleted one. Raise read errors."""
     base, data = segment.read(0, len(segment.rows))
     found: list[Written | None] = []
     for place, row in enumerate(segment.rows):

@@ -1,4 +1,4 @@
-"""Files that the device cannot read in places: what is there is reported, everything else works on."""
+"""Files with unreadable parts: the damage is reported, and everything else keeps working."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def last_of(error: Damaged) -> int:
 
 
 async def read_past(engine: Engine, topic: str) -> tuple[list[int], list[int]]:
-    """The records that can be read, and those that a reader is told about and has to skip."""
+    """Return the readable records, and those that a reader must skip after an error."""
     good: list[int] = []
     bad: list[int] = []
     at = 0
@@ -57,7 +57,7 @@ def overlapping(count: int, bad: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1000, 3])
 @pytest.mark.parametrize("choose", [False, True])
-async def test_a_page_from_the_log_ends_before_what_cannot_be_read(
+async def test_a_page_from_the_log_ends_before_an_unreadable_record(
     world: World, limit: int, choose: bool
 ) -> None:
     engine = await world.open()
@@ -85,7 +85,7 @@ async def test_a_page_from_the_log_ends_before_what_cannot_be_read(
     await engine.close()
 
 
-async def test_a_record_that_is_larger_than_a_bad_sector_is_not_given_out(world: World) -> None:
+async def test_a_record_that_is_larger_than_a_bad_sector_is_not_delivered(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs("a", *["x" * 20_000] * 12), config=FSYNC)
     world.disk.spoil(log_file(world), LOW, HIGH)
@@ -93,7 +93,7 @@ async def test_a_record_that_is_larger_than_a_bad_sector_is_not_given_out(world:
     await engine.close()
 
 
-async def test_zeros_where_a_log_was_cut_are_not_given_out(world: World) -> None:
+async def test_zeros_in_a_truncated_log_are_not_delivered(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*LARGE), config=FSYNC)
     file = world.disk.open_log(log_file(world))
@@ -109,7 +109,7 @@ async def test_zeros_where_a_log_was_cut_are_not_given_out(world: World) -> None
     await engine.close()
 
 
-async def test_a_checkpoint_saves_what_can_be_read_and_keeps_the_file(world: World) -> None:
+async def test_a_checkpoint_stores_readable_records_and_keeps_the_file(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*LARGE), config=FSYNC)
     await engine.write("other", recs(*LARGE), config=FSYNC)
@@ -171,7 +171,7 @@ async def test_a_segment_whose_index_cannot_be_read_is_reported_and_the_others_a
 
 
 @pytest.mark.parametrize("closed", [False, True])
-async def test_a_start_reports_a_bad_sector_in_the_log_and_gives_no_number_twice(
+async def test_a_start_reports_a_bad_sector_in_the_log_and_reuses_no_number(
     world: World, closed: bool
 ) -> None:
     engine = await world.open(checkpoint_bytes=1 << 40)
@@ -184,7 +184,7 @@ async def test_a_start_reports_a_bad_sector_in_the_log_and_gives_no_number_twice
     world.disk.spoil(spoiled, LOW, HIGH)
     for is_first in (True, False):
         engine = await world.open()
-        # From then on a snapshot stands for what was lost.
+        # From now on a snapshot covers the loss.
         assert is_first == any(f"cannot read bytes {LOW} to {HIGH}" in problem for problem in engine.problems)
         assert engine.state("t").head_seq >= 20
         assert spoiled.removeprefix(f"{DATA}/") in world.files()
@@ -235,7 +235,7 @@ async def test_the_snapshot_before_is_used_when_the_newest_cannot_be_read(world:
 
 
 async def plant(world: World) -> list[str]:
-    """A directory with two segments and a log, and a bad sector in each of them."""
+    """Create a directory with two segments and a log, and a bad sector in each of them."""
     engine = await world.open(checkpoint_bytes=1 << 40)
     for topic in ("a", "b", "c"):
         await engine.write(topic, recs(*LARGE), config=FSYNC)
@@ -275,7 +275,7 @@ async def test_backup_names_every_bad_file_and_range() -> None:
     assert world.disk.list_files("/backup") == []
 
 
-async def test_a_segment_that_cannot_be_read_stays_where_it_is() -> None:
+async def test_an_unreadable_segment_is_not_moved() -> None:
     world = World(wal_file_bytes=1 << 18, clock=ManualClock())
     engine = await world.open()
     await engine.write("t", recs(*LARGE), config=FSYNC)
@@ -291,7 +291,7 @@ async def test_a_segment_that_cannot_be_read_stays_where_it_is() -> None:
     await engine.close()
 
 
-async def test_jobs_of_a_bad_sector_are_told_and_the_others_are_handed_out(world: World) -> None:
+async def test_jobs_in_a_bad_sector_are_reported_and_the_others_are_delivered(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("q", TopicConfig(type="queue", durability=Durability.FSYNC))
     await engine.write("q", recs(*LARGE))
@@ -301,8 +301,8 @@ async def test_jobs_of_a_bad_sector_are_told_and_the_others_are_handed_out(world
     await engine.close()
 
 
-async def test_what_a_broken_file_cannot_give_back_is_not_given_out_as_sound(world: World) -> None:
-    """A sync fails, and what was delivered but is not durable cannot be read any more."""
+async def test_unreadable_bytes_of_a_broken_file_are_not_delivered_as_records(world: World) -> None:
+    """A sync fails, and delivered data that is not durable can no longer be read."""
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durability=Durability.MEMORY))
     await engine.write("t", recs(*LARGE))

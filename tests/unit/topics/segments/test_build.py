@@ -1,4 +1,4 @@
-"""From log frames to segment frames."""
+"""The conversion of log frames to segment frames."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_rows_that_reach_past_the_log_are_lost() -> None:
     assert build(rows, lambda _file: memoryview(b"")).lost == [1, 2, 3]
 
 
-def test_offsets_go_on_from_where_the_segment_ends() -> None:
+def test_offsets_continue_where_the_segment_ends() -> None:
     rows, log = log_of(some_records(2))
     built = build(rows, lambda _file: memoryview(log), data_offset=1000)
     assert int(built.rows["offset"][0]) == 1000
 
 
-def test_a_segment_never_grows_beyond_what_its_index_can_name() -> None:
+def test_a_segment_never_grows_beyond_the_offsets_of_its_index() -> None:
     rows, log = log_of(some_records(2))
     with pytest.raises(LimitExceeded, match="start another"):
         build(rows, lambda _file: memoryview(log), data_offset=2**32 - 10)
@@ -133,7 +133,7 @@ def test_no_rows_make_nothing() -> None:
     assert (built.data, built.idx, built.data_bytes, built.count) == ([], b"", 0, 0)
 
 
-def test_as_many_rows_fit_as_events_and_bytes_allow() -> None:
+def test_the_rows_that_fit_are_limited_by_events_and_bytes() -> None:
     lengths = np.array([109, 109, 209, 0, 109], np.uint32)
     assert rows_that_fit(lengths, events_left=10, bytes_left=100) == 1
     assert rows_that_fit(lengths, events_left=10, bytes_left=99) == 0
@@ -160,7 +160,7 @@ written = st.builds(
     st.integers(0, 400),
     st.integers(0, 99),
 )
-def test_what_is_live_reads_back_and_what_is_not_does_not(
+def test_exactly_the_live_records_read_back(
     plan: list[tuple[Written, str]], first_seq: int, gap: int, seed: int
 ) -> None:
     rows, log = log_of([record for record, _ in plan], first_seq, gap)

@@ -14,7 +14,7 @@ def rows_of(count: int) -> bytes:
     return b"".join(pack_row(100 * n, 60 + n, 1000 + n, HAS_TAG if n % 2 else 0, 50) for n in range(count))
 
 
-def test_one_row_and_many_rows_come_out_alike() -> None:
+def test_one_row_and_many_rows_give_the_same_result() -> None:
     one, many = Columns(5), Columns(5)
     many.append_rows(3, 7, rows_of(40))
     for n in range(40):
@@ -31,7 +31,7 @@ def test_one_row_and_many_rows_come_out_alike() -> None:
     assert one.index_rows().tobytes() == many.index_rows().tobytes()
 
 
-def test_an_array_taken_before_the_run_grew_stays_what_it_was() -> None:
+def test_an_array_taken_before_the_run_grew_stays_unchanged() -> None:
     run = Columns(1)
     run.append_rows(1, 0, rows_of(16))
     before = run.length
@@ -102,7 +102,7 @@ def test_an_empty_run_has_empty_columns() -> None:
         assert run.live == 0
 
 
-def test_a_row_costs_bytes_and_no_object() -> None:
+def test_a_row_costs_bytes_and_not_an_object() -> None:
     run = Columns(1)
     run.append_rows(1, 0, rows_of(4096))
     assert sys.getsizeof(run._rows) <= 2 * 4096 * IDX_STRIDE

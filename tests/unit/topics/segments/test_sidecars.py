@@ -1,4 +1,4 @@
-"""The files beside a segment: what was deleted, and which records carry which tag."""
+"""The sidecars of a segment: its deletions and its tags."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_deletions_read_back_as_they_were(deleted: list[bool], first_seq: int) -
     assert decode_deleted(raw, first_seq, len(deleted)).tolist() == deleted
 
 
-def test_records_that_came_after_the_file_are_not_deleted() -> None:
+def test_records_added_after_the_file_are_not_deleted() -> None:
     raw = encode_deleted(5, bits("x.x"))
     assert decode_deleted(raw, 5, 6).tolist() == bits("x.x...").tolist()
 
 
-def test_records_that_do_not_count_yet_are_left_out() -> None:
+def test_records_beyond_the_segments_count_are_omitted() -> None:
     assert decode_deleted(encode_deleted(5, bits("..xxx")), 5, 3).tolist() == bits("..x").tolist()
 
 
@@ -67,7 +67,7 @@ def test_a_file_of_another_segment_or_kind_or_version_is_damage() -> None:
         decode_deleted(raw, 6, 2)
     with pytest.raises(Damaged, match="belongs to something else"):
         decode_tags(raw, 5, tagged(".."))
-    with pytest.raises(Damaged, match="cannot speak for"):
+    with pytest.raises(Damaged, match="do not fit"):
         decode_deleted(close_sidecar(b"PTD1", 5, 9, b"\0"), 5, 9)
 
 
@@ -79,7 +79,7 @@ def test_foreign_bytes_beside_a_segment_are_damage(raw: bytes) -> None:
         decode_tags(close_sidecar(b"PTT1", 1, 3, raw), 1, tagged("t.t"))
 
 
-def test_a_cut_file_is_damage() -> None:
+def test_a_truncated_file_is_damage() -> None:
     raw = TagTable.of(1, {"a": [0]}).encoded(1)
     for size in range(len(raw)):
         with pytest.raises(Damaged):
@@ -119,12 +119,12 @@ def test_any_flipped_bit_in_a_tags_file_is_damage() -> None:
 
 
 @pytest.mark.parametrize("rows", ["t.t", "t.t.", "tttt", "....", "t.ttt"])
-def test_a_table_that_does_not_speak_for_exactly_the_tagged_records_is_damage(rows: str) -> None:
-    with pytest.raises(Damaged, match="not those of the records"):
+def test_a_table_that_does_not_cover_exactly_the_tagged_records_is_damage(rows: str) -> None:
+    with pytest.raises(Damaged, match="do not match the records"):
         decode_tags(TagTable.of(5, {"a": [0, 2], "bc": [3]}).encoded(4), 5, tagged(rows))
 
 
-def test_the_records_themselves_tell_the_same_as_the_table() -> None:
+def test_the_records_and_the_table_have_the_same_tags() -> None:
     records = some_records(20)
     built = built_of(records, first_seq=31)
     table = tags_of_frames(b"".join(built.data), built.rows, 31)
@@ -135,7 +135,7 @@ def test_the_records_themselves_tell_the_same_as_the_table() -> None:
     assert decode_tags(table.encoded(20), 31, built.rows).tags == table.tags
 
 
-def test_a_tag_that_is_no_text_is_damage() -> None:
+def test_a_tag_that_is_not_text_is_damage() -> None:
     built = built_of([Written(b'{"d":1}', tag=b"\xff")])
-    with pytest.raises(Damaged, match="no text"):
+    with pytest.raises(Damaged, match="is not text"):
         tags_of_frames(b"".join(built.data), built.rows, 1)

@@ -1,4 +1,4 @@
-"""One contract for every place where segments are kept."""
+"""One contract for all stores of segments."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_a_segment_without_data_is_a_segment(root: SegmentRoot) -> None:
     assert store.exists(1, Part.DATA)
 
 
-def test_a_range_that_is_not_there_is_damage(root: SegmentRoot) -> None:
+def test_a_range_beyond_the_file_is_damage(root: SegmentRoot) -> None:
     store = root.topic(10)
     store.put(1, [b"data"], b"index")
     with pytest.raises(Damaged, match="ends 1 bytes too early"):
         store.read_range(1, Part.DATA, 3, 2)
 
 
-def test_what_is_absent_is_not_found(root: SegmentRoot) -> None:
+def test_a_missing_file_is_not_found(root: SegmentRoot) -> None:
     store = root.topic(10)
     assert store.list() == []
     assert not store.exists(1, Part.DATA)
@@ -101,7 +101,7 @@ def test_segments_are_listed_oldest_first_whatever_files_they_have(root: Segment
     assert store.list() == [1, 2001, 10_001]
 
 
-def test_deleting_is_done_when_nothing_is_left_and_may_be_repeated(root: SegmentRoot) -> None:
+def test_deleting_removes_all_files_and_may_be_repeated(root: SegmentRoot) -> None:
     store = root.topic(10)
     for _ in range(2):
         store.put(1, [b"x"], b"y")
@@ -138,7 +138,7 @@ def test_a_topic_is_removed_with_everything_it_has_and_no_other(root: SegmentRoo
     assert root.topic(11).list() == [1]
 
 
-def test_files_stand_where_the_layout_says(tmp_path: Path) -> None:
+def test_files_are_where_the_layout_says(tmp_path: Path) -> None:
     local, objects = tmp_path / "a", tmp_path / "b"
     for root in (LocalSegmentRoot(OsFileSystem(), str(local)), ObjectSegmentRoot(LocalStore(objects))):
         root.topic(0xAB).put(10_001, [b"x"], b"y")
@@ -164,7 +164,7 @@ def test_appending_continues_both_files(local: LocalSegmentStore) -> None:
     assert local.view(1, Part.IDX).tobytes() == b"index+"
 
 
-def test_appending_cuts_off_what_does_not_count(local: LocalSegmentStore) -> None:
+def test_appending_cuts_off_bytes_beyond_the_valid_size(local: LocalSegmentStore) -> None:
     local.put(1, [b"data and torn bytes"], b"index and torn bytes")
     local.append(1, 4, 5, [b"!"], b"?")
     assert local.view(1, Part.DATA).tobytes() == b"data!"
@@ -186,7 +186,7 @@ def test_appending_to_a_file_that_became_shorter_is_damage(local: LocalSegmentSt
         local.append(2, 0, 5, [b"x"], b"y")
 
 
-def test_a_file_left_half_written_does_not_keep_anybody_from_writing_it(local: LocalSegmentStore) -> None:
+def test_a_half_written_file_does_not_block_a_later_write(local: LocalSegmentStore) -> None:
     local.put(1, [b"data"], b"index")
     (Path(local.directory) / "seg-0000000000000001.data.tmp").write_bytes(b"torn")
     local.put(1, [b"new"], b"index")
@@ -222,7 +222,7 @@ def test_a_walk_finds_topics_segments_parts_and_strays(tmp_path: Path) -> None:
         ".data",
     ],
 )
-def test_other_names_are_no_part_of_a_segment(name: str) -> None:
+def test_other_names_are_not_parts_of_a_segment(name: str) -> None:
     assert parse_file_name(name) is None
 
 
@@ -235,7 +235,7 @@ def test_the_cold_tier_is_a_directory_or_a_store(tmp_path: Path) -> None:
     directory.close()
     with pytest.raises(ConfigError, match="unknown scheme"):
         open_cold_store("ftp://somewhere", fs)
-    with pytest.raises(ConfigError, match="forgets everything"):
+    with pytest.raises(ConfigError, match="loses all data"):
         open_cold_store("memory://segments", fs)
 
 
@@ -252,7 +252,7 @@ def test_the_first_marker_stays(tmp_path: Path, kind: str) -> None:
     root.close()
 
 
-def test_an_object_that_cannot_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_cannot_be_deleted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     root = ObjectSegmentRoot(store)
     root.topic(1).put(1, [b"x"], b"y")

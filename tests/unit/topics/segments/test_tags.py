@@ -1,4 +1,4 @@
-"""Finding records by tag without reading any."""
+"""The search for records by tag without reading records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_tag_and_every_tag_with_a_prefix(tags: LogTags) -> None:
     assert tags.find(eq("c")).tolist() == tags.find(starts("abc")).tolist() == []
 
 
-def test_what_moved_to_a_segment_is_forgotten(tags: LogTags) -> None:
+def test_tags_of_records_in_segments_are_dropped(tags: LogTags) -> None:
     tags.forget_below(12)
     assert tags.find(starts("a")).tolist() == [12, 15, 18]
     tags.forget_below(11)
@@ -46,13 +46,13 @@ def test_what_moved_to_a_segment_is_forgotten(tags: LogTags) -> None:
     assert len(tags) == 0
 
 
-def test_segments_are_asked_too(tags: LogTags) -> None:
+def test_segments_are_searched_too(tags: LogTags) -> None:
     table = TagTable.of(1, {"a": [0, 3], "b": [1]})
     assert tags.find(eq("a"), [table]).tolist() == [1, 4, 10, 12, 18]
     assert tags.find(starts(""), [table]).tolist() == [1, 2, 4, *range(10, 19)]
 
 
-def test_records_that_are_gone_can_be_let_go(tags: LogTags) -> None:
+def test_tags_of_removed_records_can_be_dropped(tags: LogTags) -> None:
     assert len(tags) == 9
     tags.keep(lambda seqs: seqs % 2 == 0)
     assert len(tags) == 5

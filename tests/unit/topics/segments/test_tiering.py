@@ -1,4 +1,4 @@
-"""Segments from their first record to the cold tier and to the end."""
+"""The life of a segment from its first record to the cold tier and its removal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_older_entry_of_a_grown_segment_still_reads_as_it_was(local: Plant) -
     assert read_back(local.tier.load(entry)) == records[:4]
 
 
-def test_only_what_follows_is_appended(local: Plant) -> None:
+def test_only_the_following_records_are_appended(local: Plant) -> None:
     entry = local.tier.start(built_of(some_records(4)), created_ms=5)
     with pytest.raises(InvalidInput, match="do not continue"):
         local.tier.append(entry, built_of(some_records(1), 6, entry.data_bytes))
@@ -120,7 +120,7 @@ def test_sealing_writes_a_table_of_tags_if_there_are_tags(local: Plant) -> None:
     assert local.tier.load(entry).tags().seqs("tag-1").tolist() == [12, 18]
 
 
-def test_tags_are_found_whether_or_not_there_is_a_table_and_whatever_it_is_worth(local: Plant) -> None:
+def test_tags_are_found_with_a_valid_a_damaged_or_no_table(local: Plant) -> None:
     entry = local.tier.start(built_of(some_records(9)), created_ms=5)
     expected = local.tier.load(entry).tags().seqs("tag-1").tolist()
     assert expected == [2, 8]
@@ -134,7 +134,7 @@ def test_tags_are_found_whether_or_not_there_is_a_table_and_whatever_it_is_worth
     assert len(local.tier.load(local.sealed([Written(b'{"d":1}')], 50)).tags()) == 0
 
 
-def test_deletions_are_kept_and_only_ever_gain(local: Plant) -> None:
+def test_deletions_are_kept_and_only_grow(local: Plant) -> None:
     records = some_records(5)
     entry = local.sealed(records)
     first, second = np.array([0, 1, 0, 0, 0], bool), np.array([0, 1, 0, 1, 0], bool)
@@ -143,13 +143,13 @@ def test_deletions_are_kept_and_only_ever_gain(local: Plant) -> None:
     assert entry.deleted == 1
     later = local.tier.write_deleted(entry, second)
     assert read_back(local.tier.load(later)) == [records[0], None, records[2], None, records[4]]
-    assert local.tier.load(entry).deleted.tolist() == second.tolist()  # a newer file does not hurt
+    assert local.tier.load(entry).deleted.tolist() == second.tolist()  # a newer file does no harm
     for wrong in (first, np.zeros(4, bool)):
         with pytest.raises(InvalidInput):
             local.tier.write_deleted(later, wrong)
 
 
-def test_deletions_that_went_missing_are_damage_and_nothing_comes_back(local: Plant) -> None:
+def test_missing_deletions_are_damage_and_no_record_comes_back(local: Plant) -> None:
     entry = local.tier.write_deleted(local.sealed(some_records(5)), np.array([0, 1, 0, 1, 0], bool))
     older = msgspec.structs.replace(entry, deleted=1)
     local.tier.write_deleted(older, np.array([0, 1, 0, 0, 0], bool))
@@ -190,7 +190,7 @@ def test_a_flipped_bit_in_any_file_is_damage_and_never_a_wrong_record(local: Pla
             found = read_back(tier.load(entry))
         except Damaged:
             continue
-        # The one record that is deleted is not read, so damage to it does no harm.
+        # The one deleted record is not read, so damage to it does no harm.
         assert part is Part.DATA
         assert found == expected
         start, size = (int(tier.load(entry).rows[1][name]) for name in ("offset", "length"))
@@ -214,7 +214,7 @@ def test_a_segment_moves_to_the_cold_tier_and_reads_the_same(plant: Plant) -> No
         plant.tier.drop_hot(moved)
         assert not plant.hot.exists(1, Part.DATA)
         assert read_back(plant.tier.load(moved)) == expected
-    assert read_back(early) == expected  # opened before it moved, read after
+    assert read_back(early) == expected  # opened before the move, read after it
     assert plant.tier.load(moved).tags().seqs("tag-1").tolist() == [2, 8, 14, 20]
     base, view = plant.tier.load(moved).read(4, 6)
     assert len(view) == sum(plant.tier.load(moved).rows["length"][4:6])
@@ -234,7 +234,7 @@ def test_a_start_and_a_delete_need_no_cold_file(plant: Plant, monkeypatch: pytes
     assert read_back(plant.tier.load(entry)) == [None, *some_records(6)[1:]]
 
 
-def test_the_cold_tier_alone_has_all_that_is_needed_to_read(plant: Plant) -> None:
+def test_the_cold_tier_alone_is_enough_to_read(plant: Plant) -> None:
     entry = plant.tier.relocate(plant.tier.write_deleted(plant.sealed(some_records(6)), np.arange(6) == 0))
     plant.hot.delete(1)
     assert read_back(plant.tier.load(entry)) == [None, *some_records(6)[1:]]
@@ -264,7 +264,7 @@ def test_hot_data_stays_until_the_cold_copy_is_complete(plant: Plant) -> None:
     assert read_back(plant.tier.load(moved)) == some_records(6)
 
 
-def test_only_what_is_sealed_moves_and_only_what_is_cold_is_dropped(local: Plant) -> None:
+def test_only_sealed_segments_move_and_only_cold_ones_are_dropped(local: Plant) -> None:
     entry = local.tier.start(built_of(some_records(3)), created_ms=5)
     with pytest.raises(InvalidInput, match="only a sealed"):
         local.tier.relocate(entry)
@@ -285,7 +285,7 @@ def test_a_damaged_index_is_not_copied_over_a_good_one(local: Plant) -> None:
     assert stored_parts(local.cold, entry) == good
 
 
-def test_a_cold_tier_that_does_not_answer_is_unavailable_and_not_damage(tmp_path: Path) -> None:
+def test_a_cold_tier_that_does_not_respond_is_unavailable_and_not_damaged(tmp_path: Path) -> None:
     memory = MemoryStore()
     plant = Plant(tmp_path, ObjectSegmentRoot(memory))
     entry = plant.tier.relocate(plant.sealed(some_records(3)))
@@ -309,7 +309,7 @@ def test_a_dead_segment_is_removed_from_both_tiers(plant: Plant) -> None:
     assert plant.hot.list() == []
 
 
-def test_what_a_crash_left_behind_goes_away_and_nothing_else(plant: Plant) -> None:
+def test_leftovers_of_a_crash_are_removed_and_nothing_else(plant: Plant) -> None:
     kept, orphan = plant.sealed(some_records(3)), plant.sealed(some_records(3), 4)
     plant.tier.relocate(orphan)
     moved = plant.tier.relocate(plant.sealed(some_records(3), 7))
@@ -329,7 +329,7 @@ def test_what_a_crash_left_behind_goes_away_and_nothing_else(plant: Plant) -> No
             assert read_back(plant.tier.load(entry)) == some_records(3)
 
 
-def test_one_removal_that_fails_does_not_keep_the_others_from_being_tried(local: Plant) -> None:
+def test_a_failed_removal_does_not_prevent_the_others(local: Plant) -> None:
     moved = msgspec.structs.replace(local.sealed(some_records(3)), cold=True)
     local.sealed(some_records(3), 4)
     done = local.tiers.tidy({TOPIC: [moved]}, local.tiers.stored())
@@ -338,7 +338,7 @@ def test_one_removal_that_fails_does_not_keep_the_others_from_being_tried(local:
 
 
 def entries(*sizes: int, cold: int = 0) -> list[SegmentEntry]:
-    """Sealed segments of these sizes, the first `cold` of them cold, and an active one."""
+    """Return sealed segments of these sizes, the first `cold` of them cold, and an active one."""
     made = [
         SegmentEntry(
             first_seq=1 + place,
@@ -377,7 +377,7 @@ def test_the_oldest_sealed_segments_move_and_the_stricter_bound_wins(
     assert [entry.first_seq for entry in chosen] == moving
 
 
-def test_no_more_files_are_mapped_than_allowed_and_the_used_ones_stay() -> None:
+def test_the_number_of_open_files_is_limited_and_used_ones_stay() -> None:
     views, opened = SegmentViews(views_max=2), []
 
     def get(name: str) -> None:
@@ -393,7 +393,7 @@ def test_no_more_files_are_mapped_than_allowed_and_the_used_ones_stay() -> None:
     assert opened[-2:] == ["b", "b"]
 
 
-def test_a_view_that_is_too_short_by_now_is_taken_again() -> None:
+def test_a_view_that_has_become_too_short_is_opened_again() -> None:
     views = SegmentViews()
     views.get(("a", 1), 1, lambda: memoryview(b"x"))
     assert views.get(("a", 1), 2, lambda: memoryview(b"xy")) == b"xy"
@@ -414,7 +414,7 @@ def test_a_segment_that_is_in_neither_tier_is_damage(plant: Plant) -> None:
         plant.tier.load(entry).read(0, 3)
 
 
-def test_a_record_that_cannot_be_read_does_not_keep_a_segment_open(local: Plant) -> None:
+def test_an_unreadable_record_does_not_keep_a_segment_open(local: Plant) -> None:
     entry = local.tier.start(built_of(some_records(4)), created_ms=5)
     data = bytearray(local.hot.view(1, Part.DATA))
     data[int(built_of(some_records(4)).rows["offset"][1]) + 30] ^= 1
@@ -427,9 +427,7 @@ def test_a_record_that_cannot_be_read_does_not_keep_a_segment_open(local: Plant)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAILED_BEFORE, FaultKind.APPLIED_THEN_LOST, FaultKind.THROTTLED])
-def test_a_fault_at_any_call_to_the_cold_store_costs_a_repetition_and_nothing_else(
-    tmp_path: Path, kind: FaultKind
-) -> None:
+def test_a_fault_at_any_call_to_the_cold_store_only_causes_a_retry(tmp_path: Path, kind: FaultKind) -> None:
     records, struck = some_records(6), 0
     for call in range(10):
         plan = FaultPlan.at(call, kind)
@@ -458,5 +456,5 @@ def test_a_fault_at_any_call_to_the_cold_store_costs_a_repetition_and_nothing_el
             plant.tier.delete(1)
         assert plant.hot.list() == []
         struck += plan.injected.total()
-    assert struck >= 5  # four writes and a removal; what kind of fault applies to the other calls differs
+    assert struck >= 5  # four writes and a removal; the other calls depend on the kind of fault
     assert not plan.injected

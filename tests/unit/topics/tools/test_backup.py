@@ -1,4 +1,4 @@
-"""A copy of a data directory that moves, and the way back."""
+"""Backup of a data directory while it changes, and restore."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_backup_is_a_clean_data_directory_with_its_list(made: DataDirectory, t
     assert frames(target) == frames(made.path)
 
 
-def test_nothing_beyond_what_counts_is_copied(made: DataDirectory, target: Path) -> None:
+def test_only_valid_bytes_are_copied(made: DataDirectory, target: Path) -> None:
     backup(FS, str(made.path), str(target))
     assert len((target / f"{GROWING}.data").read_bytes()) == made.entries[1].data_bytes
     assert len((target / f"{GROWING}.idx").read_bytes()) == made.entries[1].idx_bytes
@@ -70,7 +70,7 @@ def test_a_directory_without_a_snapshot_is_backed_up_as_its_log(made: DataDirect
     assert frames(target) == frames(made.path)
 
 
-def test_a_backup_needs_a_directory_of_its_own(made: DataDirectory, target: Path) -> None:
+def test_a_backup_needs_its_own_directory(made: DataDirectory, target: Path) -> None:
     target.mkdir()
     (target / "mine").write_text("x")
     with pytest.raises(Rejected, match="not empty"):
@@ -84,14 +84,14 @@ def test_there_must_be_something_to_back_up(tmp_path: Path, target: Path) -> Non
     assert not target.exists()
 
 
-def test_a_directory_of_something_else_gives_no_backup(tmp_path: Path, target: Path) -> None:
+def test_a_foreign_directory_cannot_be_backed_up(tmp_path: Path, target: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(Rejected, match="is no data directory of topics"):
+    with pytest.raises(Rejected, match="is not a data directory of topics"):
         backup(FS, str(tmp_path / "photos"), str(target))
     assert not target.exists()
 
 
-def test_a_directory_without_anything_gives_no_backup(tmp_path: Path, target: Path) -> None:
+def test_an_empty_directory_cannot_be_backed_up(tmp_path: Path, target: Path) -> None:
     (tmp_path / "new" / "wal").mkdir(parents=True)
     with pytest.raises(Rejected, match=r"nothing in .* to back up yet"):
         backup(FS, str(tmp_path / "new"), str(target))
@@ -109,11 +109,11 @@ def test_a_backup_that_fails_leaves_nothing_and_can_be_repeated(made: DataDirect
 
 
 class _Power(BaseException):
-    """The process is gone; nothing is tidied up."""
+    """The process is killed without any cleanup."""
 
 
 def cut_off(made: DataDirectory, target: Path) -> None:
-    """A backup that ends in the middle, as if the process had been killed."""
+    """Interrupt a backup in the middle, as if the process had been killed."""
 
     def kill() -> None:
         raise _Power
@@ -158,12 +158,12 @@ def test_two_backups_do_not_share_a_directory(made: DataDirectory, target: Path)
         backup(FS, str(made.path), str(target))
 
 
-def test_a_backup_is_not_written_over(made: DataDirectory, target: Path) -> None:
+def test_a_backup_is_not_overwritten(made: DataDirectory, target: Path) -> None:
     backup(FS, str(made.path), str(target))
     before = (target / "backup.json").read_bytes()
     with pytest.raises(Rejected, match="not empty"):
         backup(FS, str(made.path), str(target))
-    (target / "backup.unfinished").touch()  # the power went after the list was written
+    (target / "backup.unfinished").touch()  # the power failed after the list was written
     assert verify(FS, str(target)).findings == []
     with pytest.raises(Rejected, match=r"it has backup\.json"):
         backup(FS, str(made.path), str(target))
@@ -171,7 +171,7 @@ def test_a_backup_is_not_written_over(made: DataDirectory, target: Path) -> None
 
 
 class _Moving(OsFileSystem):
-    """Does something when a certain file is read for the first time."""
+    """A file system that runs a callback when a certain file is first read."""
 
     def __init__(self, ending: str, act: object) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_a_topic_that_was_deleted_since_the_snapshot_is_left_out(made: DataDirec
     assert verify(FS, str(target)).findings == []
 
 
-def test_it_waits_for_the_snapshot_that_a_running_server_owes(made: DataDirectory, target: Path) -> None:
+def test_it_waits_for_the_next_snapshot_of_a_running_server(made: DataDirectory, target: Path) -> None:
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -242,7 +242,7 @@ def test_without_a_server_a_missing_segment_is_damage(made: DataDirectory, targe
     assert not (target / "backup.json").exists()
 
 
-def test_a_log_that_is_cut_meanwhile_makes_it_start_over(made: DataDirectory, target: Path) -> None:
+def test_a_log_truncated_during_the_copy_makes_it_start_over(made: DataDirectory, target: Path) -> None:
     def checkpoint() -> None:
         made.log.rotate()
         made.write_log(2)
@@ -254,13 +254,15 @@ def test_a_log_that_is_cut_meanwhile_makes_it_start_over(made: DataDirectory, ta
     assert verify(FS, str(target)).findings == []
 
 
-def test_a_log_that_grows_meanwhile_is_copied_up_to_a_whole_frame(made: DataDirectory, target: Path) -> None:
+def test_a_log_that_grows_meanwhile_is_copied_up_to_a_complete_frame(
+    made: DataDirectory, target: Path
+) -> None:
     backup(_Moving(".log", lambda: made.write_log(7)), str(made.path), str(target))
     assert verify(FS, str(target)).findings == []
     assert frames(target) == frames(made.path)
 
 
-def test_a_damaged_original_gives_no_backup(made: DataDirectory, target: Path) -> None:
+def test_a_damaged_original_cannot_be_backed_up(made: DataDirectory, target: Path) -> None:
     made.damage(f"{SEALED}.data", 60)
     with pytest.raises(Damaged, match=r"so may be the original: .*seg-0000000000000001\.data, bytes"):
         backup(FS, str(made.path), str(target))
@@ -293,7 +295,7 @@ def taken(made: DataDirectory, target: Path) -> Path:
     return target
 
 
-def test_what_is_restored_is_what_was_backed_up(taken: Path, tmp_path: Path) -> None:
+def test_a_restore_equals_the_backed_up_directory(taken: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     restore(FS, str(taken), str(again))
     names = {str(path.relative_to(taken)) for path in taken.rglob("*") if path.is_file()} - {"backup.json"}
@@ -320,14 +322,14 @@ def test_restoring_refuses_a_directory_with_a_server(
         restore(FS, str(taken), str(empty))
 
 
-def test_a_lock_file_that_nobody_holds_is_not_in_the_way(taken: Path, tmp_path: Path) -> None:
+def test_a_lock_file_without_a_holder_does_not_block_a_restore(taken: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / LOCK_FILE).write_text("pid=1\n")
     restore(FS, str(taken), str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut", "remove"])
-def test_a_backup_that_was_touched_is_not_restored(taken: Path, tmp_path: Path, spoil: str) -> None:
+def test_a_modified_backup_is_not_restored(taken: Path, tmp_path: Path, spoil: str) -> None:
     path = taken / f"{SEALED}.data"
     raw = path.read_bytes()
     if spoil == "remove":
@@ -345,7 +347,7 @@ def test_a_backup_that_was_touched_is_not_restored(taken: Path, tmp_path: Path, 
 
 
 class _Dying(OsFileSystem):
-    """Ends at a certain rename, and does nothing more."""
+    """A file system that stops at a certain rename and does nothing more."""
 
     def __init__(self, renames: int) -> None:
         super().__init__()
@@ -375,7 +377,9 @@ def test_a_restore_that_was_cut_off_can_be_repeated(taken: Path, tmp_path: Path,
     assert sorted(path.name for path in again.iterdir()) == [LOCK_FILE, "meta", "topics", "wal"]
 
 
-def test_what_a_server_wrote_after_a_restore_was_cut_off_is_not_removed(taken: Path, tmp_path: Path) -> None:
+def test_files_a_server_wrote_after_an_interrupted_restore_are_not_removed(
+    taken: Path, tmp_path: Path
+) -> None:
     again = tmp_path / "again"
     with pytest.raises(_Power):
         restore(_Dying(1), str(taken), str(again))
@@ -388,11 +392,11 @@ def test_what_a_server_wrote_after_a_restore_was_cut_off_is_not_removed(taken: P
 @pytest.mark.parametrize(
     "path", ["../out", "/etc/passwd", "meta/../../out", "other/x", "wal//x", "meta/.hidden", "wal"]
 )
-def test_a_list_that_leads_outside_is_refused(taken: Path, tmp_path: Path, path: str) -> None:
+def test_a_list_with_a_path_outside_is_refused(taken: Path, tmp_path: Path, path: str) -> None:
     manifest = json.loads((taken / "backup.json").read_text())
     manifest["files"][0]["path"] = path
     (taken / "backup.json").write_text(json.dumps(manifest))
-    with pytest.raises(Damaged, match="no file of a backup"):
+    with pytest.raises(Damaged, match="not a file of a backup"):
         restore(FS, str(taken), str(tmp_path / "again"))
     assert not (tmp_path / "again").exists()
 
@@ -405,7 +409,7 @@ def test_a_list_that_leads_outside_is_refused(taken: Path, tmp_path: Path, path:
         ('{"version":2,"created_ms":1,"snapshot":0,"topics":0,"files":[]}', Unsupported),
     ],
 )
-def test_a_list_that_cannot_be_read_is_told(
+def test_an_unreadable_list_is_reported(
     taken: Path, tmp_path: Path, text: str, error: type[Exception]
 ) -> None:
     (taken / "backup.json").write_text(text)

@@ -1,4 +1,4 @@
-"""Offline tools on a directory that a real engine made, whose old records are in the cold tier."""
+"""Offline tools on the directory of a real engine whose old records are in the cold tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.topics.tools.verify import verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A data directory, its cold tier, and every record that is live in it."""
+    """A data directory, its cold tier, and its live records."""
 
     data: Path
     cold: str
@@ -50,7 +50,7 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
             if n % 5 == 4:
                 await engine.checkpoint()
         await engine.checkpoint()
-        # The cold copies of what is beside the data know nothing of this.
+        # The cold copies of the sidecars lack this.
         assert (await engine.delete("t", match=Predicate(value="odd"))).deleted == 20
         await engine.checkpoint()
         await engine.write("t", recs("new"))
@@ -68,7 +68,7 @@ def test_a_directory_with_cold_segments_is_clean(made: Made) -> None:
     assert report.stored_records >= 40
 
 
-def test_without_the_cold_tier_it_is_told_what_was_not_checked(made: Made) -> None:
+def test_without_the_cold_tier_the_unchecked_records_are_reported(made: Made) -> None:
     report = verify(FS, str(made.data))
     assert report.problems == []
     assert {finding.severity for finding in report.findings} == {Severity.NOTE}
@@ -90,7 +90,7 @@ def test_damage_in_the_cold_tier_is_found(made: Made) -> None:
     assert finding.text == "the file is missing in the cold tier"
 
 
-async def test_a_backup_holds_the_cold_records_and_every_deletion(made: Made, tmp_path: Path) -> None:
+async def test_a_backup_contains_the_cold_records_and_every_deletion(made: Made, tmp_path: Path) -> None:
     target, again = tmp_path / "backup", tmp_path / "again"
     with pytest.raises(Rejected, match="t has records in the cold tier"):
         backup(FS, str(made.data), str(target))

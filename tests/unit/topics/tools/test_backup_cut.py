@@ -1,4 +1,4 @@
-"""A backup of a server with routers: logs that were read at different moments must belong together."""
+"""Backup of a server with routers: logs that are read at different moments must be consistent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kinds(log: LogScan) -> list[int]:
     return [int(kind) for table in tables for kind in table.heads["type"]]
 
 
-async def test_a_log_is_cut_where_it_tells_of_copies_of_what_was_not_read() -> None:
+async def test_a_log_is_cut_before_copies_of_unread_records() -> None:
     world = World(wal_file_bytes=1 << 20)
     engine = await apart(world, FSYNC, FSYNC)
     await engine.write("a", recs(1))
@@ -76,7 +76,7 @@ async def test_records_in_segments_count_as_read() -> None:
     await engine.close()
 
 
-async def test_a_backup_has_what_copies_of_a_deleted_source_are_made_from() -> None:
+async def test_a_backup_has_the_originals_of_copies_of_a_deleted_source() -> None:
     world = World(wal_file_bytes=1 << 20)
     engine = await apart(world, FSYNC, FSYNC)
     await engine.remove_router("a->b")

@@ -1,4 +1,4 @@
-"""A data directory against its checksums."""
+"""Verification of a data directory against its checksums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_untouched_directory_is_clean(made: DataDirectory) -> None:
     assert report.files == 8
 
 
-def test_a_directory_without_a_snapshot_is_its_log(tmp_path: Path) -> None:
+def test_a_directory_without_a_snapshot_is_verified_by_its_log(tmp_path: Path) -> None:
     made = DataDirectory(tmp_path)
     made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
     made.root.remove_topic(1)
@@ -60,10 +60,10 @@ def test_a_log_that_lost_all_its_files_is_a_problem(tmp_path: Path) -> None:
     assert any("names this file, but it is missing" in problem.text for problem in check(made).problems)
 
 
-def test_a_directory_of_something_else_is_not_called_clean(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_not_reported_as_clean(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for directory in (tmp_path, tmp_path / "photos"):
-        with pytest.raises(Rejected, match=r"is no data directory of topics; name .*TOPICS_DATA_DIR"):
+        with pytest.raises(Rejected, match=r"is not a data directory of topics; name .*TOPICS_DATA_DIR"):
             verify(FS, str(directory))
 
 
@@ -73,15 +73,15 @@ def test_a_data_directory_may_be_new(tmp_path: Path, name: str) -> None:
     assert verify(FS, str(tmp_path)).findings == []
 
 
-def test_a_data_directory_may_have_no_more_than_its_lock(tmp_path: Path) -> None:
+def test_a_data_directory_may_have_only_its_lock(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).touch()
     assert verify(FS, str(tmp_path)).findings == []
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("backup.unfinished", "not finished"), ("restoring", "to the end")]
+    ("name", "told"), [("backup.unfinished", "not finished"), ("restoring", "did not finish")]
 )
-def test_what_was_left_unfinished_is_not_called_clean(made: DataDirectory, name: str, told: str) -> None:
+def test_an_unfinished_directory_is_not_reported_as_clean(made: DataDirectory, name: str, told: str) -> None:
     (made.path / name).mkdir()
     with pytest.raises(Rejected, match=told):
         check(made)
@@ -94,21 +94,21 @@ def test_records_of_a_topic_that_nothing_names_are_a_problem(made: DataDirectory
         made.log.append([batch.buffer], len(batch.buffer), batch.count, sync=True)
     (finding,) = check(made).problems
     assert finding.subject == made.active_log()
-    assert finding.text == "2 records of topic 7, which no snapshot and no log names"
+    assert finding.text == "2 records of topic 7, which no snapshot or log names"
     made.snapshot(4)
     assert check(made).findings == []
 
 
-def test_a_log_that_goes_on_where_a_snapshot_ended_needs_it(made: DataDirectory) -> None:
+def test_a_log_that_continues_a_snapshot_needs_it(made: DataDirectory) -> None:
     made.log.rotate()
     made.log.drop_before(made.log.end.file)
     (made.path / "meta" / "snapshot-0000000000000003.bin").unlink()
     log, segments = check(made).problems
-    assert "there is none in meta" in log.text
+    assert "meta has no readable one" in log.text
     assert "neither meta nor wal names these topics" in segments.text
 
 
-def test_there_must_be_a_directory(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         verify(FS, str(tmp_path / "none"))
 
@@ -156,7 +156,7 @@ def test_every_bit_of_every_record_counts(made: DataDirectory) -> None:
         made.damage(f"{SEALED}.data", offset)
 
 
-def test_bytes_beyond_what_the_snapshot_counts_do_not_matter(made: DataDirectory) -> None:
+def test_bytes_beyond_the_snapshots_sizes_do_not_matter(made: DataDirectory) -> None:
     made.damage(f"{GROWING}.data", made.entries[1].data_bytes + 2)
     made.damage(f"{GROWING}.idx", made.entries[1].idx_bytes + 2)
     assert check(made).findings == []
@@ -171,7 +171,7 @@ def test_a_missing_file_is_a_problem(made: DataDirectory, part: str) -> None:
     assert (finding.first_seq, finding.last_seq) == (1, 10)
 
 
-def test_tags_may_be_missing_because_they_can_be_made_again(made: DataDirectory) -> None:
+def test_tags_may_be_missing_because_they_can_be_derived(made: DataDirectory) -> None:
     (made.path / f"{SEALED}.tags").unlink()
     assert check(made).findings == []
 
@@ -183,13 +183,13 @@ def test_a_file_that_is_too_short_is_a_problem(made: DataDirectory, part: str) -
     assert [finding.subject for finding in check(made).problems] == [f"{SEALED}.{part}"]
 
 
-def test_deletions_that_are_forgotten_are_a_problem(made: DataDirectory) -> None:
+def test_missing_deletions_are_a_problem(made: DataDirectory) -> None:
     made.snapshot(4, entry(1, 10, sealed=True, deleted=3, tag=b"red"), made.entries[1])
     (finding,) = check(made).problems
     assert "2 deleted records instead of 3" in finding.text
 
 
-def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(made: DataDirectory) -> None:
+def test_a_damaged_snapshot_is_named_and_the_previous_one_is_used(made: DataDirectory) -> None:
     made.snapshot(4)
     made.damage("meta/snapshot-0000000000000004.bin", 40)
     report = check(made)
@@ -219,7 +219,7 @@ def test_damage_in_the_log_that_a_snapshot_covers_is_only_a_note(made: DataDirec
     report = check(made)
     assert report.problems == []
     assert [finding.severity for finding in report.findings] == [Severity.NOTE]
-    assert "no start reads this part any more" in report.findings[0].text
+    assert "no start reads this part" in report.findings[0].text
 
 
 def test_a_write_that_was_cut_off_is_a_note(made: DataDirectory) -> None:
@@ -256,7 +256,7 @@ def test_a_log_that_ends_before_the_offset_in_the_snapshot_is_a_problem(made: Da
     assert (finding.subject, finding.end) == (made.active_log(), made.log.end.offset)
 
 
-def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tmp_path: Path) -> None:
+def test_records_in_the_cold_tier_are_read_there_or_reported(made: DataDirectory, tmp_path: Path) -> None:
     cold = tmp_path / "cold"
     store = made.root.topic(1)
     other = LocalSegmentRoot(FS, str(cold))

@@ -7,7 +7,7 @@ from penstock.topics.topic.idempotency import Outcome, WriteWindow
 FIRST = Outcome(1, 3, 3, 1000)
 
 
-def test_a_key_lives_until_the_window_is_over_and_not_a_moment_longer() -> None:
+def test_a_key_is_valid_until_the_end_of_the_window_and_no_longer() -> None:
     window = WriteWindow()
     window.add("k", FIRST)
     assert window.find("k", now_ms=1100, window_ms=100) == FIRST
@@ -21,7 +21,7 @@ def test_an_unknown_key_is_new() -> None:
     assert window.find("other", now_ms=1000, window_ms=100) is None
 
 
-def test_keys_go_in_the_order_of_their_writes() -> None:
+def test_keys_expire_in_the_order_of_their_writes() -> None:
     window = WriteWindow()
     for place in range(10):
         window.add(f"k{place}", Outcome(place, place, place, 1000 + place))
@@ -29,14 +29,14 @@ def test_keys_go_in_the_order_of_their_writes() -> None:
     assert len(window) == 5
 
 
-def test_a_window_of_nothing_still_covers_the_same_moment() -> None:
+def test_a_window_of_zero_still_covers_the_same_moment() -> None:
     window = WriteWindow()
     window.add("k", FIRST)
     assert window.find("k", now_ms=1000, window_ms=0) == FIRST
     assert window.find("k", now_ms=1001, window_ms=0) is None
 
 
-def test_a_clock_that_is_set_back_does_not_keep_a_key_for_ever() -> None:
+def test_a_clock_that_is_set_back_does_not_keep_a_key_indefinitely() -> None:
     window = WriteWindow()
     window.add("ahead", Outcome(1, 1, 1, 9000))
     window.add("behind", Outcome(2, 2, 2, 1000))
@@ -54,14 +54,14 @@ def test_memory_is_bounded_whatever_the_window() -> None:
     assert window.find("k0", now_ms=1000, window_ms=100) is None
 
 
-def test_long_keys_are_told_apart() -> None:
+def test_long_keys_are_distinguished() -> None:
     window = WriteWindow()
     window.add("x" * 256, FIRST)
     assert window.find("x" * 255, now_ms=1000, window_ms=100) is None
     assert window.find("x" * 256, now_ms=1000, window_ms=100) == FIRST
 
 
-def test_a_key_whose_time_is_over_can_be_used_again() -> None:
+def test_an_expired_key_can_be_used_again() -> None:
     window = WriteWindow()
     window.add("k", FIRST)
     again = Outcome(4, 4, 4, 2000)

@@ -1,4 +1,4 @@
-"""The index of a topic: exact numbers, whatever happens in whatever order."""
+"""The index of a topic: exact numbers after any sequence of changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_records_expire_when_they_are_older_than_the_ttl_and_not_before() -> Non
     assert topic.index.earliest_seq == 31
 
 
-def test_only_the_expired_prefix_goes() -> None:
+def test_only_the_expired_prefix_is_removed() -> None:
     topic = MemoryTopic()
     for step in (5, 0, -50, 5):
         topic.now_ms = NOW + step
@@ -82,7 +82,7 @@ def test_only_the_expired_prefix_goes() -> None:
     assert topic.index.live == 4
 
 
-def test_a_prefix_goes_across_segments_and_log() -> None:
+def test_a_prefix_is_removed_across_segments_and_log() -> None:
     topic = written(50)
     topic.promote(topic.segment_of(20))
     topic.promote(topic.segment_of(40))
@@ -118,7 +118,7 @@ def test_numbers_without_records_cost_nothing_and_are_not_live() -> None:
     assert topic.index.earliest_seq == 1_000_011
 
 
-def test_long_holes_are_between_stretches_and_short_ones_in_them() -> None:
+def test_long_holes_split_a_range_and_short_ones_do_not() -> None:
     topic = written(30)
     topic.index.skip_to(40)
     topic.write([record(1)])
@@ -165,7 +165,7 @@ def test_a_segment_can_grow() -> None:
     assert topic.index.locate(4) is None
 
 
-def test_a_segment_that_lacks_a_live_record_is_not_taken() -> None:
+def test_a_segment_that_lacks_a_live_record_is_not_accepted() -> None:
     topic = written(5)
     rows = b"".join(pack_row(0, 0, NOW, HOLE, 0) for _ in range(5))
     with pytest.raises(AssertionError, match="missing in the segment"):
@@ -191,7 +191,7 @@ def test_dead_runs_are_dropped_wherever_they_are() -> None:
     assert (topic.index.live, topic.index.earliest_seq) == (1, 41)
 
 
-def test_an_index_is_put_together_from_segments_and_replayed_rows() -> None:
+def test_an_index_is_built_from_segments_and_replayed_rows() -> None:
     topic = written(30)
     topic.promote(topic.segment_of(20))
     segment, log = topic.index.runs
@@ -229,7 +229,7 @@ def test_a_copy_shows_gaps_as_holes_and_dead_records_as_deleted() -> None:
     assert (np.diff(copied.ts.astype(np.int64)) >= 0).all()
 
 
-def test_files_are_needed_as_long_as_a_live_record_may_be_in_them() -> None:
+def test_files_are_needed_while_a_live_record_may_be_in_them() -> None:
     topic = written(60)
     assert topic.index.files() == set(topic.files)
     topic.index.delete_prefix(55)

@@ -1,4 +1,4 @@
-"""The lease table by itself: states, counts, timers, and what the log and snapshots say of it."""
+"""The lease table alone: states, counts, timers, the log and snapshots."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def body(frame: bytes) -> bytes:
         ([1, 2], [0, 2], [[], [1, 2]]),
     ],
 )
-def test_jobs_are_dealt_in_turns(seqs: list[int], wants: list[int], hands: list[list[int]]) -> None:
+def test_jobs_are_distributed_round_robin(seqs: list[int], wants: list[int], hands: list[list[int]]) -> None:
     assert round_robin(seqs, wants) == hands
 
 
-def test_fresh_jobs_have_no_entry_until_they_are_handed_out() -> None:
+def test_fresh_jobs_have_no_entry_until_they_are_delivered() -> None:
     table, index = LeaseTable(), jobs(100_000)
     table.refresh(index, 0)
     assert (len(table), table.ready(index)) == (0, 100_000)
@@ -56,7 +56,7 @@ def test_fresh_jobs_have_no_entry_until_they_are_handed_out() -> None:
     assert (len(table), table.ready(index), table.in_flight) == (10, 99_990, 10)
 
 
-def test_the_fresh_cursor_passes_over_what_is_dead() -> None:
+def test_the_fresh_cursor_skips_dead_records() -> None:
     table, index = LeaseTable(), jobs(5000)
     index.delete_seqs(range(2, 4900))
     table.refresh(index, 0)
@@ -69,7 +69,7 @@ def test_an_empty_queue_has_nothing_to_select() -> None:
     assert LeaseTable().select(TopicIndex(), 5) == Selection([], [])
 
 
-def test_timers_of_leases_that_are_over_are_thrown_away() -> None:
+def test_timers_of_ended_leases_are_discarded() -> None:
     table, index = LeaseTable(), jobs(1)
     claim(table, index, 1, until_ms=10**9)
     job = table.leased(1, "w")
@@ -97,7 +97,7 @@ def test_a_lease_that_was_shortened_ends_at_the_new_time_and_not_again_at_the_ol
     assert table.in_flight == 1
 
 
-def test_a_snapshot_keeps_every_state_and_what_is_leaving_is_still_held() -> None:
+def test_a_snapshot_stores_every_state_and_leaving_jobs_as_leased() -> None:
     table, index = LeaseTable(), jobs(6)
     claim(table, index, 5)
     held = {seq: table.leased(seq, "w") for seq in range(1, 6)}
@@ -130,7 +130,7 @@ def test_a_snapshot_keeps_every_state_and_what_is_leaving_is_still_held() -> Non
     ]
 
 
-def test_the_log_told_twice_is_the_log_told_once() -> None:
+def test_replaying_the_log_twice_equals_replaying_it_once() -> None:
     index = jobs(3)
     frames = [
         (1, lease_frame(LeaseEvent.CLAIMED, 7, JobState(1, 1, 1, 500, "é"), ts_ms=0)),
@@ -160,11 +160,11 @@ def test_dead_letters_in_the_log_are_counted() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 28, 30])
-def test_a_lease_frame_that_is_cut_is_corrupt(cut: int) -> None:
+def test_a_truncated_lease_frame_is_corrupt(cut: int) -> None:
     whole = body(lease_frame(LeaseEvent.CLAIMED, 7, JobState(1, 1, 1, 500, "node"), ts_ms=0))
     with pytest.raises(Corrupt):
         replay_lease(LeaseTable(), 1, whole[:cut])
     with pytest.raises(Corrupt):
         replay_lease(LeaseTable(), 1, whole + b"x")
-    with pytest.raises(Corrupt, match="no event"):
+    with pytest.raises(Corrupt, match="unknown event"):
         replay_lease(LeaseTable(), 1, b"\x09" + whole[1:])

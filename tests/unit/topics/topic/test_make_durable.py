@@ -1,4 +1,4 @@
-"""An ephemeral topic on its way to being kept: no sequence number is used twice, nothing synced is lost."""
+"""The change of an ephemeral topic to durable: no sequence is reused, and no synced record is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
-async def test_what_is_written_while_a_topic_becomes_durable_goes_into_the_log(
+async def test_writes_during_a_change_to_durable_go_into_the_log(
     world: World, durability: Durability
 ) -> None:
     engine = await world.open()
@@ -58,7 +58,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_change(world: World) -> No
     assert await read_all(engine, "t") == {1: 1}
 
 
-async def test_a_copy_of_nothing_but_lost_records_does_not_trip_a_write_behind_it(world: World) -> None:
+async def test_a_copy_of_only_lost_records_does_not_break_a_later_write(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("source", TopicConfig(cap_records=2))
     await engine.put_topic("dest", TopicConfig())

@@ -1,4 +1,4 @@
-"""What a wall clock that is set forward or back changes in a topic: stamps, and nothing else."""
+"""Steps of the wall clock change the timestamps of a topic and nothing else."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("step_ms", STEPS)
-async def test_a_lease_ends_when_its_time_has_passed_whatever_the_wall_clock_says(
-    world: World, step_ms: int
-) -> None:
+async def test_a_lease_ends_after_its_length_whatever_the_wall_clock_says(world: World, step_ms: int) -> None:
     engine = await world.open()
     await engine.put_topic("q", queue())
     await engine.write("q", recs(1, 2))
@@ -56,7 +54,7 @@ async def test_deadlines_are_shown_in_the_wall_time_of_the_answer(world: World, 
 
 
 @pytest.mark.parametrize("step_ms", STEPS)
-async def test_a_delay_after_a_nack_is_as_long_as_it_was_asked_for(world: World, step_ms: int) -> None:
+async def test_a_delay_after_a_nack_has_the_requested_length(world: World, step_ms: int) -> None:
     engine = await world.open()
     await engine.put_topic("q", queue())
     await engine.write("q", recs(1))
@@ -90,10 +88,10 @@ async def test_a_restart_with_the_clock_set_back_extends_a_lease_by_at_most_its_
 
 @pytest.mark.parametrize("stop", ["restart", "kill"])
 @pytest.mark.parametrize("step_ms", STEPS)
-async def test_a_lease_that_was_given_before_a_step_is_stored_with_its_true_end(
+async def test_a_lease_from_before_a_clock_step_is_stored_with_its_true_end(
     world: World, stop: str, step_ms: int
 ) -> None:
-    """The clock is set, then the lease is stored: the start after that finds the new wall time in it."""
+    """The clock is set, then the lease is stored. The next start finds the new wall time in it."""
     engine = await world.open()
     await engine.put_topic("q", queue(leases_durable=True))
     await engine.write("q", recs(1))
@@ -148,7 +146,7 @@ async def test_a_record_lives_for_its_ttl_whatever_the_wall_clock_says(world: Wo
     assert seqs(await engine.diff("t")) == []
 
 
-async def test_after_a_restart_a_stamp_in_the_future_counts_as_the_time_of_the_start(world: World) -> None:
+async def test_after_a_restart_a_future_timestamp_counts_as_the_time_of_the_start(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", TTL)
     await engine.write("t", recs(1))
@@ -164,14 +162,14 @@ async def test_after_a_restart_a_stamp_in_the_future_counts_as_the_time_of_the_s
     assert seqs(await engine.diff("t")) == []
 
 
-def test_the_parts_of_a_topic_whose_stamps_stand_still_are_bounded() -> None:
+def test_the_parts_of_a_topic_whose_timestamps_stand_still_are_bounded() -> None:
     ages = Ages()
     for number in range(100_000):
         ages.stamped(number + 1, 10_000_000, number * 1000, ttl_ms=1000)
     assert len(ages._parts) <= 256
 
 
-def test_numbers_that_are_given_again_belong_to_the_part_of_their_last_stamp() -> None:
+def test_reassigned_numbers_belong_to_the_part_of_their_last_timestamp() -> None:
     ages = Ages()
     ages.stamped(1, 0, 0, ttl_ms=1000)
     ages.stamped(11, HOUR_MS, 0, ttl_ms=1000)

@@ -1,4 +1,4 @@
-"""What readers are told about records that are gone."""
+"""Tombstones for readers that miss records."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def test_deletion_is_silent_and_never_moves_the_floor() -> None:
     assert tombstone_for(topic.floors, 0, topic.index.earliest_seq, 6) is None
 
 
-def test_popping_deleted_records_before_an_evicted_one_is_part_of_the_gap_but_those_after_it_are_not() -> (
-    None
-):
+def test_deleted_records_before_an_evicted_one_are_part_of_the_gap_but_those_after_it_are_not() -> None:
     topic = written(6)
     topic.index.delete_seqs([1, 4])
     topic.evict(count=2)
@@ -55,21 +53,21 @@ def test_popping_deleted_records_before_an_evicted_one_is_part_of_the_gap_but_th
         (5, 2, 1, "cap"),
     ],
 )
-def test_the_reason_is_what_reaches_the_gap(cap: int, ttl: int, trim: int, reason: str) -> None:
+def test_the_reason_is_the_loss_that_reaches_the_gap(cap: int, ttl: int, trim: int, reason: str) -> None:
     tombstone = tombstone_for(LowWatermarks(cap=cap, ttl=ttl, trim=trim), 1, 9, 9)
     assert tombstone is not None
     assert tombstone.reason == reason
     assert tombstone.gap_to == max(cap, ttl, trim) - 1
 
 
-def test_a_reader_at_the_floor_is_told_nothing() -> None:
+def test_a_reader_at_the_floor_gets_no_tombstone() -> None:
     floors = LowWatermarks(cap=4)
     assert tombstone_for(floors, 3, 4, 6) is None
     assert tombstone_for(floors, 6, 4, 6) is None
     assert tombstone_for(floors, 2, 4, 6) is not None
 
 
-def test_a_reader_beyond_the_head_is_told_that_the_topic_is_another_one() -> None:
+def test_a_reader_beyond_the_head_gets_the_reason_recreated() -> None:
     tombstone = tombstone_for(LowWatermarks(cap=3), 7, 4, 6)
     assert tombstone is not None
     assert (tombstone.reason, tombstone.gap_from, tombstone.gap_to) == ("recreated", 1, 6)

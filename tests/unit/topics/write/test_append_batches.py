@@ -1,4 +1,4 @@
-"""Writes of one turn of the event loop: committed as one, yet each with its own place, answer and fate."""
+"""Writes of one turn of the event loop: one commit, but separate sequences, responses and outcomes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def world() -> World:
 
 
 class Answers:
-    """Whom writes are told of, in the order in which they are told."""
+    """The outcomes of writes, in the order in which they are reported."""
 
     def __init__(self) -> None:
         self.all: list[WriteResult | PenstockError] = []
@@ -56,7 +56,7 @@ class Answers:
 
 
 def begin(engine: Engine, writes: Sequence[list[NewRecord]], topic: str = "t") -> Answers:
-    """All of them in one turn of the loop."""
+    """Start all writes in one turn of the loop."""
     answers = Answers()
     for records in writes:
         assert engine.begin_write(topic, records, answers.all.append)
@@ -64,7 +64,7 @@ def begin(engine: Engine, writes: Sequence[list[NewRecord]], topic: str = "t") -
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-async def test_writes_of_one_turn_are_committed_as_one_and_answered_one_by_one(
+async def test_writes_of_one_turn_are_committed_together_and_answered_individually(
     world: World, durability: Any
 ) -> None:
     engine = await world.open()
@@ -91,7 +91,7 @@ async def test_records_with_more_than_data_keep_their_place_among_the_others(wor
     assert values(await engine.diff("t", match=Predicate(value="x"))) == [2]
 
 
-async def test_writes_of_many_kinds_and_sizes_in_one_turn_come_back_as_they_were(world: World) -> None:
+async def test_writes_of_many_kinds_and_sizes_in_one_turn_read_back_unchanged(world: World) -> None:
     engine = await world.open(wal_file_bytes=1 << 20)
     await engine.put_topic("t", FSYNC)
     sizes = [1, 30, 2, 1, 90, 7, 25, 1]
@@ -103,7 +103,7 @@ async def test_writes_of_many_kinds_and_sizes_in_one_turn_come_back_as_they_were
     assert list((await read_all(engine, "t")).values()) == list(range(bounds[-1]))
 
 
-async def test_large_writes_of_one_turn_do_not_become_one_commit_without_bound(world: World) -> None:
+async def test_the_size_of_a_batch_of_large_writes_is_limited(world: World) -> None:
     engine = await world.open(wal_file_bytes=1 << 20)
     await engine.put_topic("t", FSYNC)
     before = engine.stats().wal.batches
@@ -138,7 +138,7 @@ async def test_a_torn_commit_keeps_whole_writes_only(world: World, records: int)
 
 
 def _cut_off(disk: FakeDisk, path: str, at: int) -> None:
-    """Everything behind a place of the file never reached the disk."""
+    """Drop everything after this position of the file, as if it had never reached the disk."""
     size = next(stat.size for name, stat in disk.list_files(f"{DATA}/wal") if path.endswith(name))
     if at < size:
         file = disk.open_log(path)
@@ -157,7 +157,7 @@ async def test_writes_that_are_gathered_when_a_commit_fails_fail_with_it(world: 
     decide, second = shard._decide, Answers()
 
     def write_and_decide(entries: list[Any]) -> None:
-        # In the same turn, and before anybody has heard of the failure.
+        # In the same turn, before the failure is reported.
         shard._decide = decide  # type: ignore[method-assign]
         assert engine.begin_write("t", recs("lost too"), second.all.append)
         decide(entries)
@@ -172,7 +172,7 @@ async def test_writes_that_are_gathered_when_a_commit_fails_fail_with_it(world: 
     assert await read_all(engine, "t") == {1: "x"}
 
 
-async def test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_log(world: World) -> None:
+async def test_a_change_in_the_same_turn_follows_the_writes_in_the_log(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     answers = begin(engine, [recs("a"), recs("b")])
@@ -190,7 +190,7 @@ async def test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_l
     assert engine.problems == []
 
 
-async def test_an_engine_that_closes_commits_what_was_gathered(world: World) -> None:
+async def test_a_closing_engine_commits_gathered_writes(world: World) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
     answers = begin(engine, [recs("a"), recs("b")])
@@ -229,7 +229,7 @@ async def test_writes_that_cannot_be_encoded_leave_no_gap(
     assert values(await engine.diff("t")) == [3, 4]
 
 
-async def test_one_answer_that_cannot_be_given_keeps_nobody_else_from_theirs(
+async def test_a_failing_callback_does_not_prevent_the_other_responses(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await world.open()
@@ -246,7 +246,7 @@ async def test_one_answer_that_cannot_be_given_keeps_nobody_else_from_theirs(
 
 
 @pytest.mark.parametrize("second", [recs(2), [rec(2, tag="x")]])
-async def test_who_hears_that_a_write_could_not_be_encoded_may_write_again(
+async def test_a_callback_of_a_write_that_could_not_be_encoded_may_write_again(
     world: World, monkeypatch: pytest.MonkeyPatch, second: list[NewRecord]
 ) -> None:
     engine = await world.open()
@@ -267,13 +267,13 @@ async def test_who_hears_that_a_write_could_not_be_encoded_may_write_again(
     other = begin(engine, [second])
     await settle()
     answered = [one for one in other.all + again.all if isinstance(one, WriteResult)]
-    # Alike, the second went the way of the first; with a tag it is encoded by itself.
+    # Without a tag both are encoded together. With a tag the second is encoded separately.
     assert sorted(one.first_seq for one in answered) == list(range(1, len(answered) + 1))
     assert len(other.all) == len(again.all) == 1
     assert (await engine.write("t", recs("later"))).first_seq == len(answered) + 1
 
 
-async def test_after_a_record_that_could_not_be_published_nothing_more_is_taken(
+async def test_no_write_is_accepted_after_a_record_that_could_not_be_published(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await world.open()
@@ -293,7 +293,7 @@ async def test_after_a_record_that_could_not_be_published_nothing_more_is_taken(
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
-async def test_a_write_with_a_key_has_its_place_before_a_deletion_behind_it(is_quick: bool) -> None:
+async def test_a_write_with_a_key_precedes_a_later_deletion(is_quick: bool) -> None:
     engine = await World(is_quick=is_quick).open()
     await engine.put_topic("t", FSYNC)
     await settle()

@@ -1,4 +1,4 @@
-"""A synced write that nobody shares a commit with, over a quick disk: decided where it is submitted."""
+"""A synced write that is alone in its commit, on a fast disk, is decided when it is submitted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_second_write_of_the_same_turn_waits_for_the_others(world: World
     await settle()
     assert [one.first_seq for one in told if isinstance(one, WriteResult)] == [1, 2, 3]
     assert engine.stats().wal.batches == before + 2
-    # Where the last turn had company, the first write of the next one waits for it as well.
+    # If the last turn had several writes, the first write of the next turn waits for others.
     for value in "de":
         assert engine.begin_write("t", recs(value), told.append)
     assert len(told) == 3
@@ -52,7 +52,7 @@ async def test_a_second_write_of_the_same_turn_waits_for_the_others(world: World
     assert await read_all(await world.crash(), "t") == dict(enumerate("abcde", 1))
 
 
-async def test_nothing_overtakes_what_still_waits_for_its_commit(world: World) -> None:
+async def test_no_write_overtakes_one_that_waits_for_its_commit(world: World) -> None:
     engine = await quiet(world)
     world.committers.hold()
     told: list[WriteResult | PenstockError] = []
@@ -66,7 +66,7 @@ async def test_nothing_overtakes_what_still_waits_for_its_commit(world: World) -
 
 
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DISK])
-async def test_what_needs_no_sync_is_gathered(world: World, durability: Durability) -> None:
+async def test_writes_that_need_no_sync_are_gathered(world: World, durability: Durability) -> None:
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durability=durability))
     await engine.write("t", recs("reserves"))
@@ -78,7 +78,7 @@ async def test_what_needs_no_sync_is_gathered(world: World, durability: Durabili
     assert len(told) == 1
 
 
-async def test_a_lone_write_that_fails_is_told_at_once_and_leaves_no_gap(world: World) -> None:
+async def test_a_lone_write_that_fails_is_reported_immediately_and_leaves_no_gap(world: World) -> None:
     engine = await quiet(world)
     world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ONCE)
     told: list[WriteResult | PenstockError] = []
@@ -93,7 +93,7 @@ async def test_a_lone_write_that_fails_is_told_at_once_and_leaves_no_gap(world: 
     assert await read_all(await world.crash(), "t") == {1: "kept"}
 
 
-async def test_a_write_made_by_whoever_is_told_comes_behind_the_one_it_was_told_of(world: World) -> None:
+async def test_a_write_made_in_a_callback_follows_the_reported_write(world: World) -> None:
     engine = await quiet(world)
     told: list[str] = []
 
@@ -107,7 +107,7 @@ async def test_a_write_made_by_whoever_is_told_comes_behind_the_one_it_was_told_
     assert await read_all(engine, "t") == {1: "a", 2: "b"}
 
 
-async def test_a_write_made_while_others_are_told_does_not_overtake_those(world: World) -> None:
+async def test_a_write_made_during_other_callbacks_does_not_overtake_their_writes(world: World) -> None:
     engine = await quiet(world)
     world.committers.hold()
     told: list[WriteResult | PenstockError] = []
@@ -116,7 +116,7 @@ async def test_a_write_made_while_others_are_told_does_not_overtake_those(world:
         told.append(result)
         assert engine.begin_write("t", recs("c"), told.append)
 
-    # 1. Two entries wait, of a turn each; 2. both are committed together; 3. who hears of the first writes.
+    # 1. Two entries of one turn each wait; 2. both are committed together; 3. the first callback writes.
     assert engine.begin_write("t", recs("a"), and_one_more)
     await settle()
     assert engine.begin_write("t", recs("b"), told.append)
@@ -127,7 +127,7 @@ async def test_a_write_made_while_others_are_told_does_not_overtake_those(world:
     assert await read_all(engine, "t") == {1: "a", 2: "b", 3: "c"}
 
 
-async def test_who_writes_one_after_the_other_lets_others_have_their_turn(world: World) -> None:
+async def test_a_writer_of_consecutive_writes_yields_to_others(world: World) -> None:
     engine = await quiet(world)
     turns = 0
 

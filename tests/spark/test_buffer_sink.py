@@ -228,9 +228,9 @@ def test_an_empty_micro_batch_writes_nothing(plant: Plant) -> None:
 @pytest.mark.parametrize(
     ("schema", "complaint"),
     [
-        pytest.param("value string, user string", "no place for 'user'", id="another-column"),
+        pytest.param("value string, user string", "not 'user'", id="another-column"),
         pytest.param("value int", "is int, and must be binary or string", id="another-type"),
-        pytest.param("metadata binary", "the rows have none", id="no-value"),
+        pytest.param("metadata binary", "the rows do not have", id="no-value"),
     ],
 )
 def test_columns_that_a_queue_has_no_place_for_are_refused(plant: Plant, schema: str, complaint: str) -> None:

@@ -137,7 +137,7 @@ def test_an_id_in_rows_of_two_tasks_is_refused_and_nothing_is_appended(plant: Pl
     rows = plant.spark.range(0, 4, numPartitions=2).selectExpr(
         "CAST(id % 2 AS string) AS id", "array(1D, 2D) AS vector"
     )
-    with pytest.raises(PySparkException, match="2 rows have an id that is in another row"):
+    with pytest.raises(PySparkException, match="2 rows repeat the id of another row"):
         write_vectors(plant, rows)
     assert queued(plant.root / "out") == []
     write_vectors(plant, rows.dropDuplicates(["id"]))
@@ -147,7 +147,7 @@ def test_an_id_in_rows_of_two_tasks_is_refused_and_nothing_is_appended(plant: Pl
 def test_a_queue_with_shards_is_refused(plant: Plant) -> None:
     plant.produce_sharded([[b"seed"]], shards=2)
     rows = plant.spark.sql("SELECT 'a' AS id, array(1D) AS vector")
-    with pytest.raises(PySparkException, match="fed from a queue without"):
+    with pytest.raises(PySparkException, match="reads only from a queue without shards"):
         rows.write.format("penstock-vector").mode("append").save(plant.store)
 
 

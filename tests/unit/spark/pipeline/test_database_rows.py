@@ -38,7 +38,7 @@ def test_a_database_is_a_queue_with_a_format_of_its_own() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Setting], str]] = {
-    "no metric": ({"timeseries": {"store": "x"}}, "give the name of the metric"),
+    "no metric": ({"timeseries": {"store": "x"}}, "give either `metric`"),
     "a bad metric": ({"timeseries": {"store": "x", "metric": "a-b"}}, "metric: expected letters"),
     "a bad policy": (merge(POINTS, {"timeseries": {"on_null": "skip"}}), "on_null"),
     "an unknown key": (merge(DOCS, {"vector": {"atributes": ["a"]}}), "did you mean 'attributes'"),

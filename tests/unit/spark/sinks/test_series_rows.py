@@ -184,10 +184,10 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
     "no value": ([row(), row(value=None)], "value is null in 1 rows"),
     "no time": ([row(timestamp=None)], "timestamp is null in 1 rows"),
     "before 1970": ([row(timestamp=datetime(1969, 1, 1, tzinfo=UTC))], "not between 1970 and 2554"),
-    "a label too long": ([row(page="x" * LABEL_BYTES_MAX)], "page holds a text of 16384 bytes"),
+    "a label too long": ([row(page="x" * LABEL_BYTES_MAX)], "page has a text of 16384 bytes"),
     "labels too long": (
         [row(tags=[(f"t{n}", "x" * 15_000) for n in range(5)])],
-        "labels of some rows take more than 65536 bytes",
+        "labels of a row together exceed 65536 bytes",
     ),
     "no metric": ([row(metric=None)], "metric is null in 1 rows"),
     "a metric's name": ([row(metric="a b")], "metric is 'a b' in some rows"),
@@ -212,7 +212,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
     "no value": ("timestamp timestamp", {}, "no column 'value'; they have timestamp"),
     "a text as value": ("timestamp timestamp, value string", {}, "'value' is string, and must be a number"),
     "a text as time": ("timestamp string, value int", {}, "'timestamp' is string, and must be a timestamp"),
-    "a number as label": (f"{DDL}, n int", {}, "'n' is int, and a label is a string"),
+    "a number as label": (f"{DDL}, n int", {}, "'n' is int, but a label is a string"),
     "a name that is none": (f"{DDL}, `a b` string", {}, "'a b' cannot be the name of a label"),
     "a reserved name": (f"{DDL}, __x string", {}, "'__x' cannot be the name of a label"),
     "no such label": (DDL, {"labels": "page, town"}, "no column 'town'"),
@@ -228,8 +228,8 @@ def test_columns_that_make_no_point_are_reported_before_anything_runs(case: str)
 
 
 WRONG_OPTIONS: dict[str, tuple[dict[str, str], str]] = {
-    "no metric": ({}, "give the name of the metric"),
-    "two metrics": ({"metric": "a", "metric_column": "b"}, "give the name of the metric"),
+    "no metric": ({}, "give either `metric`"),
+    "two metrics": ({"metric": "a", "metric_column": "b"}, "give either `metric`"),
     "a bad name": ({"metric": "1a"}, "metric: expected letters"),
     "a kind": ({"metric": "a", "kind": "sum"}, "expected counter or gauge, found 'sum'"),
     "a column twice": ({"metric": "a", "labels": "value"}, "named twice"),

@@ -88,10 +88,10 @@ def test_metadata_that_changes_with_every_row_is_refused_before_it_fills_the_man
         ("value: binary", None),
         ("value: string, metadata: binary", None),
         ("metadata: binary, value: binary", None),
-        ("value: string, id: bigint", "no place for 'id'"),
+        ("value: string, id: bigint", "not 'id'"),
         ("value: bigint", "is bigint, and must be binary or string"),
         ("value: string, metadata: string", "is string, and must be binary"),
-        ("metadata: binary", "the rows have none"),
+        ("metadata: binary", "the rows do not have"),
         ("value: string, value: string", "twice"),
     ],
 )

@@ -86,16 +86,16 @@ def test_positions_become_numbers() -> None:
 
 def test_numbers_that_do_not_fit_the_topics_are_refused() -> None:
     held = {"a": BOUNDS["a"]}
-    OFFSETS.check_asked({"a": 11, "b": 1}, BOUNDS, "o")
+    OFFSETS.check_requested({"a": 11, "b": 1}, BOUNDS, "o")
     with pytest.raises(InvalidInput, match="o: a holds 3 to 10; 12 is outside"):
-        OFFSETS.check_asked({"a": 12}, held, "o")
+        OFFSETS.check_requested({"a": 12}, held, "o")
     OFFSETS.check_reached({"a": 11}, held)
     with pytest.raises(TopicGap, match="has read a up to 11, but it has handed out numbers only up to 10"):
         OFFSETS.check_reached({"a": 12}, held)
     with pytest.raises(TopicGap, match="a would start at 5 and end at 4"):
         OFFSETS.check_order({"a": 5}, {"a": 4})
     OFFSETS.check_time("a", 4, 1, 1)
-    with pytest.raises(TopicGap, match="record 4 of a, the last that was read, is not the same now"):
+    with pytest.raises(TopicGap, match="record 4 of a, the last one read, has changed since"):
         OFFSETS.check_time("a", 4, 1, 2)
 
 

@@ -77,7 +77,7 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_append", fail)
-        with pytest.raises(OutcomeUnknown, match="starting the query again") as caught:
+        with pytest.raises(OutcomeUnknown, match="start the query again") as caught:
             delta.open().commit("q", 0, files)
     assert "secret" not in str(caught.value)
     assert delta.open().commit("q", 0, files)
@@ -85,7 +85,7 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
 
 def test_a_table_removed_under_the_query_is_reported(delta: Place) -> None:
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match="no longer exists"):
         delta.open().commit("q", 0, [])
 
 

@@ -86,7 +86,7 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(catalog, "commit_table", fail)
-        with pytest.raises(OutcomeUnknown, match="starting the query again") as caught:
+        with pytest.raises(OutcomeUnknown, match="start the query again") as caught:
             iceberg.open().commit("q", 0, files)
     assert "hunter2" not in str(caught.value)
     assert iceberg.open().commit("q", 0, files)

@@ -44,7 +44,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="what Java printed is not waited for",
-        where="spark:_Words.last",
+        where="spark:_ErrorOutput.last",
         old="    self._thread.join(_LAST_WORDS_S)\n    return list(self._kept)\n",
         new="    return list(self._kept)[:0]\n",
         test=f"{START}::test_how_java_ended_decides_whether_to_try_again",
@@ -99,7 +99,7 @@ SPARK_MUTANTS = (
         test="tests/unit/console/test_redrive_ending.py::test_a_redrive_that_was_killed_has_that_as_its_error",
     ),
     Mutant(
-        name="a Java that was killed when it was asked for its version is unsuitable",
+        name="a Java that was killed while it listed its modules is unsuitable",
         where="spark:find_java",
         old="        troubled |= bool(release.trouble)\n",
         new="",

@@ -210,5 +210,5 @@ def test_a_pipeline_into_both_databases_is_checked_counted_and_balanced(plant: P
     totals = [(one.name, one.produced, one.delivered, one.dead, one.dropped) for one in report.balance.sinks]
     assert totals == [("points", 6, 4, 1, 1), ("docs", 6, 2, 1, 3)]
     notes = [f"{finding.subject}: {finding.text}" for finding in report.balance.findings]
-    assert "sink points: 1 rows were left out as its section says" in notes
-    assert "sink docs: 2 rows were left out as its section says" in notes
+    assert "sink points: 1 rows were dropped by the settings of the sink" in notes
+    assert "sink docs: 2 rows were dropped by the settings of the sink" in notes

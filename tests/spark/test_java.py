@@ -88,7 +88,7 @@ def test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_aga
     with pytest.raises(Unavailable, match="was killed by signal 9"):
         find_java(environ)
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(Unsupported, match="does not tell its version"):
+    with pytest.raises(Unsupported, match="does not report its version"):
         find_java(environ)
 
 

@@ -95,7 +95,7 @@ def test_a_check_finds_what_is_wrong_and_says_what_to_do(plant: Plant) -> None:
     assert "\n" not in found["transform delta"]["text"]
     assert "sink delta" not in found
     assert found["checkpoint"]["text"].endswith("blocked is a file; give a folder")
-    assert "never held a batch" in found["source"]["text"]
+    assert "never contained a batch" in found["source"]["text"]
     assert all(check["advice"] for check in found.values() if check["status"] == "fail")
 
 

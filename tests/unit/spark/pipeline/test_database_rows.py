@@ -42,9 +42,9 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "a bad metric": ({"timeseries": {"store": "x", "metric": "a-b"}}, "metric: expected letters"),
     "a bad policy": (merge(POINTS, {"timeseries": {"on_null": "skip"}}), "on_null"),
     "an unknown key": (merge(DOCS, {"vector": {"atributes": ["a"]}}), "did you mean 'attributes'"),
-    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not show which row is the last"),
+    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "cannot decide which row is the last"),
     "no dimensions": (merge(DOCS, {"vector": {"dimensions": 0}}), "expected 1 to 65535"),
-    "its own queue": ({"vector": {"store": "queue"}}, "the queue that is read"),
+    "its own queue": ({"vector": {"store": "queue"}}, "the pipeline's own source"),
     "two kinds": (POINTS | DOCS, "exactly one of delta, parquet, iceberg, buffer, timeseries, vector"),
 }
 
@@ -104,6 +104,6 @@ def test_rows_are_left_out_only_where_the_section_says_so(sink: dict[str, Settin
 def test_groups_of_a_micro_batch_would_replace_each_other_in_a_series() -> None:
     plain = spec(POINTS).outputs["timeseries"]
     check_shape("points", plain, Shape.ONE_TO_ONE)
-    with pytest.raises(ConfigError, match="the later one would count alone"):
+    with pytest.raises(ConfigError, match="the later point replaces the earlier"):
         check_shape("points", plain, Shape.GROUPED)
     check_shape("points", spec(POINTS | {"per_batch": True}).outputs["timeseries"], Shape.GROUPED)

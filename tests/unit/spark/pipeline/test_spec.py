@@ -93,12 +93,15 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "bad name": ({"name": "a b"}, "name: expected letters"),
     "short interval": ({"trigger": {"interval": "1ms"}}, "at least 10ms"),
     "raw with schema": ({"decode": {"schema": "a int"}}, "raw records have no schema"),
-    "useless letters": ({"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}}, "nothing goes there"),
+    "useless letters": (
+        {"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}},
+        "this on_error does not use it",
+    ),
     "letters to a buffer": ({"dead_letter": {"buffer": {"store": "x"}}}, "plain delta, parquet or iceberg"),
     "one place twice": ({"dead_letter": {"delta": {"path": "table/"}}}, "two outputs write to"),
     "its own queue": (
         {"sinks": {"q": {"buffer": {"store": "queue"}}}, "sink": None, "on_error": "skip"},
-        "the queue that is read",
+        "the pipeline's own source",
     ),
     "the place of the letters": (
         {"sinks": {"a": {"delta": {"path": "x"}}, "b": {"delta": {"path": "x_dead_letters"}}}, "sink": None},

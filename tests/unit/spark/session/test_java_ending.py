@@ -103,11 +103,9 @@ def test_output_that_was_not_captured_is_on_the_screen() -> None:
 
 
 def test_the_end_in_the_middle_of_the_work_has_its_signal() -> None:
-    assert "was killed by signal 9 in the middle of the work" in str(lost(Ending(returncode=-9)))
+    assert "was killed by signal 9 while it was working" in str(lost(Ending(returncode=-9)))
     assert "had no memory left" in str(lost(Ending(returncode=-9)))
-    assert (
-        str(lost(Ending(returncode=143))) == "Spark's Java was killed by signal 15 in the middle of the work"
-    )
+    assert str(lost(Ending(returncode=143))) == "Spark's Java was killed by signal 15 while it was working"
 
 
 def launch(command: str) -> None:

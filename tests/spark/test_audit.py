@@ -104,7 +104,7 @@ def test_a_pipeline_into_delta_balances_record_by_record(finished: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])
-def test_so_does_one_into_another_table(plant: Plant, kind: str) -> None:
+def test_a_pipeline_into_another_table_balances(plant: Plant, kind: str) -> None:
     check_balanced(run(plant, kind))
 
 

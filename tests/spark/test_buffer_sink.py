@@ -131,7 +131,7 @@ def register_raising(plant: Plant, where: str) -> str:
     return sink
 
 
-def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Plant) -> None:
+def test_a_commit_that_raised_after_it_was_applied_is_not_repeated(plant: Plant) -> None:
     sent = plant.produce(records(2, 20))
     sink = register_raising(plant, "commit")
     with pytest.raises(PySparkException, match="it was done"):
@@ -143,7 +143,7 @@ def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Pla
     assert values(plant) == sorted(sent)
 
 
-def test_what_a_failed_task_stored_is_not_in_the_queue(plant: Plant) -> None:
+def test_objects_of_a_failed_task_are_not_in_the_queue(plant: Plant) -> None:
     sent = plant.produce(records(2, 20))
     sink = register_raising(plant, "write")
     with pytest.raises(PySparkException, match="it was done"):
@@ -233,7 +233,7 @@ def test_an_empty_micro_batch_writes_nothing(plant: Plant) -> None:
         pytest.param("metadata binary", "the rows do not have", id="no-value"),
     ],
 )
-def test_columns_that_a_queue_has_no_place_for_are_refused(plant: Plant, schema: str, complaint: str) -> None:
+def test_columns_that_a_queue_cannot_store_are_refused(plant: Plant, schema: str, complaint: str) -> None:
     frame = plant.spark.createDataFrame([], schema)
     with pytest.raises(PySparkException, match=complaint):
         write(frame, plant)
@@ -251,7 +251,7 @@ def test_overwriting_a_queue_is_refused(plant: Plant) -> None:
         writer.mode("overwrite").save()
 
 
-def test_a_write_to_a_real_s3_server_goes_in_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_write_to_a_real_s3_server_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     with servers.seaweedfs(tmp_path / "seaweedfs") as server:
         server.make_bucket("spark")
         where = {"store": "s3://spark/queue"} | {f"store.{k}": v for k, v in server.options().items()}

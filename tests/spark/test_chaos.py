@@ -223,7 +223,7 @@ _KILL_WORKERS = """
 @pytest.mark.parametrize(
     "deed", ["raise ValueError('this attempt fails')", _KILL_WORKERS], ids=["task fails", "workers killed"]
 )
-def test_a_task_that_fails_on_its_way_leaves_no_trace(works: Works, deed: str) -> None:
+def test_a_failing_task_has_no_effect(works: Works, deed: str) -> None:
     works.columns = "fail_once(n) AS n"
     marker = str(works.root / "failed")
     works.extra["functions"] = {"fail_once": _FAIL_ONCE.format(number=70, marker=marker, deed=deed.strip())}

@@ -133,7 +133,7 @@ if "WITHOUT_PENSTOCK" in os.environ:
 """
 
 
-def test_executors_without_the_package_are_distinguished(cluster: Cluster, tmp_path: Path) -> None:
+def test_executors_without_the_package_are_reported(cluster: Cluster, tmp_path: Path) -> None:
     produce(tmp_path / "store")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(_WITHOUT_PENSTOCK)

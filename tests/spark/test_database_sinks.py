@@ -83,7 +83,7 @@ def test_a_micro_batch_that_is_run_again_after_its_append_adds_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Plant, format_name: str) -> None:
+def test_a_commit_that_raised_after_it_was_applied_is_not_repeated(plant: Plant, format_name: str) -> None:
     plant.produce(clicks(*range(10)))
     sink = register_raising(plant, format_name)
     with pytest.raises(PySparkException, match="it was done"):

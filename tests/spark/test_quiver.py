@@ -162,7 +162,7 @@ def test_a_subscriber_says_when_it_starts_and_how_far_it_is(place: Directory) ->
     assert place.delta() == [1, 2, 3]
 
 
-def test_removed_segments_end_a_stream_with_its_own_words_unless_they_are_skipped(place: Directory) -> None:
+def test_removed_segments_end_a_stream_with_a_message_unless_they_are_skipped(place: Directory) -> None:
     place.add(1, batch(1))
     place.stream()
     for seq in (2, 3, 4):
@@ -175,7 +175,7 @@ def test_removed_segments_end_a_stream_with_its_own_words_unless_they_are_skippe
     assert place.delta() == [1, 4]
 
 
-def test_everything_read_and_removed_is_no_gap(place: Directory) -> None:
+def test_removed_segments_that_were_read_are_not_a_gap(place: Directory) -> None:
     place.add(1, batch(1))
     place.stream()
     place.core().remove(1)

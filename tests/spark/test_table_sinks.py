@@ -239,9 +239,7 @@ def test_problems_are_reported_before_anything_is_written(spark: SparkSession, s
     assert values(spec) == {"v": 1}
 
 
-def test_compaction_leaves_the_rows_and_the_versions_as_they_are(
-    spark: SparkSession, spec: TableSpec
-) -> None:
+def test_compaction_keeps_the_rows_and_the_versions(spark: SparkSession, spec: TableSpec) -> None:
     frame = spark.sql("select cast(id as string) v, concat('k', id % 2) k from range(10)")
     for version in range(5):
         save(frame, spec, version)

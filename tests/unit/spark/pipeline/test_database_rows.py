@@ -25,7 +25,7 @@ def spec(sink: dict[str, Setting]) -> PipelineSpec:
     return read_spec(settings, where="p.yaml", base=Path("/base"))
 
 
-def test_a_database_is_a_queue_with_a_format_of_its_own() -> None:
+def test_a_database_sink_is_a_queue_with_its_own_format() -> None:
     read = spec(merge(POINTS, {"timeseries": {"labels": ["user"], "manifest_path": "m/manifest"}}))
     check_options(read)
     sink = read.outputs["timeseries"]
@@ -57,7 +57,7 @@ def test_problems_are_reported_with_its_place(case: str) -> None:
     assert str(caught.value).startswith("p.yaml")
 
 
-def test_the_pipeline_of_the_how_to_is_one() -> None:
+def test_the_pipeline_in_the_how_to_is_valid() -> None:
     text = (Path(__file__).parents[4] / "docs" / "how-to" / "spark-into-databases.md").read_text("utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     read = read_spec(yaml.safe_load(example))
@@ -65,7 +65,7 @@ def test_the_pipeline_of_the_how_to_is_one() -> None:
     assert [sink.kind for sink in read.outputs.values()] == ["timeseries", "vector"]
 
 
-def test_bad_records_beside_a_database_need_a_table_of_their_own() -> None:
+def test_a_pipeline_into_a_database_needs_a_dead_letter_table() -> None:
     settings = {"name": "p", "source": {"buffer": {"store": "queue"}}, "sink": DOCS}
     with pytest.raises(ConfigError, match="required when the first sink is a vector"):
         read_spec(settings)
@@ -73,7 +73,7 @@ def test_bad_records_beside_a_database_need_a_table_of_their_own() -> None:
         read_spec(settings | {"dead_letter": POINTS})
 
 
-def test_columns_are_checked_without_those_that_only_tell_the_order() -> None:
+def test_columns_that_are_only_for_ordering_are_not_checked() -> None:
     docs = spec(merge(DOCS, {"vector": {"order_by": ["at", "_index"]}})).outputs["vector"]
     columns = "id string, vector array<float>, title string"
     check_database_columns(docs, schema_of(f"{columns}, at timestamp, _index int"))
@@ -97,7 +97,7 @@ def test_columns_are_checked_without_those_that_only_tell_the_order() -> None:
     ],
     ids=["points", "points without nulls", "vectors", "the last vectors", "another queue"],
 )
-def test_rows_are_left_out_only_where_the_section_says_so(sink: dict[str, Setting], leaves: bool) -> None:
+def test_rows_are_dropped_only_if_the_sink_is_configured_to(sink: dict[str, Setting], leaves: bool) -> None:
     assert leaves_rows_out(next(iter(spec(sink).outputs.values()))) is leaves
 
 

@@ -82,7 +82,7 @@ def test_every_text_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
+def test_the_output_of_spark_becomes_one_sentence(name: str) -> None:
     kind, sentence = CASES[name]
     error = explained(TEXTS[name])
     assert type(error) is kind
@@ -118,7 +118,7 @@ def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,
 )
-def test_other_known_words_of_spark_become_a_sentence(
+def test_other_known_messages_of_spark_become_one_sentence(
     text: str, kind: type[PenstockError], sentence: str
 ) -> None:
     error = explained(f"Job aborted due to stage failure: {text}")
@@ -154,7 +154,7 @@ def test_an_unknown_error_of_ours_is_reported_as_the_base_class(name: str) -> No
     assert (type(error), str(error)) == (PenstockError, "that is that")
 
 
-def test_an_error_of_ours_in_the_chain_is_handed_back_as_it_is() -> None:
+def test_an_error_of_ours_in_the_chain_is_returned_unchanged() -> None:
     cause = Conflict("first")
     error = FromSpark("the wrapper")
     error.__cause__ = cause
@@ -169,12 +169,12 @@ def test_the_plan_after_the_message_is_not_searched() -> None:
     assert explain(FromSpark(text)) is None
 
 
-def test_what_is_unknown_is_not_explained() -> None:
+def test_an_unknown_error_is_not_explained() -> None:
     assert explain(ValueError("unheard of")) is None
     assert explain(ModuleNotFoundError("No module named 'penstock'")) is None
 
 
-def test_an_error_that_cannot_tell_its_text_is_not_explained() -> None:
+def test_an_error_without_a_readable_message_is_not_explained() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise ConnectionError("Java has ended")

@@ -155,7 +155,7 @@ def test_many_points_make_records_of_a_bounded_size() -> None:
 
 
 @pytest.mark.parametrize("metrics", [1, 3])
-def test_years_of_points_in_any_order_are_records_that_the_database_takes(metrics: int) -> None:
+def test_years_of_points_in_any_order_become_records_that_the_database_accepts(metrics: int) -> None:
     hours = np.random.default_rng(0).permutation(2 * HOURS_MAX + 1).tolist()
     rows = [row(timestamp=AT - timedelta(hours=hour), metric=f"m{hour % metrics}") for hour in hours]
     rows += [one | {"value": 2.0} for one in rows]
@@ -175,7 +175,7 @@ def test_whole_numbers_become_the_nearest_float() -> None:
     assert one.samples.values.tolist() == [float(largest)]
 
 
-def test_of_two_points_of_one_series_and_time_the_later_row_comes_later() -> None:
+def test_points_of_one_series_and_time_keep_the_order_of_their_rows() -> None:
     (one,) = written([row(value=1.0), row(value=2.0)], SeriesColumns(metric="m"))
     assert one.samples.values.tolist() == [1.0, 2.0]
 
@@ -198,7 +198,7 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_database_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_database_would_reject_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     named = {"metric_column": "metric"} if "metric" in rows[0] else {"metric": "m"}
     more = "".join(f", {name} {ddl}" for name, ddl in MORE.items() if name in rows[0])
@@ -221,7 +221,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_point_are_reported_before_anything_runs(case: str) -> None:
+def test_columns_that_are_not_a_point_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         SeriesColumns.parse({"metric": "m"} | options).layout(schema_of(ddl))
@@ -245,7 +245,7 @@ def test_options_that_cannot_work_are_reported(case: str) -> None:
         SeriesColumns.parse(split_options({"store": "q"} | options, SERIES_OPTIONS, SERIES_FORMAT)[0])
 
 
-def test_options_come_back_as_they_were() -> None:
+def test_options_survive_a_round_trip() -> None:
     columns = SeriesColumns(metric_column="m", value="v", labels=("a", "b"), kind="counter", unit="s")
     assert SeriesColumns.parse(columns.to_options()) == columns
     none = SeriesColumns(metric="m", labels=())

@@ -51,7 +51,7 @@ def test_rows_keep_their_order_and_their_metadata(
         assert all(before[1] != after[1] for before, after in zip(rows.runs, rows.runs[1:], strict=False))
 
 
-def test_no_rows_are_no_batch() -> None:
+def test_no_rows_give_no_batch() -> None:
     assert list(gather([], 100)) == []
     assert list(gather([batch([]), batch([], [])], 100)) == []
 
@@ -69,7 +69,7 @@ def test_text_is_stored_as_its_bytes(kind: pa.DataType) -> None:
     assert rows.runs == [(0, b"")]
 
 
-def test_a_null_is_no_record() -> None:
+def test_a_null_value_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="null in 2 rows"):
         list(gather([batch([b"a", None, None])], 1000))
 

@@ -110,7 +110,7 @@ def test_every_row_is_one_upsert_or_one_deletion(rows: list[Row], before: int) -
         Collection(dimensions=DIMENSIONS).check(entry)
 
 
-def test_a_deletion_needs_no_vector() -> None:
+def test_a_deletion_does_not_need_a_vector() -> None:
     assert written(batch([row("a", vector=None, gone=True)])) == [("a", TOMBSTONE)]
 
 
@@ -149,7 +149,7 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_collection_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_collection_would_reject_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     with pytest.raises(InvalidInput, match=re.escape(problem)):
         written(batch(rows))
@@ -194,7 +194,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_vector_are_reported_before_anything_runs(case: str) -> None:
+def test_columns_that_are_not_a_vector_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         VectorColumns.parse(options).attribute_columns(schema_of(ddl))
@@ -216,7 +216,7 @@ def test_options_that_cannot_work_are_reported(case: str) -> None:
         VectorColumns.parse(split_options({"store": "q"} | options, VECTOR_OPTIONS, VECTOR_FORMAT)[0])
 
 
-def test_options_come_back_as_they_were() -> None:
+def test_options_survive_a_round_trip() -> None:
     columns = VectorColumns(id="i", vector="v", attributes=("a",), delete="d", dimensions=4)
     assert VectorColumns.parse(columns.to_options()) == columns
     assert VectorColumns.parse(VectorColumns().to_options()) == VectorColumns()

@@ -20,7 +20,7 @@ ONE = TopicOffsets(["a"])
 BOUNDS = {"a": Bounds(first=3, following=11), "b": Bounds(first=1, following=1)}
 
 
-def test_an_offset_comes_back_and_its_text_does_not_depend_on_the_order_of_topics() -> None:
+def test_an_offset_survives_a_round_trip_for_any_order_of_topics() -> None:
     one = OFFSETS.write({"b": 1, "a": 4}, {"b": 5, "a": 6})
     assert json.dumps(one) == json.dumps(OFFSETS.write({"a": 4, "b": 1}, {"a": 6, "b": 5}))
     assert OFFSETS.read(one) == ({"a": 4, "b": 1}, {"a": 6, "b": 5})
@@ -46,7 +46,7 @@ def test_an_offset_of_something_else_is_refused(stored: object) -> None:
         ONE.read(stored)
 
 
-def test_a_query_keeps_its_topics() -> None:
+def test_the_topics_of_a_query_cannot_change() -> None:
     with pytest.raises(TopicGap, match="has read a and the query reads a, b"):
         OFFSETS.read({"next": {"a": 4}})
     assert issubclass(TopicGap, Corrupt)

@@ -33,7 +33,7 @@ def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, version: int
     monkeypatch.setattr(module, "load_delta", load_then_lose)
 
 
-def test_the_same_micro_batch_committed_by_a_zombie_meanwhile_wins(
+def test_a_concurrent_commit_of_the_same_micro_batch_wins(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)
@@ -43,7 +43,7 @@ def test_the_same_micro_batch_committed_by_a_zombie_meanwhile_wins(
     assert delta.ids() == [1000]
 
 
-def test_another_query_that_commits_meanwhile_is_no_obstacle(
+def test_a_concurrent_commit_of_another_query_does_no_harm(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)
@@ -53,7 +53,7 @@ def test_another_query_that_commits_meanwhile_is_no_obstacle(
     assert delta.ids() == [1, 2, 1000]
 
 
-def test_an_answer_that_was_lost_is_looked_up(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_read_after_a_lost_response(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     delta.open().prepare(SCHEMA)
     files, append = delta.write([1, 2]), module._append
 
@@ -89,7 +89,7 @@ def test_a_table_removed_under_the_query_is_reported(delta: Place) -> None:
         delta.open().commit("q", 0, [])
 
 
-def test_a_table_with_rules_we_do_not_keep_is_refused(delta: Place) -> None:
+def test_a_table_with_rules_that_are_not_enforced_is_refused(delta: Place) -> None:
     delta.open().prepare(SCHEMA)
     DeltaTable(delta.spec.path).alter.add_constraint({"positive": "id > 0"})
     with pytest.raises(Unsupported, match=r"delta\.constraints\.positive"):
@@ -139,7 +139,7 @@ def test_a_commit_is_durable_before_it_is_reported(delta: Place, monkeypatch: py
     assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
 
 
-def test_a_commit_found_there_is_made_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_commit_is_made_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     delta.open().prepare(SCHEMA)
     files = delta.write([1])
     delta.open().commit("q", 0, files)
@@ -163,7 +163,7 @@ def test_a_commit_that_cannot_be_made_durable_is_not_reported(
         delta.open().commit("q", 0, files)
 
 
-def test_a_folder_whose_maker_died_becomes_a_table(delta: Place) -> None:
+def test_a_folder_of_a_crashed_creation_becomes_a_table(delta: Place) -> None:
     os.makedirs(f"{delta.spec.path}/_delta_log")
     delta.open().prepare(SCHEMA)
     assert delta.ids() == []

@@ -198,7 +198,7 @@ async def test_a_folder_with_another_log_is_refused(log: str) -> None:
         await ParquetFolder(SPEC, store).prepare_async(SCHEMA)
 
 
-async def test_a_name_that_fits_no_file_is_refused() -> None:
+async def test_a_name_that_cannot_name_a_file_is_refused() -> None:
     with pytest.raises(PenstockError, match="txnAppId"):
         await ParquetFolder(SPEC, MemoryStore()).commit_async("a/b", 0, [])
 
@@ -214,7 +214,7 @@ def test_a_decision_is_finished_when_the_folder_is_opened(parquet: Place) -> Non
     assert parquet.open().rows_by_version("q") == {0: 5}
 
 
-def test_readers_skip_what_is_not_committed(parquet: Place) -> None:
+def test_readers_skip_uncommitted_files(parquet: Place) -> None:
     parquet.open().prepare(PLACE_SCHEMA)
     parquet.write(range(5))
     assert ds.dataset(parquet.spec.path, format="parquet").count_rows() == 0

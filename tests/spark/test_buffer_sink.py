@@ -61,7 +61,7 @@ def write(frame: DataFrame, plant: Plant, **more: str) -> None:
 
 
 def copy_queue(plant: Plant, sink: str = "penstock-buffer") -> StreamingQuery:
-    """A stream from the queue `ingest` into the queue `out`, until it has everything."""
+    """Run a stream from the queue `ingest` into the queue `out`, until it has everything."""
     query = (
         plant.stream(columns="value,metadata")
         .load()
@@ -75,7 +75,7 @@ def copy_queue(plant: Plant, sink: str = "penstock-buffer") -> StreamingQuery:
 
 
 def undo_last_commit(plant: Plant) -> int:
-    """As a driver leaves it that died between the sink's commit and the commit log."""
+    """Restore the state of a driver that died between the sink's commit and the commit log."""
     last = max(int(path.name) for path in (plant.checkpoint / "commits").iterdir() if path.name.isdigit())
     for path in (plant.checkpoint / "commits").glob(f"*{last}*"):
         path.unlink()
@@ -100,7 +100,7 @@ def test_a_stream_writes_every_record_once_and_a_repeated_micro_batch_does_nothi
 
 
 def register_raising(plant: Plant, where: str) -> str:
-    """The name of a sink that does its work and fails once all the same, in `write` or in `commit`."""
+    """Register a sink that does its work but fails once, in `write` or in `commit`. Return its name."""
     marker = str(plant.root / "raised")
     sink = f"raising-{where}"
 

@@ -1,4 +1,4 @@
-"""The worked examples into the databases run as they are, kills and all."""
+"""The worked examples into the databases run unchanged, including the kills."""
 
 from __future__ import annotations
 

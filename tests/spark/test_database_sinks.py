@@ -47,7 +47,7 @@ def assert_holds(plant: Plant, format_name: str, numbers: Sequence[int]) -> None
 
 
 def stream(plant: Plant, format_name: str, sink: str | None = None) -> None:
-    """Everything that is in the queue, through SQL, into the queue of a database."""
+    """Stream everything in the queue, through SQL, into the queue of a database."""
     sql, options = FORMATS[format_name]
     source = plant.stream(columns="value").load()
     decoded = source.selectExpr("from_json(CAST(value AS string), 'user string, n int') AS r").select("r.*")
@@ -94,7 +94,7 @@ def test_a_commit_that_raised_after_it_was_applied_is_not_repeated(plant: Plant,
 
 
 def register_raising(plant: Plant, format_name: str) -> str:
-    """The name of a sink whose first commit appends and fails all the same."""
+    """Register a sink whose first commit appends but then fails. Return its name."""
     marker = str(plant.root / "raised")
     sink = f"raising-{format_name}"
 

@@ -18,7 +18,7 @@ from penstock.spark.session.java import find_java, read_release, wrap_java, wrap
 
 @pytest.fixture(autouse=True)
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a test lays out is found."""
+    """Hide installed Javas, so that only those of a test are found."""
     monkeypatch.setattr(java, "_COMMON_DIRECTORIES", ())
 
 

@@ -29,7 +29,7 @@ from penstock.storage.fs import OsFileSystem
 
 
 class Directory:
-    """A data directory and a place for what Spark writes."""
+    """A data directory, and a folder for the output of Spark."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark = spark
@@ -73,7 +73,7 @@ class Directory:
         return sorted(DeltaTable(str(self.root / "table")).to_pyarrow_table()["n"].to_pylist())
 
     def forget_last_commit(self) -> None:
-        """As after a crash between the sink's commit and Spark's own."""
+        """Restore the state after a crash between the sink's commit and Spark's."""
         commits = [path for path in (self.root / "checkpoint" / "commits").iterdir() if path.name.isdigit()]
         max(commits, key=lambda path: int(path.name)).unlink()
 
@@ -222,7 +222,7 @@ def test_a_running_quiver_keeps_what_the_query_has_not_read_and_removes_what_it_
         assert eventually(lambda: [each.name for each in quiver.subscribers()] == ["lake", "other"])
         assert quiver.stats().segments >= 2, "the query has not read the last two"
         place.stream(subscriber="lake", maxSegmentsPerTrigger="1")
-        # Spark tells of a micro-batch when the next one begins, so the last may still be kept.
+        # Spark commits a micro-batch when the next one begins, so the last one may still be kept.
         assert eventually(lambda: quiver.stats().segments <= 1)
         assert place.delta() == [0, 1, 2, 3, 4]
 
@@ -251,7 +251,7 @@ def test_uploaded_segments_are_read_from_a_real_s3_server(place: Directory) -> N
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Whether it comes true while another thread works on it."""
+    """Return whether the condition becomes true while another thread works."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:

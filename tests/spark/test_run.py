@@ -1,4 +1,4 @@
-"""`penstock run` and `penstock compact` on a session that is there: what they print and how they end."""
+"""`penstock run` and `penstock compact` on an existing session: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(plant: Plant, text: str) -> Path:
 
 
 def how_to(plant: Plant) -> Path:
-    """The pipeline that the how-to prints."""
+    """Return the pipeline of the how-to."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", HOW_TO.read_text(), re.DOTALL | re.MULTILINE)
     return write(plant, text)
 

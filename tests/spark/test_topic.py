@@ -68,7 +68,7 @@ def delta(root: Path) -> list[tuple[int, str]]:
 
 
 def forget_last_commit(root: Path) -> None:
-    """As after a crash between the sink's commit and Spark's own."""
+    """Restore the state after a crash between the sink's commit and Spark's."""
     commits = [path for path in (root / "checkpoint" / "commits").iterdir() if path.name.isdigit()]
     max(commits, key=lambda path: int(path.name)).unlink()
 

@@ -1,4 +1,4 @@
-"""The books of a pipeline, over tables and a ledger that the real code wrote."""
+"""The durable state of a pipeline, with tables and a ledger that the real code wrote."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_ten_thousand_micro_batches_are_searched_in_a_few_reads(tmp_path: Path) 
 
 
 async def test_a_table_version_is_found_by_binary_search() -> None:
-    """Every third entry is somebody else's, and the log begins at 40."""
+    """Every third entry is from another writer, and the log begins at 40."""
     asked: list[int] = []
 
     async def entry(version: int) -> DeltaCommit | None:

@@ -1,4 +1,4 @@
-"""The balance of a pipeline: what adds up, and every way in which it may not, with the exact sequences."""
+"""The reconciliation of a pipeline: balanced books, and every kind of damage with its exact sequences."""
 
 from __future__ import annotations
 

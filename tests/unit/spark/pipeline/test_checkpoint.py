@@ -1,4 +1,4 @@
-"""Reading what Spark wrote into a checkpoint."""
+"""Reading a checkpoint that Spark wrote."""
 
 from __future__ import annotations
 

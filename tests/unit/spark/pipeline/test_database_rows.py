@@ -1,4 +1,4 @@
-"""The sections `timeseries` and `vector` of a pipeline, and the columns they ask for."""
+"""The sections `timeseries` and `vector` of a pipeline, and the columns that they require."""
 
 from __future__ import annotations
 

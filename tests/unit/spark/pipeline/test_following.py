@@ -1,4 +1,4 @@
-"""A pipeline whose micro-batches run in another process tells of them by way of the ledger."""
+"""A pipeline whose micro-batches run in another process, which reports them through the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line(batch: int) -> BatchLine:
 
 
 class Query:
-    """As much of a query as is asked about."""
+    """A stand-in for a query, with the attributes that the pipeline reads."""
 
     id = APP
 

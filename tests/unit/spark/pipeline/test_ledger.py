@@ -1,4 +1,4 @@
-"""The books: a line per micro-batch, durable, repeatable, and safe from an old driver."""
+"""The ledger: one line per micro-batch, durable, repeatable, and safe from an old driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters go back into the queue once, wherever a redrive is cut short."""
+"""Dead letters go back into the queue once, wherever a redrive is interrupted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WRITES = ("the plan", "the identity", "the batch", "the manifest", "the book", "
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class MortalStore(MemoryStore):
-    """Dies at one of its writes, before or after it is applied."""
+    """A store that dies at one of its writes, before or after it is applied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Bench:
         return asyncio.run(self.driver().run(wanted or Wanted()))
 
     def queued(self) -> list[bytes]:
-        """Every record in the queue behind the first."""
+        """Return every record in the queue after the first."""
 
         async def work() -> list[bytes]:
             found: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The YAML of a pipeline: what is right is read in full, what is wrong is told with its place."""
+"""The YAML of a pipeline: valid files are read in full, errors are reported with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a transform relate to records, judged by Spark's plan."""
+"""The relation of a transform's rows to records, derived from Spark's plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark 4.3 prints for each of these faults stands in `failures/`, with the stacks of Java shortened."""
+"""`failures/` contains the output of Spark 4.3 for each fault, with shortened Java stacks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[type[PenstockError], str]] = {
 
 
 class FromSpark(Exception):
-    """In the place of Spark's many classes: only the text counts."""
+    """A stand-in for Spark's many classes: only the text counts."""
 
 
 def explained(text: str) -> PenstockError:

@@ -1,4 +1,4 @@
-"""What the end of Spark's Java means: wrong settings, or a fault that may pass."""
+"""The meaning of the end of Spark's Java: wrong settings, or a temporary fault."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_end_of_a_working_java_is_reported_with_its_signal() -> None:
 
 
 def launch(command: str) -> None:
-    """As PySpark does it: the status is known to a local name only."""
+    """Fail as PySpark does: only a local variable has the status."""
     proc = subprocess.Popen(["/bin/sh", "-c", command])
     proc.wait()
     raise RuntimeError(EXITED)

@@ -51,7 +51,7 @@ def batch(rows: list[Row], **types: pa.DataType) -> pa.RecordBatch:
 
 
 def written(rows: list[Row], columns: SeriesColumns, ddl: str = DDL) -> list[Series]:
-    """The series of the records of these rows, as the database reads them."""
+    """Return the series in the records of these rows, as the database reads them."""
     found: list[Series] = []
     for made in metrics_records([batch(rows)], columns, columns.layout(schema_of(ddl))):
         assert set(made.column("metadata").to_pylist()) == {METRICS_PAYLOAD}

@@ -24,7 +24,7 @@ def read(rows: BatchRows) -> list[bytes]:
 
 
 def said(rows: BatchRows) -> list[bytes]:
-    """The metadata of every record, as a reader would assign it."""
+    """Return the metadata of every record, as a reader would assign it."""
     starts = [start for start, _ in rows.runs] + [rows.count]
     return [run for place, (start, run) in enumerate(rows.runs) for _ in range(start, starts[place + 1])]
 

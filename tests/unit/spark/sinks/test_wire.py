@@ -1,4 +1,4 @@
-"""Columns of bytes against what Google's own encoder writes."""
+"""Columns of bytes, compared with the output of Google's own encoder."""
 
 from __future__ import annotations
 

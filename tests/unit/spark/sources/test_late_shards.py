@@ -1,4 +1,4 @@
-"""A query that is there before the producers say how many shards the queue has."""
+"""A query that starts before the producers store the number of shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: StoredOffset = {"0": 0}
 
 
 def places(stream: BufferStreamReader, start: StoredOffset, end: StoredOffset) -> list[tuple[int, int]]:
-    """(shard, sequence) of everything that the tasks get."""
+    """Return (shard, sequence) of everything in the tasks."""
     found: list[tuple[int, int]] = []
     for partition in stream.partitions(start, end):
         assert isinstance(partition, SlicePartition)

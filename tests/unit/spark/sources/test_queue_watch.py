@@ -67,6 +67,6 @@ def test_a_repeated_look_reads_nothing_while_nothing_changes(
     queue.produce(1)
     watch = QueueWatch.open(queue.options())
     first = watch.look({})
-    monkeypatch.setattr("penstock.buffer.manifest.index", None)  # what decodes a manifest that was read
+    monkeypatch.setattr("penstock.buffer.manifest.index", None)  # the decoder of a manifest
     assert watch.look({}) == first
     watch.close()

@@ -1,4 +1,4 @@
-"""Arrow's types in Spark, and batches brought into the schema of a query."""
+"""Arrow's types in Spark, and the conversion of batches to the schema of a query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 
 def through_spark(array: pa.Array) -> pa.Array:
-    """The array as Spark would get it."""
+    """Return the array in the form that Spark receives."""
     batch = pa.record_batch({"c": array})
     target = arrow_target(spark_struct([batch.schema], 63, view=False))
     return to_target(batch, target).column(0)

@@ -1,4 +1,4 @@
-"""Offsets over segments: places, gaps, and another directory under an old checkpoint."""
+"""Offsets over segments: positions, gaps, and another directory under an old checkpoint."""
 
 from __future__ import annotations
 

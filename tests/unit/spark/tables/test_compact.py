@@ -1,4 +1,4 @@
-"""Which files are worth rewriting."""
+"""The choice of the files to rewrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about Delta: races, lost answers, and rules of other writers' tables."""
+"""The specifics of Delta: races, lost responses, and the rules of other writers' tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.spark.tables.delta import DeltaLog
 
 
 def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, version: int) -> None:
-    """Let somebody else commit between our look at the table and our log entry."""
+    """Let another writer commit between our read of the table and our log entry."""
     load, done = module.load_delta, []
 
     def load_then_lose(spec: TableSpec) -> DeltaTable | None:
@@ -135,7 +135,7 @@ def test_a_commit_is_durable_before_it_is_reported(delta: Place, monkeypatch: py
     delta.open().commit("q", 0, delta.write([1]))
     files, synced = delta.write([2]), recorded_syncs(monkeypatch)
     assert delta.open().commit("q", 1, files)
-    # The entry before it too: its writer may be one that does not sync.
+    # The previous entry is synced too: its writer may not sync.
     assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
 
 

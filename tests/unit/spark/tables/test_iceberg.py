@@ -1,4 +1,4 @@
-"""What is special about Iceberg: the race in which the library would accept a duplicate."""
+"""The specifics of Iceberg: the race in which the library would accept a duplicate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.spark.tables import iceberg as module
 
 
 def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, ids: list[int]) -> None:
-    """Another handle commits between our look at the table and our change."""
+    """Let another handle commit between our read of the table and our change."""
     load, files, done = module.load_iceberg, place.write(ids), []
 
     def load_then_lose(spec: TableSpec) -> CatalogTable | None:

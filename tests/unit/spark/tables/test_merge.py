@@ -1,4 +1,4 @@
-"""Totals in a Delta table: added up once, inserted once."""
+"""Totals in a Delta table, summed once and inserted once."""
 
 from __future__ import annotations
 

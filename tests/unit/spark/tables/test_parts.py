@@ -1,4 +1,4 @@
-"""Files that tasks write: large enough, few in memory, with the columns the table wants."""
+"""The files of tasks: large enough, few in memory, and with the columns of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether rows fit a table, and the sentence when they do not."""
+"""Checks that rows fit a table, and the messages if they do not."""
 
 from __future__ import annotations
 

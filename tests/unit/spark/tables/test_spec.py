@@ -1,4 +1,4 @@
-"""Options of the table formats: what they are called, what they may be, and that secrets stay hidden."""
+"""The options of the table formats: their names, their values, and that secrets stay hidden."""
 
 from __future__ import annotations
 

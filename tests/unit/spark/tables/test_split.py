@@ -1,4 +1,4 @@
-"""Rows by partition value: every row in one group, values as text, and folders readers understand."""
+"""Rows by partition value: every row in one group, values as text, and folders that readers understand."""
 
 from __future__ import annotations
 

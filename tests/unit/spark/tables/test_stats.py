@@ -1,4 +1,4 @@
-"""Statistics of data files: no value lies outside of them, and no reader is misled."""
+"""Statistics of data files: no value is out of bounds, and readers find every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One contract over every kind of table."""
+"""The contract that every kind of table keeps."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_table_can_be_partitioned_by_dates_numbers_and_flags(place: Place, tmp
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_a_location_that_cannot_be_written_is_reported(kind: str) -> None:
-    # Not even root makes folders there.
+    # Not even root can create folders there.
     spec = TableSpec(kind=kind, path="/proc/penstock/table")  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match=r"/proc/penstock/table.* cannot be"):
         open_table(spec).prepare(SCHEMA)

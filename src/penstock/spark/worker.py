@@ -59,12 +59,14 @@ def _in_order(
 ) -> Iterator[pa.RecordBatch]:
     todo = deque(pieces)
     while todo or waiting:
-        while todo and len(waiting) < FETCH_AHEAD and (not waiting or _held(waiting) < FETCH_AHEAD_BYTES):
+        while (
+            todo and len(waiting) < FETCH_AHEAD and (not waiting or _bytes_ready(waiting) < FETCH_AHEAD_BYTES)
+        ):
             waiting.append(pool.submit(load, todo.popleft()))
         yield waiting.popleft().result()
 
 
-def _held(waiting: deque[_Fetch]) -> int:
+def _bytes_ready(waiting: deque[_Fetch]) -> int:
     return sum(f.result().nbytes for f in waiting if f.done() and not f.cancelled() and not f.exception())
 
 

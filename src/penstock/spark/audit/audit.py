@@ -36,7 +36,7 @@ class AuditReport:
 
     pipeline: str
     query: str | None
-    """The id of the query, or None if the pipeline never ran, so that every record is in flight."""
+    """The id of the query, or None if the pipeline never ran and every record is in flight."""
     deep: bool
     balance: Balance
 
@@ -120,10 +120,10 @@ def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tel
     try:
         scan = _scan_of(sink)
         letters = None if spec.letters is None else _scan_of(spec.letters)
-        lacking = [] if scan is None else sorted({*_needed(facts)} - scan.columns)
-        if scan is None or lacking:
-            what = f"has no {', '.join(lacking)}" if lacking else "is not a table with record positions"
-            advice = f"select {', '.join(lacking)} in the transform to have them compared" if lacking else ""
+        missing = [] if scan is None else sorted({*_needed(facts)} - scan.columns)
+        if scan is None or missing:
+            what = f"has no {', '.join(missing)}" if missing else "is not a table with record positions"
+            advice = f"select {', '.join(missing)} in the transform to have them compared" if missing else ""
             yield _note(subject, f"records are not compared one by one: {sink.place} {what}", advice)
             return
         for window in windows(lines):

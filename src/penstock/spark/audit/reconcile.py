@@ -437,8 +437,8 @@ def _totals(
     for line in lines:
         found = recounted(line, facts)
         produced += line.read if found is None else found
-        delivered += _held(table, line.batch, line.rows[name])
-        dead += _held(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
+        delivered += _delivered_rows(table, line.batch, line.rows[name])
+        dead += _delivered_rows(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
     for run in missing:
         count = _recount(run.spans, facts) if run.end is not None else None
         if count is not None and table.rows is not None:
@@ -459,8 +459,8 @@ def _totals(
     )
 
 
-def _held(table: TableFacts | None, batch: int, said: int) -> int:
-    """Return a micro-batch's number of rows from the table, or `said` if the table does not record it."""
+def _delivered_rows(table: TableFacts | None, batch: int, recorded: int) -> int:
+    """Return a micro-batch's number of rows from the table, or `recorded` if the table does not record it."""
     if table is None or table.rows is None or _is_cleaned(table, batch):
-        return said
+        return recorded
     return table.rows.get(batch, 0)

@@ -46,7 +46,7 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one_to_one: dict[str, bool] = {}
     """Whether each row of a sink is one record, so that the transform dropped the records without a row."""
     left_out: dict[str, int] = {}
-    """The number of transformed rows that each sink drops because of its own settings."""
+    """The number of transformed rows that each sink drops because of its settings."""
     at_ms: int
     took_ms: int = 0
     """The time from the start until every sink had committed, or 0 if unknown."""

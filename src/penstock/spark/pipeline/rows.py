@@ -67,10 +67,10 @@ def check_database_columns(sink: SinkSpec, schema: StructType) -> None:
         target.columns.layout(schema)
     elif isinstance(target, VectorSinkSpec):
         names = schema.fieldNames()
-        lacking = [name for name in target.order_by if name not in names]
-        if lacking:
+        missing = [name for name in target.order_by if name not in names]
+        if missing:
             held = ", ".join(names)
-            raise ConfigError(f"order_by: the rows have no column {lacking[0]!r}; they have {held}")
+            raise ConfigError(f"order_by: the rows have no column {missing[0]!r}; they have {held}")
         kept = written_columns(target, names)
         target.columns.attribute_columns(type(schema)([one for one in schema.fields if one.name in kept]))
 

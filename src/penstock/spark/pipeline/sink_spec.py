@@ -91,7 +91,7 @@ class TimeSeriesSinkSpec(BufferSinkSpec):
 
     @property
     def columns(self) -> SeriesColumns:
-        """The role of each column. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
         return SeriesColumns(
             metric=self.metric,
             metric_column=self.metric_column,
@@ -125,7 +125,7 @@ class VectorSinkSpec(BufferSinkSpec):
 
     @property
     def columns(self) -> VectorColumns:
-        """The role of each column. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
         return VectorColumns(
             id=self.id,
             vector=self.vector,

@@ -171,7 +171,7 @@ class PipelineSpec:
         """The dead-letter table, or None if the pipeline does not use one."""
         if not self.keeps_letters:
             return None
-        return self.dead_letter or _beside(next(iter(self.outputs.values())))
+        return self.dead_letter or _default_letters(next(iter(self.outputs.values())))
 
     @property
     def checkpoint_path(self) -> str:
@@ -231,7 +231,7 @@ def _address(place: str) -> str:
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else address.url
 
 
-def _beside(sink: SinkSpec) -> SinkSpec:
+def _default_letters(sink: SinkSpec) -> SinkSpec:
     """Return the default table for bad records: next to `sink`, of the same kind."""
     if sink.delta is not None:
         target = replace(sink.delta, path=_suffixed(sink.delta.path), partition_by=(), merge=None)

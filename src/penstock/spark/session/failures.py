@@ -282,7 +282,7 @@ def _class_of(module: str, name: str) -> type[PenstockError]:
 
 
 def explain_pipeline(error: BaseException) -> PenstockError | None:
-    """Return the error of ours behind an exception of a running pipeline, or None if it is unknown."""
+    """Return the error of ours in an exception of a running pipeline, or None if it is unknown."""
     text = str(error)
     bad = _BAD.search(text)
     if bad is not None:

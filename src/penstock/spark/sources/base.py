@@ -141,7 +141,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         end = available
         if not isinstance(limit, ReadAllAvailable):
             reachable = {key: available[key] for key in begin}
-            end = available | self._admit(begin, reachable, self._most(limit))
+            end = available | self._admit(begin, reachable, self._entries_max(limit))
         self._check_gaps(here, end)
         if end == here:
             return start
@@ -161,7 +161,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         entering = {key: bounds[key].first for key in ends if key not in here}
         return {key: max(number, ends.get(key, number)) for key, number in here.items()} | entering
 
-    def _most(self, limit: ReadLimit) -> int:
+    def _entries_max(self, limit: ReadLimit) -> int:
         if isinstance(limit, ReadMaxRows):
             return limit.max_rows
         return limit.max_files if isinstance(limit, ReadMaxFiles) else self._per_trigger

@@ -102,10 +102,10 @@ class BufferOptions:
             gc_grace_period=plain.get("gc_grace_period", "10m"),
         )
         _ = options.consumer  # checks the durations
-        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
-        if options.records_gaps and lacking:
+        missing = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.records_gaps and missing:
             raise ConfigError(
-                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(missing)}"
             )
         return options
 

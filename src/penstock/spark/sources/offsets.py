@@ -119,7 +119,7 @@ class Offsets(ABC, Generic[K, M]):
         """Return the position as numbers. Raise `ConfigError` for missing or unknown keys."""
         if isinstance(position, int) and len(bounds) > 1:
             held = ", ".join(self.name(key, len(bounds)) for key in sorted(bounds))
-            raise ConfigError(f"{option}: {held} have numbers of their own; give JSON with all of them")
+            raise ConfigError(f"{option}: {held} have separate numbers; give JSON with all of them")
         places = position if isinstance(position, Mapping) else dict.fromkeys(bounds, position)
         self.check_keys(places, bounds, option)
         return {key: _at(places.get(key, "earliest"), bounds[key]) for key in sorted(bounds)}
@@ -170,7 +170,7 @@ class Offsets(ABC, Generic[K, M]):
             )
 
     def check_reached(self, numbers: Mapping[K, int], bounds: Mapping[K, Bounds]) -> None:
-        """Raise `gap` if the checkpoint is ahead of the source, so that it belongs to another source."""
+        """Raise `gap` if the checkpoint is ahead of the source and therefore belongs to another one."""
         for key, held in bounds.items():
             if numbers[key] > held.following:
                 raise self.gap(

@@ -123,7 +123,7 @@ class ConsumedQueue:
         try:
             return loop_thread().run(self._entries())
         except FencedError as error:
-            raise self._lost(error) from error
+            raise self._fenced(error) from error
 
     async def _entries(self) -> Indexes:
         found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
@@ -162,14 +162,14 @@ class ConsumedQueue:
         try:
             loop_thread().run(ack_through())
         except FencedError as error:
-            raise self._lost(error) from error
+            raise self._fenced(error) from error
 
     async def _ack(self, shard: int, last: int) -> None:
         consumer = self._consumers[shard]
         if last >= 0 and (consumer.acked is None or last > consumer.acked):
             await consumer.ack_through(last)
 
-    def _lost(self, error: FencedError) -> FencedError:
+    def _fenced(self, error: FencedError) -> FencedError:
         return FencedError(
             f"this query no longer owns {self._options.manifest_path} in {self.store.url}: a newer "
             "query or consumer has taken it over, and only one may acknowledge. Stop one of the two; to read "

@@ -86,10 +86,10 @@ class TopicOptions:
             on_gap=choice_option(plain, "onGap", ("fail", "skip", "record"), "fail"),
             partitions=count_option(plain, "partitions"),
         )
-        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
-        if options.on_gap == "record" and lacking:
+        missing = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.on_gap == "record" and missing:
             raise ConfigError(
-                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(missing)}"
             )
         return options
 

@@ -101,11 +101,11 @@ def compact(
     """
     if target_bytes < 1 or min_files < 2:
         raise ConfigError("compaction: expected target_bytes of at least 1 and min_files of at least 2")
-    tell = on_progress or (lambda _: None)
+    report_progress = on_progress or (lambda _: None)
     if spec.kind == "delta":
-        return _compact_delta(spark, spec, target_bytes, min_files, tell)
+        return _compact_delta(spark, spec, target_bytes, min_files, report_progress)
     if spec.kind == "iceberg":
-        return _compact_iceberg(spark, spec, target_bytes, min_files, tell)
+        return _compact_iceberg(spark, spec, target_bytes, min_files, report_progress)
     raise Unsupported(
         f"{spec.where}: a folder without a table format cannot be compacted under its readers; write it as a "
         "new folder with spark.read.parquet(old).repartition(n).write.parquet(new) and have them read that "
@@ -153,7 +153,7 @@ def in_tasks(spark: SparkSession, jobs: Sequence[J], work: Callable[[J], bytes])
 
 
 def _compact_delta(
-    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, tell: OnProgress
+    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, report_progress: OnProgress
 ) -> CompactionReport:
     """Compact each partition that has small files, with one task and one commit per partition.
 
@@ -167,14 +167,14 @@ def _compact_delta(
     partitions = sorted(
         {found.partition for found in pack(_delta_files(table), target_bytes, min_files)}, key=repr
     )
-    tell(f"{spec.where}: {len(partitions)} partitions have small files")
+    report_progress(f"{spec.where}: {len(partitions)} partitions have small files")
 
     def work(partition: PartitionValues) -> bytes:
         return msgspec.json.encode(_optimize(spec, partition, target_bytes))
 
     results = in_tasks(spark, partitions, work)
     report = CompactionReport.total(msgspec.json.decode(found, type=CompactionReport) for found in results)
-    tell(f"{spec.where}: {report}")
+    report_progress(f"{spec.where}: {report}")
     return report
 
 
@@ -236,7 +236,7 @@ class _Merged:
 
 
 def _compact_iceberg(
-    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, tell: OnProgress
+    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, report_progress: OnProgress
 ) -> CompactionReport:
     """Merge small files in tasks, then replace them in one commit.
 
@@ -251,7 +251,7 @@ def _compact_iceberg(
         raise NotFound(f"{spec.where} does not exist; check the options table and catalog.*")
     layout = replace(IcebergTable(spec).layout_of(table), target_file_bytes=target_bytes)
     packs = pack(_sized(table, layout), target_bytes, min_files)
-    tell(f"{spec.where}: {len(packs)} groups of small files")
+    report_progress(f"{spec.where}: {len(packs)} groups of small files")
 
     def work(small: SmallFiles[str]) -> bytes:
         return msgspec.json.encode(_merge(layout, small))
@@ -268,7 +268,7 @@ def _compact_iceberg(
         bytes_after=sum(file.size for found in done for file in found.new),
         skipped=tuple(found.reason for found in merged if found.reason),
     )
-    tell(f"{spec.where}: {report}")
+    report_progress(f"{spec.where}: {report}")
     return report
 
 

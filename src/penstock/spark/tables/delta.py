@@ -137,7 +137,7 @@ class DeltaLog:
         divided = tuple(table.metadata().partition_columns)
         if self._spec.partition_by not in ((), divided):
             raise SchemaMismatch(
-                f"partitionBy: {where} is divided by ({', '.join(divided)}), not by "
+                f"partitionBy: {where} is partitioned by ({', '.join(divided)}), not by "
                 f"({', '.join(self._spec.partition_by)}); leave the option out, or write to another table"
             )
         check_partitioning(rows, divided, where)

@@ -143,7 +143,7 @@ class ParquetFolder:
         check_rows_fit(rows, arrow_schema(held.schema), where, may_omit=False)
         if self._spec.partition_by not in ((), held.partition_by):
             raise SchemaMismatch(
-                f"partitionBy: {where} is divided by ({', '.join(held.partition_by)}), not by "
+                f"partitionBy: {where} is partitioned by ({', '.join(held.partition_by)}), not by "
                 f"({', '.join(self._spec.partition_by)}); leave the option out, or write to another folder"
             )
 
@@ -228,32 +228,32 @@ class ParquetFolder:
                 await publish_file(self._store, path)
 
         await asyncio.gather(*(one(path) for path in decision.files))
-        await _patiently(lambda: self._store.put(decision.record_key, decision.encode()))
+        await _with_retries(lambda: self._store.put(decision.record_key, decision.encode()))
         if is_one_time(decision.app):
             await self._store.delete_many([app_key(decision.app)])
 
     async def _decision(self, key: str) -> tuple[Decision, Blob] | None:
         try:
-            blob = await _patiently(lambda: self._store.get(key))
+            blob = await _with_retries(lambda: self._store.get(key))
         except NotFound:
             return None
         return Decision.decode(blob.data, key), blob
 
     async def _schema(self) -> FolderSchema | None:
         try:
-            return FolderSchema.decode((await _patiently(lambda: self._store.get(SCHEMA))).data)
+            return FolderSchema.decode((await _with_retries(lambda: self._store.get(SCHEMA))).data)
         except NotFound:
             return None
 
     async def _has(self, key: str) -> bool:
         try:
-            await _patiently(lambda: self._store.get(key, ByteRange(start=0, length=1)))
+            await _with_retries(lambda: self._store.get(key, ByteRange(start=0, length=1)))
         except NotFound:
             return False
         return True
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
-        return await _patiently(lambda: self._store.list(folder))
+        return await _with_retries(lambda: self._store.list(folder))
 
     async def _rows_by_version(self, app: str) -> dict[int, int]:
         listed = await self._list(f"{COMMITS}/{app}")
@@ -276,11 +276,11 @@ class ParquetFolder:
 
     async def _rows_of(self, path: str) -> int:
         length = _TAIL_BYTES
-        tail = (await _patiently(lambda: self._store.get(path, ByteRange(start=None, length=length)))).data
+        tail = (await _with_retries(lambda: self._store.get(path, ByteRange(start=None, length=length)))).data
         needed = int.from_bytes(tail[-8:-4], "little") + 16
         if needed > len(tail):
             tail = (
-                await _patiently(lambda: self._store.get(path, ByteRange(start=None, length=needed)))
+                await _with_retries(lambda: self._store.get(path, ByteRange(start=None, length=needed)))
             ).data
         return int(pq.read_metadata(pa.BufferReader(pa.py_buffer(tail))).num_rows)
 
@@ -289,7 +289,7 @@ def _is_hidden(key: str) -> bool:
     return any(part.startswith(("_", ".")) and "=" not in part for part in key.split("/"))
 
 
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+async def _with_retries(call: Callable[[], Awaitable[T]]) -> T:
     return await retry(call, _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
 
 

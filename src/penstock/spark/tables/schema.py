@@ -165,11 +165,11 @@ def check_partitioning(rows: pa.Schema, columns: Sequence[str], where: str) -> N
         kind = rows.field(name).type
         if not _can_partition(kind):
             raise SchemaMismatch(
-                f"partitionBy: column {name!r} is {type_name(kind)}; divide {where} by strings, whole "
+                f"partitionBy: column {name!r} is {type_name(kind)}; partition {where} by strings, whole "
                 f"numbers, booleans or dates, for example CAST({name} AS DATE)"
             )
     if columns and set(rows.names) == set(columns):
-        raise SchemaMismatch(f"partitionBy: {where} needs a column that it is not divided by")
+        raise SchemaMismatch(f"partitionBy: {where} needs a column that it is not partitioned by")
 
 
 def _can_partition(kind: pa.DataType) -> bool:

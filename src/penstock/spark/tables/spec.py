@@ -108,11 +108,11 @@ class TableSpec:
 
     @property
     def store_options(self) -> dict[str, str]:
-        return _below(_STORE, self.options)
+        return _without_prefix(_STORE, self.options)
 
     @property
     def catalog_options(self) -> dict[str, str]:
-        return _below(_CATALOG, self.options)
+        return _without_prefix(_CATALOG, self.options)
 
     @property
     def store(self) -> StoreConfig:
@@ -163,5 +163,5 @@ def _size(text: str | None) -> int:
     return parse_size(int(text) if text.isdigit() else text)
 
 
-def _below(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
+def _without_prefix(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
     return {key[len(prefix) :]: value for key, value in options.items() if key.startswith(prefix)}

@@ -23,7 +23,7 @@ def read(rows: BatchRows) -> list[bytes]:
     return decode_batch(memoryview(encode_batch(rows.chunks, CompressionType.NONE).to_bytes())).to_list()
 
 
-def said(rows: BatchRows) -> list[bytes]:
+def metadata_of_records(rows: BatchRows) -> list[bytes]:
     """Return the metadata of every record, as a reader would assign it."""
     starts = [start for start, _ in rows.runs] + [rows.count]
     return [run for place, (start, run) in enumerate(rows.runs) for _ in range(start, starts[place + 1])]
@@ -42,7 +42,7 @@ def test_rows_keep_their_order_and_their_metadata(
     found = list(gather((batch([v for v, _ in rows], [m for _, m in rows]) for rows in task), bytes_max))
     expected = [row for rows in task for row in rows]
     assert [record for rows in found for record in read(rows)] == [value for value, _ in expected]
-    assert [payload for rows in found for payload in said(rows)] == [
+    assert [payload for rows in found for payload in metadata_of_records(rows)] == [
         payload or b"" for _, payload in expected
     ]
     for rows in found:

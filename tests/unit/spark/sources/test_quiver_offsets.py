@@ -72,7 +72,7 @@ def test_a_position_becomes_numbers_for_every_core() -> None:
     assert OFFSETS.resolve("earliest", bounds, "x") == {0: 4, 1: 2}
     assert OFFSETS.resolve("latest", bounds, "x") == {0: 7, 1: 3}
     assert OFFSETS.resolve({0: 5}, bounds, "x") == {0: 5, 1: 2}
-    with pytest.raises(ConfigError, match="core 0, core 1 have numbers of their own"):
+    with pytest.raises(ConfigError, match="core 0, core 1 have separate numbers"):
         OFFSETS.resolve(5, bounds, "x")
     with pytest.raises(ConfigError, match="no core 9"):
         OFFSETS.resolve({9: 1}, bounds, "x")

@@ -78,7 +78,7 @@ def test_positions_become_numbers() -> None:
     assert OFFSETS.resolve("latest", BOUNDS, "o") == {"a": 11, "b": 1}
     assert OFFSETS.resolve({"a": 5, "b": "latest"}, BOUNDS, "o") == {"a": 5, "b": 1}
     assert OFFSETS.resolve(7, {"a": BOUNDS["a"]}, "o") == {"a": 7}
-    with pytest.raises(ConfigError, match="a, b have numbers of their own"):
+    with pytest.raises(ConfigError, match="a, b have separate numbers"):
         OFFSETS.resolve(7, BOUNDS, "o")
     with pytest.raises(ConfigError, match="name each of them once"):
         OFFSETS.resolve({"a": 5}, BOUNDS, "o")

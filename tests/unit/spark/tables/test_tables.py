@@ -96,7 +96,7 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_written(
 def test_another_partitioning_is_refused(place: Place, tmp_path: Path) -> None:
     place.open().prepare(SCHEMA)
     open_table(make_spec(place.spec.kind, tmp_path)).prepare(SCHEMA)
-    with pytest.raises(SchemaMismatch, match=r"divided by \(k\), not by \(id\)"):
+    with pytest.raises(SchemaMismatch, match=r"partitioned by \(k\), not by \(id\)"):
         open_table(make_spec(place.spec.kind, tmp_path, ("id",))).prepare(SCHEMA)
 
 

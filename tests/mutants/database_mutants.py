@@ -101,7 +101,7 @@ DATABASE_MUTANTS = (
         where="spark:RedriveDriver._check_identity",
         old="if unfinished and (done or len(plans) > 1):",
         new="if False:",
-        test=f"{REDRIVE}::test_a_redrive_that_was_cut_short_is_not_finished_under_another_identity",
+        test=f"{REDRIVE}::test_an_interrupted_redrive_is_not_finished_under_another_identity",
     ),
     Mutant(
         name="a feed continues on a queue that is behind its database",

@@ -150,6 +150,6 @@ SEGMENT_MUTANTS = (
         where="spark:SegmentOffsets.check_identity",
         old="        if (is_last and info.xxh3 != checksum) or (\n",
         new="        if (\n",
-        test=f"{OFFSETS}::test_the_last_segment_that_was_read_is_known_again",
+        test=f"{OFFSETS}::test_the_last_read_segment_is_recognised",
     ),
 )

@@ -19,14 +19,14 @@ SPARK_MUTANTS = (
         where="spark:not_ready",
         old="    if ending is not None and ending.signal is not None:\n",
         new="    if ending is not None and ending.signal is not None and words == []:\n",
-        test=f"{ENDING}::test_a_killed_java_is_a_fault_that_may_pass",
+        test=f"{ENDING}::test_a_killed_java_is_a_temporary_fault",
     ),
     Mutant(
         name="a signal that Java has caught is an exit code",
         where="spark:Ending.signal",
         old="else self.returncode - _SHELL\n",
         new="else 0\n",
-        test=f"{ENDING}::test_an_exit_status_says_which_signal_it_was",
+        test=f"{ENDING}::test_an_exit_status_gives_the_signal",
     ),
     Mutant(
         name="a Java that said nothing means wrong settings",
@@ -44,7 +44,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="what Java printed is not waited for",
-        where="spark:_Words.last",
+        where="spark:_ErrorOutput.last",
         old="    self._thread.join(_LAST_WORDS_S)\n    return list(self._kept)\n",
         new="    return list(self._kept)[:0]\n",
         test=f"{START}::test_how_java_ended_decides_whether_to_try_again",
@@ -99,12 +99,12 @@ SPARK_MUTANTS = (
         test="tests/unit/console/test_redrive_ending.py::test_a_redrive_that_was_killed_has_that_as_its_error",
     ),
     Mutant(
-        name="a Java that was killed when it was asked for its version is unsuitable",
+        name="a Java that was killed while it listed its modules is unsuitable",
         where="spark:find_java",
         old="        troubled |= bool(release.trouble)\n",
         new="",
         test="tests/spark/test_java.py::"
-        "test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_again",
+        "test_a_java_that_is_killed_while_it_lists_its_modules_is_a_temporary_fault",
     ),
     Mutant(
         name="a process that has ended is signalled by its reused number",

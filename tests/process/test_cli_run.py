@@ -133,7 +133,7 @@ def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: lis
 
     os.kill(java_of(run.process.pid), signal.SIGKILL)
     restarting = run.until("restarting")
-    assert "Spark's Java was killed by signal 9 in the middle of the work" in str(restarting["message"])
+    assert "Spark's Java was killed by signal 9 while it was working" in str(restarting["message"])
     assert "starting again in 1s (1 of 3)" in str(restarting["message"])
     produce(root, range(3, 6))
     run.until("started")

@@ -89,7 +89,7 @@ def test_what_killed_java_is_the_last_error_of_its_pipeline(tmp_path: Path) -> N
                 lambda: rows(tmp_path / "penstock-data" / "lake" / "events") == [1], "in the table", 240
             )
             os.kill(java_of(fleet.pids()[name], other_than=first), signal.SIGKILL)
-            sentence = "Spark's Java was killed by signal 9 in the middle of the work"
+            sentence = "Spark's Java was killed by signal 9 while it was working"
             fleet.until(lambda: last_error().startswith(sentence), "reported")
             fleet.until(lambda: fleet.parts()[name]["state"] == "not_ready", "not ready")
             fleet.until_ready(400)

@@ -1,10 +1,10 @@
-"""A pipeline in a process of its own that dies where it is told to.
+"""A pipeline in a separate process that dies at a given step.
 
     chaos_driver.py SETTINGS.json [STEP]
 
-The steps of the first micro-batch it runs: 0 when it is planned, then one after each sink, the dead letters
-and the ledger. At STEP the whole process group is killed, Java and Python workers included. Without STEP it
-takes what is there and ends.
+The steps of its first micro-batch: 0 when it is planned, then one after each sink, the dead letters and the
+ledger. At STEP the whole process group is killed, including Java and the Python workers. Without STEP, the
+driver processes the current records and ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark servers out of the pip package: a standalone cluster with two workers, and a Spark Connect server."""
+"""Spark servers from the pip package: a standalone cluster with two workers, and a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where the master listens."""
+    """A running cluster, given by the address of its master."""
 
     master: str
 
     @property
     def conf(self) -> dict[str, str]:
-        """Settings of a session that takes the whole cluster and starts once it has it."""
+        """The settings of a session that uses the whole cluster and starts once all of it is available."""
         return {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -53,7 +53,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def standalone_cluster(directory: Path) -> Iterator[Cluster]:
-    """A running cluster with its logs and its executors' folders below `directory`; ends with the context."""
+    """Run a cluster with its logs and its executors' folders below `directory` until the context ends."""
     environment = _environment() | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
     launcher = str(HOME / "bin" / "spark-class")
     (port,) = free_ports(1)
@@ -75,7 +75,7 @@ def standalone_cluster(directory: Path) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def connect_server(directory: Path, more: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The address of a Spark Connect server on two local cores, in `directory`; it ends with the context."""
+    """Run a Spark Connect server on two local cores in `directory` until the context ends. Yield the URL."""
     (port,) = free_ports(1)
     conf = {
         "spark.master": "local[2]",
@@ -142,7 +142,7 @@ def _wait_for(process: subprocess.Popen[bytes], log: Path, sentence: str, times:
 
 
 def queued(store: Path) -> list[bytes]:
-    """Every record in the queue at `store`."""
+    """Return every record in the queue at `store`."""
 
     async def work() -> list[bytes]:
         consumer = await Consumer.open(ConsumerConfig(store=str(store)))

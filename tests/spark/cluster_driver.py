@@ -1,9 +1,9 @@
-"""A driver of the standalone cluster, in a process of its own.
+"""A driver of the standalone cluster, in a separate process.
 
 cluster_driver.py SETTINGS.json
 
 SETTINGS.json: `master`, `conf`, `root`, and `work`: `read` counts the queue's records, `stream` copies them
-into `root`/streamed with a stream, `pipeline` runs the pipeline in `pipeline`. It prints what it found as
+into `root`/streamed with a stream, `pipeline` runs the pipeline in `pipeline`. It prints its results as
 JSON.
 """
 

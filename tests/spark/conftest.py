@@ -39,7 +39,7 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """A queue in a directory and a place for what Spark writes."""
+    """A queue in a directory, and a folder for the output of Spark."""
 
     spark: SparkSession
     root: Path
@@ -53,7 +53,7 @@ class Plant:
         return self.root / "checkpoint"
 
     def produce(self, batches: Sequence[Sequence[bytes]], *, metadata: bytes = b"m") -> list[bytes]:
-        """One batch object for each of `batches`; returns all records."""
+        """Store one batch object for each of `batches`. Return all records."""
 
         async def work() -> None:
             async with Producer(ProducerConfig(store=self.store, flush_interval="1h")) as producer:
@@ -79,7 +79,7 @@ class Plant:
         return asyncio.run(QueueReader(LocalStore(self.store), MANIFEST).index())
 
     def acknowledge_through(self, sequence: int) -> None:
-        """Somebody else consumes part of the queue."""
+        """Consume part of the queue as another consumer."""
 
         async def work() -> None:
             consumer = await Consumer.open(ConsumerConfig(store=self.store))
@@ -95,7 +95,7 @@ class Plant:
         return self.spark.readStream.format("penstock-buffer").options(store=self.store, **options)
 
     def drain(self, **options: str) -> list[list[tuple[int, int, bytes]]]:
-        """Run a stream until it has everything; (sequence, index, value) of every micro-batch."""
+        """Run a stream until it has everything. Return (sequence, index, value) of every micro-batch."""
         seen: list[list[tuple[int, int, bytes]]] = []
 
         def keep(frame: DataFrame, _: int) -> None:
@@ -113,7 +113,7 @@ class Plant:
         return seen
 
     def run(self, output: str, **options: str) -> StreamingQuery:
-        """The same into a Parquet table."""
+        """Run a stream into a Parquet table until it has everything."""
         query = (
             self.stream(**options)
             .load()

@@ -2,8 +2,8 @@
 
     connect_driver.py sc://HOST:PORT FOLDER RESULT.json
 
-Reads the queue in FOLDER/store, streams it into a table, and runs a pipeline twice, the second time with
-its last micro-batch to be repeated. RESULT.json tells what it saw.
+Reads the queue in FOLDER/store, streams it into a table, and runs a pipeline twice. The second run repeats
+the last micro-batch. RESULT.json has the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the queue of a database, read as the database reads it."""
+"""Readers of the queue of a database, which read it as the database does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["entries_in", "points_in", "queued"]
 
 
 def queued(store: Path, manifest: str = MANIFEST) -> list[tuple[bytes, bytes]]:
-    """Every record of a queue with what its metadata say, in order."""
+    """Return every record of a queue with its metadata, in order."""
 
     async def work() -> list[tuple[bytes, bytes]]:
         reader = QueueReader(LocalStore(str(store)), manifest)
@@ -36,7 +36,7 @@ def queued(store: Path, manifest: str = MANIFEST) -> list[tuple[bytes, bytes]]:
 
 
 def points_in(store: Path, label: str) -> list[tuple[str, float]]:
-    """A label and the value of every point in the queue."""
+    """Return a label and the value of every point in the queue."""
     found = []
     for record, _ in queued(store):
         for one in series_of_metrics(ExportMetricsServiceRequest.FromString(record)).series:
@@ -45,7 +45,7 @@ def points_in(store: Path, label: str) -> list[tuple[str, float]]:
 
 
 def entries_in(store: Path) -> list[tuple[str, bool]]:
-    """Id of every entry in the queue, and whether it is a deletion."""
+    """Return the id of every entry in the queue, and whether it is a deletion."""
     return sorted(
         (name, entry is TOMBSTONE) for made in queued(store) for name, entry in decode_record(*made)
     )

@@ -1,4 +1,4 @@
-"""A stream from a queue into a Delta table, for the drivers that run in processes of their own."""
+"""A stream from a queue into a Delta table, for the drivers that run in separate processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 
 def stream_into_table(spark: SparkSession, root: Path) -> bool:
-    """Carry what is there from `store` to `streamed`; whether it ended in time."""
+    """Copy the current records from `store` to `streamed`. Return whether the stream ended in time."""
     query = (
         spark.readStream.format("penstock-buffer")
         .options(store=str(root / "store"), mode="read", columns="sequence,index,value")

@@ -1,4 +1,4 @@
-"""The audit of real pipelines: balanced as they are, and exact about what was damaged."""
+"""The audit of real pipelines: intact ones balance, and damage is reported exactly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def spec_in(root: Path, kind: str = "delta") -> PipelineSpec:
 
 
 def run(plant: Plant, kind: str) -> PipelineSpec:
-    """Three micro-batches: one drops a record, one has a bad one. Then two more records come."""
+    """Run three micro-batches: one drops a record, one has a bad record. Then produce two more records."""
     plant.produce([[click(n) for n in range(3)], [click(3), b"bad"], [click(n) for n in range(4, 8)]])
     spec = spec_in(plant.root, kind)
     assert Pipeline(spec).start(plant.spark, once=True).wait(60)
@@ -68,7 +68,7 @@ def run(plant: Plant, kind: str) -> PipelineSpec:
 
 @pytest.fixture(scope="module")
 def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything a pipeline into a Delta table has left behind; nobody changes it."""
+    """The state of a finished pipeline into a Delta table. Tests must not change it."""
     plant = Plant(spark=spark, root=tmp_path_factory.mktemp("finished"))
     run(plant, "delta")
     return plant.root
@@ -76,7 +76,7 @@ def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def root(finished: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the finished pipeline, for tests to damage."""
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
@@ -104,7 +104,7 @@ def test_a_pipeline_into_delta_balances_record_by_record(finished: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])
-def test_so_does_one_into_another_table(plant: Plant, kind: str) -> None:
+def test_a_pipeline_into_another_table_balances(plant: Plant, kind: str) -> None:
     check_balanced(run(plant, kind))
 
 
@@ -115,7 +115,7 @@ def lose_ledger_line(root: Path) -> None:
 
 
 def lose_table_commit(root: Path) -> None:
-    """As if the table had been restored from before the last micro-batch."""
+    """Restore the table to its state before the last micro-batch."""
     log = sorted((root / "table" / "_delta_log").glob("*.json"))
     log[-1].unlink()
 

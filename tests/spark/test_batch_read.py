@@ -11,7 +11,7 @@ from tests.spark.conftest import Plant, records
 from penstock.buffer import Producer, ProducerConfig
 
 
-def test_a_batch_query_reads_every_record_with_its_place(plant: Plant) -> None:
+def test_a_batch_query_reads_every_record_with_its_position(plant: Plant) -> None:
     produced = plant.produce(records(5, 40), metadata=b"who")
     rows = plant.read().orderBy("sequence", "index").collect()
     assert [bytes(row.value) for row in rows] == produced
@@ -52,7 +52,7 @@ def test_a_range_that_has_left_the_queue_is_one_row_when_gaps_are_recorded(plant
     assert not (plant.root / "store" / "ingest" / "manifest.dead").exists()  # a reader changes nothing
 
 
-def test_columns_come_in_the_order_they_were_asked_for_and_no_others(plant: Plant) -> None:
+def test_only_the_requested_columns_are_read_in_their_order(plant: Plant) -> None:
     plant.produce(records(1, 1))
     frame = plant.read(columns="value, sequence")
     assert frame.schema.simpleString() == "struct<value:binary,sequence:bigint>"
@@ -84,7 +84,7 @@ def test_many_batches_are_divided_among_few_tasks(plant: Plant) -> None:
         ({"store.region": "x"}, "file:// takes no options"),
     ],
 )
-def test_a_wrong_option_is_reported_with_what_would_be_right(
+def test_a_wrong_option_is_reported_with_a_suggestion(
     plant: Plant, options: dict[str, str], sentence: str
 ) -> None:
     plant.produce(records(1, 1))

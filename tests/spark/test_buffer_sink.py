@@ -61,7 +61,7 @@ def write(frame: DataFrame, plant: Plant, **more: str) -> None:
 
 
 def copy_queue(plant: Plant, sink: str = "penstock-buffer") -> StreamingQuery:
-    """A stream from the queue `ingest` into the queue `out`, until it has everything."""
+    """Run a stream from the queue `ingest` into the queue `out`, until it has everything."""
     query = (
         plant.stream(columns="value,metadata")
         .load()
@@ -75,7 +75,7 @@ def copy_queue(plant: Plant, sink: str = "penstock-buffer") -> StreamingQuery:
 
 
 def undo_last_commit(plant: Plant) -> int:
-    """As a driver leaves it that died between the sink's commit and the commit log."""
+    """Restore the state of a driver that died between the sink's commit and the commit log."""
     last = max(int(path.name) for path in (plant.checkpoint / "commits").iterdir() if path.name.isdigit())
     for path in (plant.checkpoint / "commits").glob(f"*{last}*"):
         path.unlink()
@@ -100,7 +100,7 @@ def test_a_stream_writes_every_record_once_and_a_repeated_micro_batch_does_nothi
 
 
 def register_raising(plant: Plant, where: str) -> str:
-    """The name of a sink that does its work and fails once all the same, in `write` or in `commit`."""
+    """Register a sink that does its work but fails once, in `write` or in `commit`. Return its name."""
     marker = str(plant.root / "raised")
     sink = f"raising-{where}"
 
@@ -131,7 +131,7 @@ def register_raising(plant: Plant, where: str) -> str:
     return sink
 
 
-def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Plant) -> None:
+def test_a_commit_that_raised_after_it_was_applied_is_not_repeated(plant: Plant) -> None:
     sent = plant.produce(records(2, 20))
     sink = register_raising(plant, "commit")
     with pytest.raises(PySparkException, match="it was done"):
@@ -143,7 +143,7 @@ def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Pla
     assert values(plant) == sorted(sent)
 
 
-def test_what_a_failed_task_stored_is_not_in_the_queue(plant: Plant) -> None:
+def test_objects_of_a_failed_task_are_not_in_the_queue(plant: Plant) -> None:
     sent = plant.produce(records(2, 20))
     sink = register_raising(plant, "write")
     with pytest.raises(PySparkException, match="it was done"):
@@ -228,12 +228,12 @@ def test_an_empty_micro_batch_writes_nothing(plant: Plant) -> None:
 @pytest.mark.parametrize(
     ("schema", "complaint"),
     [
-        pytest.param("value string, user string", "no place for 'user'", id="another-column"),
+        pytest.param("value string, user string", "not 'user'", id="another-column"),
         pytest.param("value int", "is int, and must be binary or string", id="another-type"),
-        pytest.param("metadata binary", "the rows have none", id="no-value"),
+        pytest.param("metadata binary", "the rows do not have", id="no-value"),
     ],
 )
-def test_columns_that_a_queue_has_no_place_for_are_refused(plant: Plant, schema: str, complaint: str) -> None:
+def test_columns_that_a_queue_cannot_store_are_refused(plant: Plant, schema: str, complaint: str) -> None:
     frame = plant.spark.createDataFrame([], schema)
     with pytest.raises(PySparkException, match=complaint):
         write(frame, plant)
@@ -251,7 +251,7 @@ def test_overwriting_a_queue_is_refused(plant: Plant) -> None:
         writer.mode("overwrite").save()
 
 
-def test_a_write_to_a_real_s3_server_goes_in_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_write_to_a_real_s3_server_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     with servers.seaweedfs(tmp_path / "seaweedfs") as server:
         server.make_bucket("spark")
         where = {"store": "s3://spark/queue"} | {f"store.{k}": v for k, v in server.options().items()}

@@ -87,7 +87,7 @@ class Works:
         }
 
     def produce(self, batches: int, each: int = 40) -> None:
-        """`each` records in each of `batches`, one of them bad."""
+        """Produce `batches` batches of `each` records, with one bad record."""
 
         async def work() -> None:
             config = ProducerConfig(store=str(self.root / "store"), flush_interval="1h")
@@ -127,7 +127,7 @@ class Works:
         return Pipeline(read_spec(self.settings(), base=self.root)).start(spark, once=True)
 
     def assert_exact(self) -> None:
-        """Every sink against what was produced, each read by a plain reader of its format."""
+        """Compare every sink with the produced records, using a plain reader of its format."""
         delta = DeltaTable(str(self.root / "delta")).to_pyarrow_table(columns=["n"])
         parquet = pyarrow.dataset.dataset(self.root / "parquet", partitioning="hive").to_table(columns=["n"])
         iceberg = load_catalog(**self.catalog).load_table("lake.chaos").scan().to_arrow()
@@ -167,7 +167,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(works: Works, steps: 
 
 
 class Crash(Exception):
-    """Stands for the end of the driver between two steps; the same Spark carries on with a new query."""
+    """The simulated end of a driver between two steps. The same Spark continues with a new query."""
 
 
 def test_a_micro_batch_that_ends_after_any_step_is_repeated_exactly(
@@ -209,7 +209,7 @@ def fail_once(n):
         {deed}
     return n
 """
-# The source, this function and the sink each have a worker of their own below one daemon.
+# The source, this function and the sink each have their own worker under one daemon.
 _KILL_WORKERS = """
         import signal
         daemon = os.getppid()
@@ -223,7 +223,7 @@ _KILL_WORKERS = """
 @pytest.mark.parametrize(
     "deed", ["raise ValueError('this attempt fails')", _KILL_WORKERS], ids=["task fails", "workers killed"]
 )
-def test_a_task_that_fails_on_its_way_leaves_no_trace(works: Works, deed: str) -> None:
+def test_a_failing_task_has_no_effect(works: Works, deed: str) -> None:
     works.columns = "fail_once(n) AS n"
     marker = str(works.root / "failed")
     works.extra["functions"] = {"fail_once": _FAIL_ONCE.format(number=70, marker=marker, deed=deed.strip())}

@@ -1,4 +1,4 @@
-"""Penstock on a standalone cluster: executors are processes of their own, and tasks run more than once."""
+"""Penstock on a standalone cluster: executors are separate processes, and tasks run more than once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drive(
     pipeline: Mapping[str, Setting] | None = None,
     python: str = sys.executable,
 ) -> dict[str, object]:
-    """Run the driver; what it found."""
+    """Run the driver and return its results."""
     settings = {
         "master": cluster.master,
         "conf": cluster.conf | dict(conf or {}),
@@ -133,7 +133,7 @@ if "WITHOUT_PENSTOCK" in os.environ:
 """
 
 
-def test_executors_without_the_package_are_distinguished(cluster: Cluster, tmp_path: Path) -> None:
+def test_executors_without_the_package_are_reported(cluster: Cluster, tmp_path: Path) -> None:
     produce(tmp_path / "store")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(_WITHOUT_PENSTOCK)

@@ -1,4 +1,4 @@
-"""The worked examples into the databases run as they are, kills and all."""
+"""The worked examples into the databases run unchanged, including the kills."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_click_counts_once_in_the_time_series_though_spark_and_the_databas
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_document_that_is_meant_comes_first(tmp_path: Path) -> None:
+def test_the_right_document_comes_first(tmp_path: Path) -> None:
     told = run_example("document_search", tmp_path / "work")
     assert "the moon and the sea -> tides, " in told
     assert "after a change and a deletion: piano, " in told

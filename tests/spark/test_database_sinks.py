@@ -47,7 +47,7 @@ def assert_holds(plant: Plant, format_name: str, numbers: Sequence[int]) -> None
 
 
 def stream(plant: Plant, format_name: str, sink: str | None = None) -> None:
-    """Everything that is in the queue, through SQL, into the queue of a database."""
+    """Stream everything in the queue, through SQL, into the queue of a database."""
     sql, options = FORMATS[format_name]
     source = plant.stream(columns="value").load()
     decoded = source.selectExpr("from_json(CAST(value AS string), 'user string, n int') AS r").select("r.*")
@@ -83,7 +83,7 @@ def test_a_micro_batch_that_is_run_again_after_its_append_adds_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Plant, format_name: str) -> None:
+def test_a_commit_that_raised_after_it_was_applied_is_not_repeated(plant: Plant, format_name: str) -> None:
     plant.produce(clicks(*range(10)))
     sink = register_raising(plant, format_name)
     with pytest.raises(PySparkException, match="it was done"):
@@ -94,7 +94,7 @@ def test_a_commit_that_landed_and_raised_all_the_same_is_not_repeated(plant: Pla
 
 
 def register_raising(plant: Plant, format_name: str) -> str:
-    """The name of a sink whose first commit appends and fails all the same."""
+    """Register a sink whose first commit appends but then fails. Return its name."""
     marker = str(plant.root / "raised")
     sink = f"raising-{format_name}"
 
@@ -137,7 +137,7 @@ def test_an_id_in_rows_of_two_tasks_is_refused_and_nothing_is_appended(plant: Pl
     rows = plant.spark.range(0, 4, numPartitions=2).selectExpr(
         "CAST(id % 2 AS string) AS id", "array(1D, 2D) AS vector"
     )
-    with pytest.raises(PySparkException, match="2 rows have an id that is in another row"):
+    with pytest.raises(PySparkException, match="2 rows repeat the id of another row"):
         write_vectors(plant, rows)
     assert queued(plant.root / "out") == []
     write_vectors(plant, rows.dropDuplicates(["id"]))
@@ -147,7 +147,7 @@ def test_an_id_in_rows_of_two_tasks_is_refused_and_nothing_is_appended(plant: Pl
 def test_a_queue_with_shards_is_refused(plant: Plant) -> None:
     plant.produce_sharded([[b"seed"]], shards=2)
     rows = plant.spark.sql("SELECT 'a' AS id, array(1D) AS vector")
-    with pytest.raises(PySparkException, match="fed from a queue without"):
+    with pytest.raises(PySparkException, match="reads only from a queue without shards"):
         rows.write.format("penstock-vector").mode("append").save(plant.store)
 
 
@@ -210,5 +210,5 @@ def test_a_pipeline_into_both_databases_is_checked_counted_and_balanced(plant: P
     totals = [(one.name, one.produced, one.delivered, one.dead, one.dropped) for one in report.balance.sinks]
     assert totals == [("points", 6, 4, 1, 1), ("docs", 6, 2, 1, 3)]
     notes = [f"{finding.subject}: {finding.text}" for finding in report.balance.findings]
-    assert "sink points: 1 rows were left out as its section says" in notes
-    assert "sink docs: 2 rows were left out as its section says" in notes
+    assert "sink points: 1 rows were dropped by the settings of the sink" in notes
+    assert "sink docs: 2 rows were dropped by the settings of the sink" in notes

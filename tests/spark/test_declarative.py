@@ -1,6 +1,6 @@
 """The example of a declarative pipeline, run twice.
 
-Without an address Spark's command starts a server on a port that is always the same; the tests give it one.
+Without an address, Spark's command starts a server on a fixed port. The tests therefore set one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(folder: Path) -> None:
         )
     told = done.stdout + done.stderr
     assert "Run is COMPLETED." in told, told[-5000:]
-    # Spark's command does not know one answer of its own server about a source that a file registered.
+    # Spark's command cannot handle a response of its own server about a source that a file registered.
     assert done.returncode == 0 or "__python_accumulator__" in told, told[-5000:]
 
 

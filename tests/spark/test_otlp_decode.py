@@ -1,4 +1,4 @@
-"""Telemetry in a queue, read as tables by a pipeline: requests, Arrow streams, and what is neither."""
+"""Telemetry in a queue, read as tables by a pipeline: requests, Arrow streams, and other records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.testing.otlp_kit import telemetry
 
 
 def stream_of(data: bytes, signal: Signal) -> bytes:
-    """What the collector's buffer exporter writes by default."""
+    """Return the record that the collector's buffer exporter writes by default."""
     batch = decode(data, signal).batch
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

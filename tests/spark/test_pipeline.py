@@ -141,7 +141,7 @@ def test_a_deep_record_in_the_sample_does_not_keep_the_schema_from_being_found(p
     assert [bytes(row["value"]) for row in rows(plant.root / "table_dead_letters")] == [deep]  # type: ignore[call-overload]
 
 
-def test_skip_leaves_bad_records_out_and_counts_them(plant: Plant) -> None:
+def test_skip_drops_bad_records_and_counts_them(plant: Plant) -> None:
     plant.produce([[click(1), b"bad"]])
     made = run(plant, on_error="skip")
     assert len(rows(plant.root / "table")) == 1
@@ -220,14 +220,14 @@ def ipc(**columns: object) -> bytes:
     return sink.getvalue()
 
 
-def test_arrow_records_hold_any_number_of_rows(plant: Plant) -> None:
+def test_arrow_records_have_any_number_of_rows(plant: Plant) -> None:
     plant.produce([[ipc(user=["ann", "bob"], n=[1, 2]), b"no arrow", ipc(user=["eve"], n=["many"])]])
     run(plant, decode={"format": "arrow", "schema": "user string, n bigint"})
     assert sorted((row["user"], row["n"]) for row in rows(plant.root / "table")) == [("ann", 1), ("bob", 2)]
     assert len(rows(plant.root / "table_dead_letters")) == 2
 
 
-def test_raw_records_arrive_as_they_are(plant: Plant) -> None:
+def test_raw_records_arrive_unchanged(plant: Plant) -> None:
     plant.produce([[b"\x00\xff", b""]])
     run(plant, decode={"format": "raw", "schema": None})
     assert sorted(bytes(row["value"]) for row in rows(plant.root / "table")) == [b"", b"\x00\xff"]  # type: ignore[call-overload]
@@ -306,7 +306,7 @@ def test_a_merge_may_be_the_only_sink(plant: Plant) -> None:
     ["SELECT n FROM input WHERE 1 = 0", "SELECT n FROM input WHERE n < 0 ORDER BY n"],
     ids=["never", "sorted nothing"],
 )
-def test_a_micro_batch_that_gives_no_row_is_counted_all_the_same(plant: Plant, transform: str) -> None:
+def test_a_micro_batch_without_rows_is_counted(plant: Plant, transform: str) -> None:
     plant.produce([[click(1), b"bad"]])
     made = run(plant, transform=transform)
     (line,) = lines(made)

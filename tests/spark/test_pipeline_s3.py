@@ -67,7 +67,7 @@ async def queued(server: servers.S3Server, url: str) -> list[bytes]:
 
 
 def assert_exact(server: servers.S3Server) -> None:
-    """Every sink against what was produced, by readers that know nothing of Penstock."""
+    """Compare every sink with the produced records, using readers without Penstock."""
     numbers = Counter(range(BATCHES * EACH))
     storage = server.options()
     delta = DeltaTable("s3://lake/delta", storage_options=storage).to_pyarrow_table()

@@ -29,7 +29,7 @@ from penstock.storage.fs import OsFileSystem
 
 
 class Directory:
-    """A data directory and a place for what Spark writes."""
+    """A data directory, and a folder for the output of Spark."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark = spark
@@ -73,7 +73,7 @@ class Directory:
         return sorted(DeltaTable(str(self.root / "table")).to_pyarrow_table()["n"].to_pylist())
 
     def forget_last_commit(self) -> None:
-        """As after a crash between the sink's commit and Spark's own."""
+        """Restore the state after a crash between the sink's commit and Spark's."""
         commits = [path for path in (self.root / "checkpoint" / "commits").iterdir() if path.name.isdigit()]
         max(commits, key=lambda path: int(path.name)).unlink()
 
@@ -162,7 +162,7 @@ def test_a_subscriber_says_when_it_starts_and_how_far_it_is(place: Directory) ->
     assert place.delta() == [1, 2, 3]
 
 
-def test_removed_segments_end_a_stream_with_its_own_words_unless_they_are_skipped(place: Directory) -> None:
+def test_removed_segments_end_a_stream_with_a_message_unless_they_are_skipped(place: Directory) -> None:
     place.add(1, batch(1))
     place.stream()
     for seq in (2, 3, 4):
@@ -175,7 +175,7 @@ def test_removed_segments_end_a_stream_with_its_own_words_unless_they_are_skippe
     assert place.delta() == [1, 4]
 
 
-def test_everything_read_and_removed_is_no_gap(place: Directory) -> None:
+def test_removed_segments_that_were_read_are_not_a_gap(place: Directory) -> None:
     place.add(1, batch(1))
     place.stream()
     place.core().remove(1)
@@ -222,7 +222,7 @@ def test_a_running_quiver_keeps_what_the_query_has_not_read_and_removes_what_it_
         assert eventually(lambda: [each.name for each in quiver.subscribers()] == ["lake", "other"])
         assert quiver.stats().segments >= 2, "the query has not read the last two"
         place.stream(subscriber="lake", maxSegmentsPerTrigger="1")
-        # Spark tells of a micro-batch when the next one begins, so the last may still be kept.
+        # Spark commits a micro-batch when the next one begins, so the last one may still be kept.
         assert eventually(lambda: quiver.stats().segments <= 1)
         assert place.delta() == [0, 1, 2, 3, 4]
 
@@ -251,7 +251,7 @@ def test_uploaded_segments_are_read_from_a_real_s3_server(place: Directory) -> N
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Whether it comes true while another thread works on it."""
+    """Return whether the condition becomes true while another thread works."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:

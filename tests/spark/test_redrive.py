@@ -1,4 +1,4 @@
-"""Dead letters of real tables, back through the queue."""
+"""Redrive of dead letters from real tables through the queue."""
 
 from __future__ import annotations
 

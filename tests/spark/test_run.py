@@ -1,4 +1,4 @@
-"""`penstock run` and `penstock compact` on a session that is there: what they print and how they end."""
+"""`penstock run` and `penstock compact` on an existing session: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(plant: Plant, text: str) -> Path:
 
 
 def how_to(plant: Plant) -> Path:
-    """The pipeline that the how-to prints."""
+    """Return the pipeline of the how-to."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", HOW_TO.read_text(), re.DOTALL | re.MULTILINE)
     return write(plant, text)
 
@@ -95,7 +95,7 @@ def test_a_check_finds_what_is_wrong_and_says_what_to_do(plant: Plant) -> None:
     assert "\n" not in found["transform delta"]["text"]
     assert "sink delta" not in found
     assert found["checkpoint"]["text"].endswith("blocked is a file; give a folder")
-    assert "never held a batch" in found["source"]["text"]
+    assert "never contained a batch" in found["source"]["text"]
     assert all(check["advice"] for check in found.values() if check["status"] == "fail")
 
 

@@ -44,7 +44,7 @@ def test_log_settings_of_the_user_are_kept() -> None:
     assert session_settings("local[2]", mine)["spark.driver.extraJavaOptions"] == mine.popitem()[1]
 
 
-def test_the_active_session_is_used_when_no_other_is_asked_for(spark: SparkSession) -> None:
+def test_the_active_session_is_used_if_no_other_is_requested(spark: SparkSession) -> None:
     assert build_session("another name") is spark
     assert build_session("another name", master="local[2]").sparkContext is spark.sparkContext
 
@@ -64,7 +64,7 @@ def test_a_remote_is_the_address_of_a_connect_server() -> None:
         build_session("app", remote="spark://host:7077")
 
 
-def test_registering_again_is_harmless(spark: SparkSession) -> None:
+def test_registering_twice_is_safe(spark: SparkSession) -> None:
     register(spark)
     register(spark)
 
@@ -76,5 +76,5 @@ def test_a_spark_without_limits_for_python_sources_is_refused(version: str) -> N
 
 
 @pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "5.0.0.dev1"])
-def test_a_newer_spark_is_taken(version: str) -> None:
+def test_a_newer_spark_is_accepted(version: str) -> None:
     check_spark(version)

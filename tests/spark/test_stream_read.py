@@ -177,7 +177,7 @@ def test_a_checkpoint_that_has_read_nothing_takes_the_shards_that_came_meanwhile
 
 
 def fails(plant: Plant, **options: str) -> str:
-    """The sentence that is left when Spark's words are taken away."""
+    """Run a stream that fails, and return our message without Spark's text."""
     with pytest.raises(StreamingQueryException) as raised:
         plant.drain(**options)
     error = explain(raised.value)

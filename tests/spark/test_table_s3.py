@@ -77,7 +77,7 @@ def test_spark_writes_a_delta_table_into_a_bucket(
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_a_wrong_key_is_reported_and_not_shown(
+def test_a_wrong_key_is_reported_without_showing_it(
     kind: TableKind, server: servers.S3Server, tmp_path: Path
 ) -> None:
     right = make_spec(kind, server, tmp_path)

@@ -1,4 +1,4 @@
-"""Tables as sinks on a real Spark: every record once, for readers that know nothing of Penstock."""
+"""Tables as sinks on a real Spark: every record once, for readers without Penstock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EVERY_TYPE = """
 
 @pytest.fixture(params=sorted(FORMATS))
 def spec(request: pytest.FixtureRequest, plant: Plant) -> TableSpec:
-    """A table of each kind, divided by a column that is null now and then."""
+    """A table of each kind, partitioned by a column with nulls."""
     kind: TableKind = request.param
     plant.spark.dataSource.register(FORMATS[kind])
     if kind != "iceberg":
@@ -64,7 +64,7 @@ def spec(request: pytest.FixtureRequest, plant: Plant) -> TableSpec:
 
 
 def read(spec: TableSpec) -> pa.Table:
-    """The table as its format's own library reads it."""
+    """Return the table as the library of its format reads it."""
     if spec.kind == "delta":
         return DeltaTable(spec.path).to_pyarrow_table()
     if spec.kind == "iceberg":
@@ -86,7 +86,7 @@ def start(
     shape: Callable[[DataFrame], DataFrame] = lambda frame: frame,
     name: str | None = None,
 ) -> StreamingQuery:
-    """The queue into the table, two batches at a time, until it is empty."""
+    """Start a stream from the queue into the table, two batches at a time, until the queue is empty."""
     frame = plant.stream(maxBatchesPerTrigger="2", partitions="2").load()
     shaped = shape(frame.selectExpr("cast(value as string) v", "concat('k', index % 2) k"))
     return (
@@ -99,7 +99,7 @@ def start(
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died between the sink's commit and Spark's own."""
+    """Restore the state of a driver that died between the sink's commit and Spark's."""
     last = max(
         (checkpoint / "commits").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1
     )
@@ -239,9 +239,7 @@ def test_problems_are_reported_before_anything_is_written(spark: SparkSession, s
     assert values(spec) == {"v": 1}
 
 
-def test_compaction_leaves_the_rows_and_the_versions_as_they_are(
-    spark: SparkSession, spec: TableSpec
-) -> None:
+def test_compaction_keeps_the_rows_and_the_versions(spark: SparkSession, spec: TableSpec) -> None:
     frame = spark.sql("select cast(id as string) v, concat('k', id % 2) k from range(10)")
     for version in range(5):
         save(frame, spec, version)

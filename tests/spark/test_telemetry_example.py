@@ -1,4 +1,4 @@
-"""The worked example from services through the collector into tables runs as it is, kill and all."""
+"""The worked example from services through the collector into tables runs unchanged, including the kill."""
 
 from __future__ import annotations
 

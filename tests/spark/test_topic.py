@@ -68,7 +68,7 @@ def delta(root: Path) -> list[tuple[int, str]]:
 
 
 def forget_last_commit(root: Path) -> None:
-    """As after a crash between the sink's commit and Spark's own."""
+    """Restore the state after a crash between the sink's commit and Spark's."""
     commits = [path for path in (root / "checkpoint" / "commits").iterdir() if path.name.isdigit()]
     max(commits, key=lambda path: int(path.name)).unlink()
 
@@ -113,7 +113,7 @@ def test_a_stream_brings_each_record_into_delta_once_even_if_a_batch_is_run_agai
     assert delta(tmp_path) == sorted((n + 1, f"u{n}") for n in range(2600))
 
 
-def test_a_gap_ends_a_stream_with_its_own_words_unless_it_is_recorded(
+def test_a_gap_ends_a_stream_with_a_message_unless_it_is_recorded(
     spark: SparkSession, server: Server, client: Client, topic: str, tmp_path: Path
 ) -> None:
     client.write(topic, [{"user": "a"}] * 10, config=TopicConfig(cap_records=10))
@@ -142,7 +142,7 @@ def test_a_gap_ends_a_stream_with_its_own_words_unless_it_is_recorded(
     assert len(told) == 10 + 10 + 1
 
 
-def test_a_batch_write_goes_in_once_under_its_transaction(
+def test_a_batch_write_is_applied_once_per_transaction(
     spark: SparkSession, server: Server, client: Client, topic: str
 ) -> None:
     rows = spark.range(0, 500, 1, 3).selectExpr("to_json(struct(id)) AS data", "concat('t', id % 2) AS tag")
@@ -189,7 +189,7 @@ def test_a_stream_into_a_topic_does_not_write_a_batch_twice(
     assert sorted(stored(client, topic)) == [*range(1200)]  # type: ignore[type-var]
 
 
-def test_rows_that_are_no_json_and_modes_that_are_no_log_are_refused(
+def test_rows_that_are_not_json_and_modes_that_do_not_append_are_refused(
     spark: SparkSession, server: Server, client: Client, topic: str
 ) -> None:
     client.put_topic(topic, FSYNC)
@@ -197,7 +197,7 @@ def test_rows_that_are_no_json_and_modes_that_are_no_log_are_refused(
     for rows, mode, told, kind in (
         (words, "append", "is not JSON text", None),
         (words, "overwrite", "only appends", Unsupported),
-        (words.selectExpr("data AS value"), "append", "no place for 'value'", ConfigError),
+        (words.selectExpr("data AS value"), "append", "not 'value'", ConfigError),
     ):
         with pytest.raises(Exception, match=told) as caught:
             rows.write.format("penstock-topic").options(**address(server, topic)).mode(mode).save()

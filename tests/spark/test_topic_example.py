@@ -1,4 +1,4 @@
-"""The worked example from a topic into Delta runs as it is, kill and all."""
+"""The worked example from a topic into Delta runs unchanged, including the kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records in Spark: sessions, a source and exactly-once sinks by their format names, and pipelines.
+"""Penstock for Spark: sessions, sources, exactly-once sinks and pipelines.
 
     spark = build_session("clicks")
     stream = spark.readStream.format("penstock-buffer").option("store", "s3://ingest").load()

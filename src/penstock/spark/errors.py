@@ -1,4 +1,4 @@
-"""Errors between a pipeline, its SQL and its tables. Each says what is wrong and what to do.
+"""Errors of pipelines, their SQL and their tables. Each message says what is wrong and what to do.
 
 PenstockError
   ConfigError
@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, InvalidInput, LimitExceeded, Rejected
 
 
 class BadRecord(InvalidInput):
-    """A record does not decode, and the pipeline stops at such a record."""
+    """A record does not decode, and the pipeline is configured to stop at it."""
 
 
 class TransformError(ConfigError):
@@ -28,19 +28,19 @@ class TransformError(ConfigError):
 
 
 class SchemaMismatch(ConfigError):
-    """The rows do not fit the table: the message names the column and what to do."""
+    """The rows do not fit the table. The message names the column and the remedy."""
 
 
 class SumTooLarge(LimitExceeded):
-    """A total does not fit the type of its column; the table was left as it is."""
+    """A total does not fit the type of its column. The table is unchanged."""
 
 
 class VersionBehind(Rejected):
-    """The table already has a later micro-batch of this query than the one that is to be committed."""
+    """The table already has a later micro-batch of this query than the one being committed."""
 
 
 def version_behind(where: str, app: str, version: int, last: int) -> VersionBehind:
-    """Return the error for a micro-batch that is older than the last one the table has of its query."""
+    """Return the error for a micro-batch older than the last one that the query committed to the table."""
     return VersionBehind(
         f"{where} already has micro-batch {last} of {app}, and this one is {version}: the checkpoint was "
         "rolled back, copied, or runs twice, and continuing would skip or double records. Use the checkpoint "

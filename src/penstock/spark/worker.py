@@ -1,7 +1,7 @@
-"""The parts that all tasks share: stores of the worker process, fetching ahead, and garbage collection.
+"""Helpers shared by all tasks: one store per worker process, prefetching, and garbage collection.
 
-Spark keeps a worker process for its next task. Handles to a store are created in the process that uses them,
-since clients of object stores do not survive a fork.
+Spark reuses a worker process for later tasks. A store is opened in the process that uses it, because the
+clients of object stores do not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.objects import ObjectStore, StoreConfig, open_store
 
 FETCH_AHEAD: Final = 4
 FETCH_AHEAD_BYTES: Final = 128 << 20
-"""Stop fetching ahead while this much waits for Spark to take it."""
+"""Prefetching pauses while this many bytes wait for Spark to take them."""
 
 T = TypeVar("T")
 _Fetch: TypeAlias = "Future[pa.RecordBatch]"
@@ -38,8 +38,10 @@ def worker_store(config: StoreConfig) -> ObjectStore:
 
 
 def load_ahead(load: Callable[[T], pa.RecordBatch], pieces: Sequence[T]) -> Iterator[pa.RecordBatch]:
-    """Load every piece and yield the results in order; up to four are loaded at a time. Raises what `load`
-    raises."""
+    """Load every piece and yield the results in order. Up to four loads run at a time.
+
+    Raise what `load` raises.
+    """
     with ThreadPoolExecutor(FETCH_AHEAD, thread_name_prefix="penstock-fetch") as pool:
         waiting: deque[_Fetch] = deque()
         try:
@@ -57,20 +59,22 @@ def _in_order(
 ) -> Iterator[pa.RecordBatch]:
     todo = deque(pieces)
     while todo or waiting:
-        while todo and len(waiting) < FETCH_AHEAD and (not waiting or _held(waiting) < FETCH_AHEAD_BYTES):
+        while (
+            todo and len(waiting) < FETCH_AHEAD and (not waiting or _bytes_ready(waiting) < FETCH_AHEAD_BYTES)
+        ):
             waiting.append(pool.submit(load, todo.popleft()))
         yield waiting.popleft().result()
 
 
-def _held(waiting: deque[_Fetch]) -> int:
+def _bytes_ready(waiting: deque[_Fetch]) -> int:
     return sum(f.result().nbytes for f in waiting if f.done() and not f.cancelled() and not f.exception())
 
 
 def freeze_modules() -> None:
     """Exclude the objects of imported modules from garbage collection.
 
-    A worker collects garbage after every task, and going through all modules costs more than a small task.
-    Freeze only when modules were added, so that ordinary garbage is still collected.
+    A worker collects garbage after every task, and traversing all modules costs more than a small task.
+    Freeze only if modules were imported since the last call, so that ordinary garbage is still collected.
     """
     global _modules_frozen
     if len(sys.modules) != _modules_frozen:

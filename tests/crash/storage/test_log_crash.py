@@ -226,7 +226,7 @@ def _switching(disk: FakeDisk, first: int, second: PlannedFault) -> None:
 
 @pytest.mark.parametrize("kind", [*CRASHES, *FAULTS], ids=lambda kind: kind.name.lower())
 def test_a_fault_at_every_call_of_the_recovery_changes_nothing(kind: DiskFault) -> None:
-    """Crash in the middle of the work; then open, with a fault at every call of the opening."""
+    """Crash while it was working; then open, with a fault at every call of the opening."""
     total = calls_of(work)
     for call in range(total // 8, total, total // 8):
         disk, notes = run_with(PlannedFault(call=call, kind=DiskFault.CRASH_BEFORE))

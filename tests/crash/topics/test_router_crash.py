@@ -176,7 +176,7 @@ def test_a_fault_at_any_call_loses_no_copy(kind: DiskFault) -> None:
 
 @pytest.mark.parametrize("kind", spread([*CRASHES, DiskFault.FAIL_ONCE]), ids=fault_name)
 def test_a_fault_at_any_call_of_a_recovery_changes_nothing(kind: DiskFault) -> None:
-    """Crash in the middle of the work; start, with a fault at a call of the start; start again."""
+    """Crash while it was working; start, with a fault at a call of the start; start again."""
     total = len(run_with(None, work_and_close)[0].calls)
     for call in range(total // 3, total, total // (20 if SOAK else 2)):
         disk, notes, clock = run_with(PlannedFault(call=call, kind=DiskFault.CRASH_BEFORE), work_and_close)

@@ -304,7 +304,7 @@ def test_a_fault_that_passes_leaves_everything_usable_without_a_restart() -> Non
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [DiskFault.CRASH_BEFORE, DiskFault.CRASH_AFTER, DiskFault.FAIL_ALWAYS])
 def test_tidying_up_may_itself_be_cut_short(kind: DiskFault) -> None:
-    """A crash in the middle of the work, then another at every call of the recovery."""
+    """A crash while it was working, then another at every call of the recovery."""
     keeper = keeper_with(PlannedFault(call=CALLS - 25, kind=DiskFault.CRASH_BEFORE))
     with pytest.raises(PowerCut):
         keeper.work()

@@ -205,7 +205,7 @@ def test_a_session_that_died_is_started_again_whatever_the_error_says() -> None:
         RuntimeError("BrokenPipeError: [Errno 32] Broken pipe"),
         RuntimeError("Py4JNetworkError: Answer from Java side is empty"),
         ConfigError("the checkpoint belongs to another query"),
-        Unavailable("a Python worker died in the middle of a task"),
+        Unavailable("a Python worker died during a task"),
     ],
     ids=["unknown", "pipe", "network", "permanent", "passing"],
 )
@@ -214,7 +214,7 @@ def test_what_killed_java_is_the_cause_whatever_failed_because_of_it(error: Exce
     sessions.lost, sessions.ending = True, Ending(returncode=-9)
     assert supervise(FakePipeline([error], [None]), told, sessions=sessions) is ExitCode.OK
     assert told.names[:2] == ["started", "restarting"]
-    assert "Spark's Java was killed by signal 9 in the middle of the work" in told.events[1][1]
+    assert "Spark's Java was killed by signal 9 while it was working" in told.events[1][1]
     assert told.last is not None
     assert "killed by signal 9" in str(told.last.last_error)
 
@@ -227,7 +227,7 @@ def test_a_java_that_exits_after_a_known_fault_has_that_fault_as_its_cause() -> 
     assert "ran out of memory" in told.events[1][1]
     told = Told()
     assert supervise(FakePipeline([RuntimeError("boom")], [None]), told, sessions=sessions) is ExitCode.OK
-    assert "ended with exit code 3 in the middle of the work" in told.events[1][1]
+    assert "ended with exit code 3 while it was working" in told.events[1][1]
 
 
 def test_it_gives_up_after_so_many_failures_in_a_row() -> None:

@@ -17,7 +17,7 @@ from penstock.spark.sources.buffer_options import BufferOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue in a directory, and whoever else uses it."""
+    """A queue in a directory, and its other users."""
 
     root: Path
 
@@ -31,7 +31,7 @@ class Queue:
         asyncio.run(work())
 
     def produce_sharded(self, batches: int, shards: int) -> None:
-        """One batch after the other, to the shards in turn."""
+        """Produce one batch after the other, to the shards in turn."""
 
         async def work() -> None:
             config = ProducerConfig(store=str(self.root), flush_interval="1h")

@@ -1,4 +1,4 @@
-"""The audit of a pipeline: queue, checkpoint, ledger and tables compared, record by record."""
+"""The audit of a pipeline, which compares the queue, checkpoint, ledger and tables record by record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a pipeline: read its books, balance them, and with `deep` compare every record."""
+"""The audit of a pipeline: read its durable state, reconcile it, and with `deep` compare every record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.spark.pipeline.spec import PipelineSpec
 _IN_SINKS: Final = ("_shard", "_sequence", "_index")
 _IN_LETTERS: Final = ("shard", "sequence", "index")
 _ADDRESS: Final = re.compile(r"https?://\S+")
-"""The address of a store may contain a signature."""
+"""Addresses in messages, which are masked: the address of a store may contain a signature."""
 _NOTHING: Final = Places.gather([])
 
 
@@ -36,7 +36,7 @@ class AuditReport:
 
     pipeline: str
     query: str | None
-    """None if the pipeline never ran: then every record is in flight."""
+    """The id of the query, or None if the pipeline never ran and every record is in flight."""
     deep: bool
     balance: Balance
 
@@ -48,10 +48,10 @@ class AuditReport:
 def audit_pipeline(
     spec: PipelineSpec, *, sink: str | None = None, deep: bool = False, tell: Tell = lambda _: None
 ) -> AuditReport:
-    """Audit a pipeline, which may be running. Changes nothing and needs no Spark.
+    """Audit a pipeline, which may be running, without Spark and without changing anything.
 
-    If something does not balance, everything is read a second time, and only the second result is reported.
-    Raises `ConfigError` for an unknown `sink`, and `StorageError`, `Corrupt` or `Unavailable` where a book
+    If the totals do not balance, read everything a second time and report only the second result. Raise
+    `ConfigError` for an unknown `sink`, and `StorageError`, `Corrupt` or `Unavailable` if a part of the state
     cannot be read.
     """
     sinks = spec.outputs
@@ -97,14 +97,14 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
             severity=Severity.PROBLEM,
             subject="checkpoint",
             text=f"{checkpoint.path} is gone, but the ledger has lines of query {query}",
-            advice="restore it: without it the pipeline starts again and repeats what the queue still holds",
+            advice="restore it: otherwise the pipeline starts over and delivers the queue's records again",
         )
     others = sorted(app for app in apps if app != query)
     if others:
         yield _note(
             "ledger",
             f"also has lines of {len(others)} other queries, with other checkpoints "
-            f"({', '.join(others[:3])}): what they delivered is not part of this account",
+            f"({', '.join(others[:3])}): their deliveries are not part of this audit",
         )
 
 
@@ -120,10 +120,10 @@ def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tel
     try:
         scan = _scan_of(sink)
         letters = None if spec.letters is None else _scan_of(spec.letters)
-        lacking = [] if scan is None else sorted({*_needed(facts)} - scan.columns)
-        if scan is None or lacking:
-            what = f"has no {', '.join(lacking)}" if lacking else "is no table with places of records"
-            advice = f"select {', '.join(lacking)} in the transform to have them compared" if lacking else ""
+        missing = [] if scan is None else sorted({*_needed(facts)} - scan.columns)
+        if scan is None or missing:
+            what = f"has no {', '.join(missing)}" if missing else "is not a table with record positions"
+            advice = f"select {', '.join(missing)} in the transform to have them compared" if missing else ""
             yield _note(subject, f"records are not compared one by one: {sink.place} {what}", advice)
             return
         for window in windows(lines):
@@ -159,7 +159,7 @@ def _needed(facts: Facts) -> tuple[str, ...]:
 def _places(
     scan: PositionScan, names: tuple[str, str, str], window: list[BatchLine], pipeline: str | None
 ) -> Iterator[Places]:
-    """Yield the positions of a window in a table; of the dead letters only this pipeline's."""
+    """Yield the positions of a window in a table, for dead letters only those of `pipeline`."""
     shard, sequence, index = names
     low, high = min(window[0].start.values(), default=0), max(window[-1].end.values(), default=0) - 1
     columns = [name for name in names if name in scan.columns] + ["pipeline"] * (pipeline is not None)

@@ -1,6 +1,6 @@
-"""The books of a pipeline for a display: progress, sinks, commits, dead letters and the audit.
+"""The durable state of a pipeline for displays: progress, sinks, commits, dead letters and the audit.
 
-Read from durable state alone, without Spark or Java.
+It is read without Spark or Java.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ _LETTERS_KEPT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkProgress:
-    """A sink and the last micro-batch that it has."""
+    """The progress of a sink."""
 
     name: str
     kind: str
     place: str
     last: int | None
-    """The last micro-batch it has; None if it has none, or if `error` says why it is not known."""
+    """The last micro-batch in the sink. None if there is none or `error` says why it is unknown."""
     error: str | None = None
     is_letters: bool = False
-    """Whether it is the table of dead letters."""
+    """Whether this is the dead-letter table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooksReading:
-    """A pipeline's progress according to its durable books."""
+    """The progress of a pipeline according to its durable state."""
 
     query: str | None
-    """None if it has never run."""
+    """The id of the query, or None if the pipeline has never run."""
     batches: Sequence[BatchLine]
-    """The last ones, oldest first."""
+    """The last micro-batches, oldest first."""
     checkpoint: str
     planned: int | None
-    """The last micro-batch that the checkpoint has a plan for; None if there is none or it is elsewhere."""
+    """The last planned micro-batch. None if there is none or the checkpoint is not local."""
     done: int | None
     sinks: Sequence[SinkProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkCommit:
-    """What a sink's own history says about one micro-batch."""
+    """The state of one micro-batch according to a sink's own history."""
 
     sink: str
     kind: str
     place: str
     has_it: bool | None
-    """None: the sink's own history does not reach back, or could not be read; `text` says which."""
+    """None if the sink's history does not reach back or could not be read. `text` gives the reason."""
     version: int | None = None
-    """The version of the table (Delta, Iceberg snapshot) that it made."""
+    """The version of a Delta table that the micro-batch wrote."""
     at_ms: int | None = None
     rows: int | None = None
     text: str = ""
@@ -87,11 +87,12 @@ class _Opened:
 
 
 class PipelineBooks:
-    """Reads the durable books of the pipeline in a file; tables of Delta need the extra `spark`.
+    """A reader of a pipeline's durable state, given the pipeline's file. Delta tables need the extra `spark`.
 
-    Every call blocks. `audit` may run in one thread while the other methods are called, one at a time, in
-    another. Raises `PenstockError` if a book cannot be read, and `ConfigError` if the file is wrong. The
-    first call reads the file; while that fails, the next call reads it again, as it may have been corrected.
+    Every call blocks. `audit` may run in one thread while another thread calls the other methods, one at a
+    time. The methods raise `PenstockError` if the state cannot be read, and `ConfigError` if the file is
+    invalid. The first call reads the file. If that fails, the next call reads it again, since it may have
+    been corrected.
     """
 
     def __init__(self, file: Path, environ: Mapping[str, str] = os.environ) -> None:
@@ -131,7 +132,7 @@ class PipelineBooks:
 
     @property
     def _query(self) -> str | None:
-        """The pipeline's query, which stays the same for the life of its checkpoint."""
+        """The id of the pipeline's query, which is constant for the life of its checkpoint."""
         if self._checkpoint.is_local:
             return self._checkpoint.query_id or self._app
         if self._app is None:
@@ -162,24 +163,24 @@ class PipelineBooks:
         return self._sinks[1]
 
     def micro_batch(self, number: int) -> BatchLine | None:
-        """Return the ledger line of a micro-batch."""
+        """Return the ledger line of a micro-batch, or None."""
         query = self._query
         return None if query is None else self._ledger.line(query, number)
 
     def find(self, shard: int, sequence: int) -> BatchLine | None:
-        """Return the line of the micro-batch that read this sequence, in a few reads of any ledger."""
+        """Return the line of the micro-batch that read a sequence, or None, with a few reads."""
         query = self._query
         return None if query is None else self._ledger.find(query, shard, sequence)
 
     def commits(self, number: int) -> Sequence[SinkCommit]:
-        """Return what each sink says about a micro-batch."""
+        """Return the state of a micro-batch in each sink."""
         query = self._query
         if query is None:
             return []
         return [_commit(name, sink, query, number) for name, sink in self._spec.outputs.items()]
 
     def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
-        """Return the dead letter at a position."""
+        """Return the dead letter at a position, or None."""
         reader = self._letter_reader
         if reader is None:
             return None
@@ -187,7 +188,7 @@ class PipelineBooks:
             return reader.find(self._letters(reader), (shard, sequence, index), redriven_places(self._spec))
 
     def letters(self, after: Position | None, limit: int) -> LetterPage | None:
-        """Return the dead letters after a position; None if the pipeline keeps none."""
+        """Return a page of dead letters after a position, or None if the pipeline does not keep any."""
         reader = self._letter_reader
         if reader is None:
             return None
@@ -207,7 +208,7 @@ class PipelineBooks:
 
     @contextlib.contextmanager
     def _whole_files(self) -> Iterator[None]:
-        """Raise `Corrupt` for a file of a table that cannot be decoded."""
+        """Raise `Corrupt` if a file of a table cannot be decoded."""
         try:
             yield
         except pa.ArrowException as error:
@@ -232,7 +233,7 @@ def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = Fa
 
 
 def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
-    """Return what a sink says about a micro-batch, or why it cannot be read."""
+    """Return the state of a micro-batch in a sink, or the reason why it cannot be read."""
     try:
         if sink.kind == "delta":
             return _delta_commit(name, sink, query, number)
@@ -240,7 +241,7 @@ def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
     except (PenstockError, OSError) as error:
         return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=None, text=str(error))
     has_it = last is not None and last >= number
-    text = "the sink has this micro-batch" if has_it else "the sink has not got this far"
+    text = "the sink has this micro-batch" if has_it else "the sink has not reached this micro-batch"
     return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=has_it, text=text)
 
 
@@ -253,7 +254,7 @@ def _delta_commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCom
     table = load_delta(spec)
     last = None if table is None else table.transaction_version(query)
     if table is None or last is None or last < number:
-        text = "the table has not got this far"
+        text = "the table has not reached this micro-batch"
         return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=False, text=text)
     found = find_commit(spec, query, number, table.version())
     if found is None:

@@ -1,10 +1,10 @@
-"""The inputs of an audit, read from durable state alone: no Spark, no Java, nothing changed.
+"""The inputs of an audit, read only from durable state: without Spark or Java, and without changes.
 
 The pipeline may be running. For each micro-batch it writes, in this order: the plan in the checkpoint, the
-tables, the line in the ledger, the commit in the checkpoint; then the queue drops the batches. The audit
-reads them in the opposite order. So everything that a later step has recorded must be in the earlier ones,
-which are read after it; anything more in an earlier one is work in progress. The end of the queue is read
-last.
+tables, the line in the ledger, the commit in the checkpoint. Then the queue drops the batches. The audit
+reads them in the opposite order, so everything recorded by a later step must also be in the earlier steps,
+which are read after it. Additional entries in an earlier step are work in progress. The end of the queue is
+read last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
 
 Tell = Callable[[str], None]
-"""Takes a sentence about the progress."""
+"""A callback that receives progress messages."""
 
 _ORIGIN: Final = "origin.json"
 _AT_ONCE: Final = 32
@@ -44,9 +44,9 @@ _POLICY: Final = RetryPolicy(deadline_s=30.0)
 
 
 class Evidence:
-    """Reads the books of one pipeline, any number of times.
+    """A reader of one pipeline's durable state, which may read it several times.
 
-    Raises `StorageError`, `Corrupt`, `Unsupported`.
+    It raises `StorageError`, `Corrupt` or `Unsupported`.
     """
 
     def __init__(self, spec: PipelineSpec, sinks: Mapping[str, SinkSpec], tell: Tell) -> None:
@@ -54,11 +54,11 @@ class Evidence:
         self._sinks = sinks
         self._tell = tell
         self._counts: dict[str, int] = {}
-        """Records by location: a batch never changes."""
+        """The number of records by location, which is cached because a batch never changes."""
         self.checkpoint = Checkpoint(spec.checkpoint_path)
 
     def read(self, app: str | None) -> Facts:
-        """Read everything, in the safe order. `app` is the pipeline's query; None if it never ran."""
+        """Read everything in the safe order. `app` is the pipeline's query, or None if it never ran."""
         spec = self._spec
         options = BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
         ledger = Ledger(spec.ledger_config)
@@ -105,10 +105,10 @@ class Evidence:
         }
 
     def _count(self, queue: ReadQueue, shard: int, index: EntryIndex, start: int) -> ShardFacts:
-        """Count the records of every stored batch. Batches that have left the queue may have been deleted."""
+        """Count the records of every stored batch. Batches that left the queue may have been deleted."""
         queued = {number: location for number, location in index.locations() if number >= start}
         left = {number: location for number, location in queue.dequeued(shard).items() if number >= start}
-        found = loop_thread().run(self._ask(queue.store, {**left, **queued}))
+        found = loop_thread().run(self._record_counts(queue.store, {**left, **queued}))
         return ShardFacts(
             first=index.first,
             following=index.footer.next_sequence,
@@ -118,25 +118,25 @@ class Evidence:
             },
         )
 
-    async def _ask(self, store: ObjectStore, places: Mapping[int, str]) -> dict[int, int | str]:
+    async def _record_counts(self, store: ObjectStore, places: Mapping[int, str]) -> dict[int, int | str]:
         limit = asyncio.Semaphore(_AT_ONCE)
-        asked = 0
+        counted = 0
 
         async def one(location: str) -> int | str:
-            nonlocal asked
+            nonlocal counted
             if location in self._counts:
                 return self._counts[location]
             async with limit:
                 count = await _record_count(store, location)
-            asked += 1
-            self._tell(f"counting records: {asked:,} of {len(places):,} batches")
+            counted += 1
+            self._tell(f"counting records: {counted:,} of {len(places):,} batches")
             if isinstance(count, int):
                 self._counts[location] = count
             return count
 
         numbers = list(places)
         found: dict[int, int | str] = {}
-        for start in range(0, len(numbers), 100 * _AT_ONCE):  # not a task for each of a million entries
+        for start in range(0, len(numbers), 100 * _AT_ONCE):  # bounds the number of concurrent tasks
             some = numbers[start : start + 100 * _AT_ONCE]
             found_now = await asyncio.gather(*(one(places[number]) for number in some))
             found |= dict(zip(some, found_now, strict=True))
@@ -164,7 +164,7 @@ class Evidence:
 
 
 async def _record_count(store: ObjectStore, location: str) -> int | str:
-    """Return the number of records from the batch's footer, or why it cannot be read."""
+    """Return the number of records from the batch's footer, or the reason why it cannot be read."""
     tail = ByteRange(start=None, length=FOOTER_BYTES)
     try:
         blob = await retry(lambda: store.get(location, tail), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
@@ -173,7 +173,7 @@ async def _record_count(store: ObjectStore, location: str) -> int | str:
     except PenstockError as error:
         raise storage_error(error, f"counting the records of {location}") from error
     if len(blob.data) != FOOTER_BYTES:
-        return "is cut short"
+        return "is truncated"
     _, count, version = _FOOTER.unpack(blob.data)
     return int(count) if version == BATCH_VERSION else "has a damaged footer"
 
@@ -187,7 +187,7 @@ def _kept_origin(ledger: Ledger) -> Offset | None:
 
 
 def _is_complete(spec: TableSpec) -> bool:
-    """Return whether the history of a table is complete, so that nothing it lacks was ever there."""
+    """Return whether the history of a table reaches back to its beginning."""
     if spec.kind == "delta":
         from penstock.spark.tables.delta import load_delta
 
@@ -204,9 +204,9 @@ def _is_complete(spec: TableSpec) -> bool:
 
 
 def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
-    """Return the queries that have lines, with the time of the last one in milliseconds.
+    """Return the queries that have lines, with the time of their last line in milliseconds.
 
-    Raises `StorageError`, `Corrupt`.
+    Raise `StorageError` or `Corrupt`.
     """
     ledger = Ledger(spec.ledger_config)
     try:
@@ -217,7 +217,7 @@ def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
 
 
 def query_of(checkpoint: Checkpoint, apps: Mapping[str, int]) -> str | None:
-    """Return the pipeline's query: the checkpoint's, else the one that wrote the last line."""
+    """Return the pipeline's query from the checkpoint, or else the query that wrote the last line."""
     try:
         known = checkpoint.query_id
     except Unsupported:

@@ -1,4 +1,4 @@
-"""The inputs and findings of an audit, as plain values."""
+"""The inputs and findings of an audit as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.spark.sources.offsets import Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Sequences `first` to `last` of a shard."""
+    """A range of sequences in a shard, `first` to `last`."""
 
     shard: int
     first: int
@@ -21,36 +21,36 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding(Finding):
-    """A finding with the sequences that it is about."""
+    """A finding with the sequences that it concerns."""
 
     spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """One shard of the queue: entries `first` to `following - 1`."""
+    """The state of one shard of the queue, with entries `first` to `following - 1`."""
 
     first: int
     following: int
     counts: Mapping[int, int]
-    """Records of every batch that is still stored, whether in the queue or after it."""
+    """The number of records in every batch that is still stored, even if it has left the queue."""
     broken: Mapping[int, str] = field(default_factory=dict)
-    """Entries of the queue whose batch cannot be counted, and why."""
+    """The entries of the queue whose batch cannot be counted, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """A sink's own record of this pipeline's query."""
+    """The state of a sink for this pipeline's query."""
 
     place: str
     last: int | None
-    """The last micro-batch it has."""
+    """The last micro-batch in the sink."""
     rows: Mapping[int, int] | None
-    """Rows by micro-batch; None if it does not record them (a merge, a queue)."""
+    """The number of rows by micro-batch, or None if the sink does not record it (a merge, a queue)."""
     complete: bool = True
-    """Whether its history goes back to its beginning."""
+    """Whether its history reaches back to its beginning."""
     row_count: int | None = None
-    """The rows in it now, read after `rows`."""
+    """The current number of rows, read after `rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Facts:
     """All inputs of an audit. `done` and `planned` are None if the checkpoint cannot be read."""
 
     origin: Offset | None
-    """The start of the first micro-batch, which need not exist yet."""
+    """The start of the first micro-batch, even if it does not exist yet."""
     queue: Mapping[int, ShardFacts]
     done: frozenset[int] | None
     lines: tuple[BatchLine, ...]
@@ -70,13 +70,13 @@ class Facts:
 
 
 def spans_between(start: Mapping[int, int], end: Mapping[int, int]) -> tuple[Span, ...]:
-    """Return the sequences from one offset to another."""
+    """Return the ranges of sequences from one offset to another."""
     pairs = ((shard, start.get(shard, 0), end[shard]) for shard in sorted(end))
     return tuple(Span(shard=shard, first=low, last=high - 1) for shard, low, high in pairs if low < high)
 
 
 def spans_text(spans: Iterable[Span]) -> str:
-    """Return sequences as text, shard by shard."""
+    """Return ranges of sequences as text, shard by shard."""
     spans = tuple(spans)
     texts = []
     for span in spans:

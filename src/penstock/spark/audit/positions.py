@@ -1,7 +1,7 @@
-"""Every record by its position: records that are in a table twice, and records that are missing.
+"""The comparison of records by position, which finds duplicate and missing records in a table.
 
-Pure arithmetic on columns: a record is (shard, sequence, index). A table is compared a window of
-micro-batches at a time, so memory does not grow with the table.
+A position is (shard, sequence, index). Tables are compared in windows of micro-batches, so memory does not
+grow with the table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as CatalogTable
 
 SHOWN: Final = 20
-"""How many places a finding names; the others are counted."""
+"""The most positions that a finding lists. The others are only counted."""
 WINDOW_RECORDS: Final = 2_000_000
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Columns of places, as many as there are rows."""
+    """The positions of records, as columns of equal length."""
 
     shard: Ints
     sequence: Ints
@@ -74,7 +74,7 @@ class Places:
 
 
 def windows(lines: Iterable[BatchLine], records: int = WINDOW_RECORDS) -> Iterator[list[BatchLine]]:
-    """Runs of lines that follow each other, of about so many records."""
+    """Yield runs of consecutive lines with up to `records` records, or one longer line."""
     window: list[BatchLine] = []
     for line in lines:
         full = sum(other.read for other in window) + line.read > records
@@ -91,7 +91,7 @@ def compare_places(
 ) -> list[AuditFinding]:
     """Compare the records of one window in a sink and in the dead letters with the ledger.
 
-    The sink is one to one: every row has the position of one record.
+    The sink must be one to one: every row has the position of one record.
     """
     held = Places.gather([delivered, letters]).within(lines).sorted()
     same = np.zeros(len(held.index), np.bool_)
@@ -117,7 +117,7 @@ def _duplicates(name: str, lines: Sequence[BatchLine], extra: Places) -> AuditFi
         subject=f"sink {name}",
         text=f"{len(extra.index)} rows too many in micro-batches {lines[0].batch} to {lines[-1].batch}, dead "
         f"letters included: {', '.join(dict.fromkeys(shown))}{_more(len(extra.index))}",
-        advice="they were written in another way, or a second pipeline has the same queue and table",
+        advice="something else wrote them, or a second pipeline has the same queue and table",
         spans=_touched(extra),
     )
 
@@ -159,7 +159,7 @@ def _compare_line(
             subject=f"sink {name}",
             text=f"micro-batch {line.batch} ({spans_text(spans)}) has {count - expected} records more than "
             "the ledger says were delivered and dead-lettered",
-            advice="they were written in another way, or the ledger was replaced",
+            advice="something else wrote them, or the ledger was replaced",
             spans=spans,
         )
         return
@@ -176,20 +176,20 @@ def _missing(
         shown = ", ".join(_place(*place) for place in places[:SHOWN])
         which = f"{shown}{_more(lost)}" if len(places) >= min(lost, SHOWN) else f"{shown} and others"
     else:
-        which = "they cannot be distinguished from records that were left out on purpose"
+        which = "they cannot be distinguished from records that were dropped on purpose"
     return AuditFinding(
         severity=Severity.PROBLEM,
         subject=f"sink {name}",
         text=f"micro-batch {line.batch} ({spans_text(spans)}) lacks {lost} records: {which}",
-        advice="rows were deleted, overwritten or lost after delivery; the table's history tells how",
+        advice="rows were deleted, overwritten or lost after delivery; the table's history shows how",
         spans=spans,
     )
 
 
 def _absent(spans: Iterable[Span], found: Places, facts: Facts) -> Iterator[tuple[int, int, int]]:
-    """Return missing positions, at most `SHOWN` of each sequence.
+    """Yield missing positions, at most `SHOWN` of each sequence.
 
-    If the batch is deleted, its highest record that exists gives its length.
+    If the batch is deleted, derive its length from its highest existing record.
     """
     for span in spans:
         counts = facts.queue[span.shard].counts if span.shard in facts.queue else {}
@@ -210,18 +210,18 @@ class PositionScan(Protocol):
 
     @property
     def columns(self) -> frozenset[str]:
-        """The names of its columns."""
+        """The names of the table's columns."""
         ...
 
     def read(self, columns: list[str], sequence: str, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """`columns` of the rows whose column `sequence` is `low` to `high`, in no order."""
+        """Yield `columns` of the rows whose column `sequence` is `low` to `high`, in arbitrary order."""
         ...
 
 
 def open_scan(spec: TableSpec) -> PositionScan | None:
-    """Open the table of a spec;
+    """Open a scan of a table, or return None if the table does not exist.
 
-    None if it does not exist. Raises `Unsupported` for one that only Spark reads.
+    Raise `Unsupported` if only Spark can read it.
     """
     if spec.kind == "delta":
         return _open_delta(spec)
@@ -282,7 +282,7 @@ def _is_hidden(key: str) -> bool:
 
 
 class _FolderScan:
-    """Footers are read once; of each file only the row groups and columns that are asked for."""
+    """A scan of a Parquet folder. It reads footers once, and only the requested row groups and columns."""
 
     def __init__(self, store: ObjectStore, sizes: dict[str, int]) -> None:
         self._store = store
@@ -310,7 +310,7 @@ class _FolderScan:
 
 
 def _groups(footer: pq.FileMetaData, sequence: str, low: int, high: int) -> list[int]:
-    """Return the row groups that may hold such rows."""
+    """Return the row groups that may have rows with a `sequence` from `low` to `high`."""
     found = []
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)
@@ -322,7 +322,7 @@ def _groups(footer: pq.FileMetaData, sequence: str, low: int, high: int) -> list
 
 
 class _StoredFile(io.RawIOBase):
-    """An object as a file that is read in parts."""
+    """An object in a store as a file that can be read in parts."""
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._store = store
@@ -359,6 +359,6 @@ class _StoredFile(io.RawIOBase):
         try:
             data = loop_thread().run(fetch())
         except NotFound as error:
-            raise Unavailable(f"{self._key} was removed while it was read; look again") from error
+            raise Unavailable(f"{self._key} was removed while it was being read; try again") from error
         self._at += len(data)
         return data

@@ -1,9 +1,8 @@
-"""Does it balance? Produced = delivered + dead-lettered + dropped + skipped + in flight.
+"""The reconciliation: produced = delivered + dead-lettered + dropped + skipped + in flight.
 
-Pure: it turns `Facts` into totals and findings. The two sides come from different books. Produced comes from
-the queue: records are counted again where their batches are still stored. Delivered and dead-lettered come
-from the tables. The pipeline's ledger connects them, and replaces the queue or a table where their history
-ends.
+Pure: it turns `Facts` into totals and findings. The two sides have different sources. Produced comes from the
+queue: records are counted again if their batches are still stored. Delivered and dead-lettered come from the
+tables. The pipeline's ledger connects the two, and replaces the queue or a table where their history ends.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.sources.offsets import Offset
 
 _EACH: Final = 10
-"""More micro-batches than this without a line, one after the other, are one finding."""
-_STOP: Final = "stop the pipeline and keep everything as it is until the cause is known"
+"""A longer run of micro-batches without a line becomes one finding."""
+_STOP: Final = "stop the pipeline and change nothing until the cause is known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTotals:
-    """The account of one sink, in records. None: rows and records do not correspond one to one."""
+    """The totals of one sink, in records. `dropped` is None if rows are not one to one with records."""
 
     name: str
     place: str
@@ -44,7 +43,7 @@ class SinkTotals:
 
     @property
     def difference(self) -> int | None:
-        """The number of missing records; below zero, of surplus ones."""
+        """The number of missing records, negative for surplus ones. None if `dropped` is None."""
         if self.dropped is None:
             return None
         return self.produced - self.delivered - self.dead - self.dropped - self.skipped - self.in_flight
@@ -56,25 +55,25 @@ class ShardTotals:
 
     shard: int
     next: int
-    """The first sequence that is not delivered."""
+    """The first undelivered sequence."""
     batches: int
     records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The whole account."""
+    """The result of the reconciliation: the totals and the findings."""
 
     batches: int
-    """Micro-batches that have a line."""
+    """The number of micro-batches that have a line."""
     sinks: tuple[SinkTotals, ...]
     shards: tuple[ShardTotals, ...]
     gaps: int
-    """Gaps in the queue that became rows of the dead-letter table; how many records they held is unknown."""
+    """The number of gaps in the queue that became dead letters. Their number of records is unknown."""
     recounted: int
-    """Records that were counted again in the queue's own batches."""
+    """The number of records that were counted again in the queue's own batches."""
     taken: int
-    """Records whose batches are deleted, as the ledger counted them."""
+    """The number of records according to the ledger, whose batches cannot be counted again."""
     findings: tuple[AuditFinding, ...]
 
     @property
@@ -88,7 +87,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MissingLines:
-    """Micro-batches `first` to `last` have no line; they cover `start` to `end`, if that is known."""
+    """A run of micro-batches without a line, `first` to `last`, from `start` to `end` if known."""
 
     first: int
     last: int
@@ -124,7 +123,7 @@ def balance(facts: Facts) -> Balance:
         findings += _check_table("dead letters", facts.letters, _letters_expected(facts), facts)
     elif any(line.dead + line.gaps for line in facts.lines):
         findings.append(
-            _note("dead letters", "the file no longer names their table, so they are not compared")
+            _note("dead letters", "the pipeline's file no longer has their table, so they are not compared")
         )
     read = sum(line.read for line in facts.lines)
     counted = sum(line.read for line in facts.lines if recounted(line, facts) is not None)
@@ -152,7 +151,7 @@ def _of(line: BatchLine) -> tuple[Span, ...]:
 
 
 def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
-    """Check that each line begins where the one before ends."""
+    """Check that each line begins at the end of the previous one."""
     before: BatchLine | None = None
     for line in facts.lines:
         start = before.end if before is not None else facts.origin
@@ -173,7 +172,7 @@ def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
 
 
 def _missing_runs(facts: Facts) -> Iterator[_MissingLines]:
-    """Runs of micro-batches without a line, cut where the checkpoint or a neighbour knows the boundary."""
+    """Yield runs of micro-batches without a line, split at the boundaries that are known."""
     known = {line.batch: line for line in facts.lines}
     last = max((*known, *(facts.done or ())), default=-1)
     batch = 0
@@ -206,7 +205,7 @@ def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) ->
 def _missing_line(run: _MissingLines, facts: Facts) -> AuditFinding:
     one = run.first == run.last
     subject = f"micro-batch {run.first}" if one else f"micro-batches {run.first} to {run.last}"
-    where = spans_text(run.spans) if run.end is not None else "sequences that nothing remembers"
+    where = spans_text(run.spans) if run.end is not None else "unknown sequences"
     count = _recount(run.spans, facts) if run.end is not None else None
     held = [
         f"{name} has {sum(table.rows.get(batch, 0) for batch in run.batches)} rows"
@@ -224,7 +223,7 @@ def _missing_line(run: _MissingLines, facts: Facts) -> AuditFinding:
 
 
 def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
-    """Compare the plans that Spark still has with the lines."""
+    """Compare the plans in the checkpoint with the lines."""
     if facts.planned is None:
         return
     last = facts.lines[-1].batch if facts.lines else -1
@@ -261,7 +260,10 @@ def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
 
 
 def recounted(line: BatchLine, facts: Facts) -> int | None:
-    """Count the records of a line in the queue's own batches; None if some of them are deleted."""
+    """Count the records of a line in the queue's own batches.
+
+    Return None if the line has gaps or some batches are deleted.
+    """
     return None if line.gaps else _recount(_of(line), facts)
 
 
@@ -291,8 +293,8 @@ def _check_reading(facts: Facts) -> Iterator[AuditFinding]:
             gaps = "a gap" if line.gaps == 1 else f"{line.gaps} gaps"
             yield _note(
                 f"micro-batch {line.batch}",
-                f"found {gaps} in the queue within {spans_text(_of(line))}: how many records are lost is "
-                "not known",
+                f"found {gaps} in the queue within {spans_text(_of(line))}: the number of lost records is "
+                "unknown",
                 "the dead-letter table has a row for each, with its sequences and the reason",
                 _of(line),
             )
@@ -327,7 +329,7 @@ def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
         if reached[shard] > facts.ends.get(shard, reached[shard]):
             yield _problem(
                 name,
-                f"has handed out numbers only up to {facts.ends[shard] - 1}, and the pipeline has delivered "
+                f"has handed out numbers only up to {facts.ends[shard] - 1}, but the pipeline has delivered "
                 f"up to {reached[shard] - 1}: the manifest was deleted and created again, or this is "
                 "another queue",
             )
@@ -347,7 +349,7 @@ def _letters_expected(facts: Facts) -> dict[int, int]:
 
 
 def _is_cleaned(table: TableFacts, batch: int) -> bool:
-    """Return whether this micro-batch may be in the part of the table's history that is gone."""
+    """Return whether this micro-batch may be in a removed part of the table's history."""
     if table.rows is None or table.complete or batch in table.rows:
         return False
     return batch < min(table.rows, default=(table.last if table.last is not None else -1) + 1)
@@ -395,7 +397,7 @@ def _check_table(
             subject,
             f"{table.place} holds {table.row_count} rows, {added - table.row_count} fewer than were "
             "added to it",
-            "rows were deleted, overwritten or lost after delivery; the table's history tells how, "
+            "rows were deleted, overwritten or lost after delivery; the table's history shows how, "
             "and --deep names them if the table has _shard, _sequence and _index",
         )
 
@@ -414,7 +416,7 @@ def _check_one_to_one(name: str, facts: Facts) -> Iterator[AuditFinding]:
             )
     left_out = sum(line.left_out.get(name, 0) for line in facts.lines)
     if left_out:
-        yield _note(f"sink {name}", f"{left_out:,} rows were left out as its section says")
+        yield _note(f"sink {name}", f"{left_out:,} rows were dropped by the settings of the sink")
     if several:
         yield _note(
             f"sink {name}", "its rows do not correspond to records one to one, so only rows are compared"
@@ -435,8 +437,8 @@ def _totals(
     for line in lines:
         found = recounted(line, facts)
         produced += line.read if found is None else found
-        delivered += _held(table, line.batch, line.rows[name])
-        dead += _held(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
+        delivered += _delivered_rows(table, line.batch, line.rows[name])
+        dead += _delivered_rows(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
     for run in missing:
         count = _recount(run.spans, facts) if run.end is not None else None
         if count is not None and table.rows is not None:
@@ -457,8 +459,8 @@ def _totals(
     )
 
 
-def _held(table: TableFacts | None, batch: int, said: int) -> int:
-    """Return the rows of a micro-batch from the table itself, else from the ledger."""
+def _delivered_rows(table: TableFacts | None, batch: int, recorded: int) -> int:
+    """Return a micro-batch's number of rows from the table, or `recorded` if the table does not record it."""
     if table is None or table.rows is None or _is_cleaned(table, batch):
-        return said
+        return recorded
     return table.rows.get(batch, 0)

@@ -1,4 +1,4 @@
-"""Pipelines: a YAML file that says where records come from, what becomes of them, and where they go."""
+"""Pipelines: a YAML file describes the source of the records, their processing, and their sinks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checks of a pipeline before it runs: one by one, without creating anything.
+"""Checks of a pipeline before it runs. Nothing is created.
 
-A store is tested with a separate object, which is removed again; of a folder that does not exist only the
+A store is tested with a probe object that is removed again. For a missing folder, only its nearest existing
 parent is checked.
 """
 
@@ -41,7 +41,7 @@ _GENERAL: Final = "follow the message, then check again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The result of one check and, unless it is fine, what to do."""
+    """The result of one check, with advice if it failed."""
 
     status: Literal["ok", "warn", "fail"]
     name: str
@@ -52,10 +52,9 @@ class CheckResult:
 def check_pipeline(
     spec: PipelineSpec, open_session: Callable[[], SparkSession], *, own_java: bool
 ) -> Iterator[CheckResult]:
-    """Yield the result of each check. A check that depends on one that failed is left out.
+    """Yield the result of each check. Skip checks that depend on a failed one.
 
-    `own_java` says that the session starts a Java of its own. Problems of the pipeline are results, not
-    errors.
+    `own_java` says whether the session starts its own Java. Problems of the pipeline are results, not errors.
     """
     pipeline = Pipeline(spec)
     yield _ok("file", f"pipeline {spec.name}, {_sinks(spec)}")
@@ -68,8 +67,8 @@ def check_pipeline(
     )
     if session:
         yield from _check_columns(pipeline, session[0])
-    yield _guarded("checkpoint", lambda: _checkpoint(pipeline), "give each pipeline a checkpoint of its own")
-    yield _guarded("ledger", lambda: _ledger(spec), "give a store that this machine may write")
+    yield _guarded("checkpoint", lambda: _checkpoint(pipeline), "give each pipeline its own checkpoint")
+    yield _guarded("ledger", lambda: _ledger(spec), "give a store that this machine may write to")
 
 
 def _ok(name: str, text: str) -> CheckResult:
@@ -81,7 +80,7 @@ def _sinks(spec: PipelineSpec) -> str:
 
 
 def _guarded(name: str, look: Callable[[], str | CheckResult], advice: str) -> CheckResult:
-    """Return the result of `look`; an error is a result as well."""
+    """Return the result of `look`. An expected error becomes a failed result."""
     try:
         found = look()
     except PenstockError as error:
@@ -96,7 +95,7 @@ def _guarded(name: str, look: Callable[[], str | CheckResult], advice: str) -> C
 
 def _advice(error: PenstockError, otherwise: str) -> str:
     if isinstance(error, PermissionDenied):
-        return "check the credentials and what they are allowed to do"
+        return "check the credentials and their permissions"
     if isinstance(error, Unavailable):
         return "check the address and the network, then try again"
     if isinstance(error, Corrupt | ConfigError):
@@ -120,7 +119,7 @@ def _source(pipeline: Pipeline) -> str:
     place = f"{options.manifest_path} in {pipeline.spec.source.buffer.store}"
     bounds = _bounds(options)
     if not any(bound.following for bound in bounds.values()):
-        return f"{place} has never held a batch; it will be created if it does not exist"
+        return f"{place} has never contained a batch; it will be created if it does not exist"
     held = sum(bound.following - bound.first for bound in bounds.values())
     shards = "" if len(bounds) == 1 else f" in {len(bounds)} shards"
     return f"{place} holds {held:,} batches{shards}"
@@ -135,7 +134,7 @@ def _bounds(options: BufferOptions) -> Mapping[int, Bounds]:
 
 
 def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckResult]:
-    """Check decoding, transforms and sinks: each step needs the columns of the one before."""
+    """Check decoding, transforms and sinks. Each step needs the columns of the previous one."""
     spec = pipeline.spec
     schemas: list[StructType | None] = []
 
@@ -185,7 +184,7 @@ def _check_sink(
 def _transformed(
     spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
 ) -> DataFrame:
-    """Return the rows of a sink for no records: Spark resolves every column even then."""
+    """Return a sink's rows for an empty input, for which Spark still resolves every column."""
     from pyspark.sql import functions as F
 
     ddl = spark_schema(SOURCE_COLUMNS)
@@ -197,7 +196,7 @@ def _transformed(
 
 
 def _target(sink: SinkSpec, schema: StructType) -> str:
-    """Check the place that a sink writes to, with rows of `schema`."""
+    """Check that a sink's target can be written with rows of `schema`. Return its description."""
     table = table_of(sink)
     if table is None:
         return _queue_target(sink, schema)
@@ -232,13 +231,13 @@ def _queue_target(sink: SinkSpec, schema: StructType) -> str:
     )
     bounds = _bounds(queue)
     if sink.kind != "buffer" and len(bounds) > 1:
-        raise ConfigError(f"{sink.place} has shards, and a database is fed from a queue without")
+        raise ConfigError(f"{sink.place} has shards, but a database reads only from a queue without shards")
     following = sum(bound.following for bound in bounds.values())
-    return f"{sink.place} was given {following:,} batches so far"
+    return f"{sink.place} has received {following:,} batches so far"
 
 
 def _check_writable(store: StoreConfig) -> None:
-    """Raise unless objects can be stored there."""
+    """Raise unless objects can be stored in `store`."""
     address = StoreAddress.parse(store.url)
     if address.scheme == "file":
         _check_folder(address.path)
@@ -259,7 +258,7 @@ def _check_writable(store: StoreConfig) -> None:
 
 
 def _check_folder(path: str) -> None:
-    """Raise `PermissionDenied` unless the folder can be written, or made."""
+    """Raise `ConfigError` or `PermissionDenied` unless the folder can be written or created."""
     place = Path(path).expanduser().absolute()
     nearest = next(folder for folder in (place, *place.parents) if folder.exists())
     if not nearest.is_dir():
@@ -272,7 +271,7 @@ def _checkpoint(pipeline: Pipeline) -> str:
     spec = pipeline.spec
     checkpoint = Checkpoint(spec.checkpoint_path)
     if not checkpoint.is_local:
-        return f"{checkpoint.path} is reached by Spark alone, and was not looked at"
+        return f"{checkpoint.path} can be reached only by Spark and was not checked"
     _check_folder(StoreAddress.parse(checkpoint.path).path)
     if checkpoint.query_id is None:
         return f"{checkpoint.path} is new: begins at {spec.source.buffer.starting}"
@@ -284,7 +283,7 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
-    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds the next batches."""
+    """Raise `QueueGap` unless the checkpoint belongs to the queue, which still has the next batches."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from penstock.spark.sources.buffer import BufferStreamReader

@@ -1,8 +1,8 @@
-"""A query's checkpoint as Spark wrote it: the query's id, and the end of each micro-batch.
+"""A reader of a query's Spark checkpoint: the query's id, and the end of each micro-batch.
 
-metadata        {"id": "..."}: the query's id, for the life of the checkpoint
+metadata        {"id": "..."}: the query's id, which never changes
 offsets/N       v1, settings, one JSON offset per source: written before micro-batch N runs
-commits/N       written after it: N is done
+commits/N       written after micro-batch N is done
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def parse_offsets(text: str, where: str) -> list[dict[str, object] | None]:
-    """Parse one file of `offsets`: an offset for each source, None for a source that has none yet.
+    """Parse a file in `offsets`. Return one offset per source, or None for a source without one.
 
-    Raises `Corrupt` for anything else.
+    Raise `Corrupt` if the file is damaged.
     """
     lines = text.splitlines()
     if len(lines) < 3 or lines[0] != "v1":
-        raise Corrupt(f"{where} is not an offset file that this version knows: {text[:40]!r}")
+        raise Corrupt(f"{where} is not an offset file of a known version: {text[:40]!r}")
     try:
         return [None if line == "-" else dict(json.loads(line)) for line in lines[2:]]
     except (ValueError, TypeError) as error:
@@ -35,9 +35,9 @@ def parse_offsets(text: str, where: str) -> list[dict[str, object] | None]:
 
 
 class Checkpoint:
-    """A query's checkpoint folder: on a local or mounted disk, else through a session that can reach it.
+    """The checkpoint folder of a query, on a local or mounted disk or read through a Spark session.
 
-    `through_spark` always uses the session: a local path may be one of another machine.
+    With `through_spark`, always use the session: a local path may belong to another machine.
     """
 
     def __init__(self, path: str, spark: SparkSession | None = None, *, through_spark: bool = False) -> None:
@@ -50,7 +50,7 @@ class Checkpoint:
         return self._local is not None
 
     def prepare(self) -> None:
-        """Create a local folder with Penstock's modes; Spark's own files in it have those of the umask."""
+        """Create a local folder with Penstock's file modes. Spark creates its own files with the umask's."""
         if self._local is not None:
             OsFileSystem().make_dirs(os.path.abspath(self._local))
 
@@ -66,7 +66,7 @@ class Checkpoint:
             raise Corrupt(f"{self.path}/metadata does not decode: {error}") from error
 
     def offset(self, batch: int) -> dict[str, object] | None:
-        """Return the end of micro-batch `batch` in the only source, or None while it is not planned."""
+        """Return the end of micro-batch `batch` in the only source, or None if it is not planned yet."""
         text = self._read(f"offsets/{batch}")
         if text is None:
             return None
@@ -76,11 +76,11 @@ class Checkpoint:
         return offsets[0]
 
     def planned(self) -> list[int]:
-        """Return the micro-batches whose plans are still there, in order."""
+        """Return the numbers of the micro-batches that still have an `offsets` file, in order."""
         return self._numbers("offsets")
 
     def done(self) -> list[int]:
-        """Return the micro-batches whose commits are still there, in order."""
+        """Return the numbers of the micro-batches that still have a `commits` file, in order."""
         return self._numbers("commits")
 
     def _numbers(self, folder: str) -> list[int]:

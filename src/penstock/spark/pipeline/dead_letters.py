@@ -1,6 +1,6 @@
 """The dead-letter table: every record that did not decode, with its bytes, its position and the reason.
 
-A micro-batch writes it, a redrive takes letters from it, and a console shows them page by page.
+A micro-batch writes the letters, a redrive puts them back into the queue, and the console shows them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LETTER_COLUMNS: Final = (
     "pipeline string, batch bigint, shard int, sequence bigint, index int, ingestion_time timestamp, "
     "metadata binary, value binary, reason string, at timestamp"
 )
-"""`index` is -1 and `value` null for a gap in the queue; `metadata` then has its range."""
+"""The columns of the table. A gap has `index` -1, a null `value`, and its range in `metadata`."""
 
 
 def letters_of(decoded: DataFrame, pipeline: str, batch: int, *, gaps_only: bool = False) -> DataFrame:
-    """Return the bad records and the gaps of a decoded frame, or the gaps alone, as rows of the table."""
+    """Return the bad records and the gaps of a decoded frame, or only the gaps, as rows of the table."""
     from pyspark.sql import functions as F
 
     bad = decoded.filter(F.col("_index") < 0 if gaps_only else F.col(REASON).isNotNull())
@@ -54,7 +54,7 @@ def letters_of(decoded: DataFrame, pipeline: str, batch: int, *, gaps_only: bool
 
 
 HEADS: Final = ("pipeline", "shard", "sequence", "index", "reason", "at")
-"""The columns that describe a letter, without its bytes."""
+"""The columns that describe a letter without its bytes."""
 BODIES: Final = ("pipeline", "shard", "sequence", "index", "ingestion_time", "metadata", "value")
 
 Letters: TypeAlias = pa.Table
@@ -68,9 +68,9 @@ _AT_ONCE: Final = 8
 
 
 def read_letters(spec: TableSpec, columns: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
-    """Read the letters of a table, of the sequences `within` (both ends included); none if there is no table.
+    """Return the letters of a table, optionally with sequences in the inclusive range `within`.
 
-    Raises the error of the table's library for an unreachable place.
+    Return no rows if the table does not exist. Raise the error of the table's library if it is unreachable.
     """
     if spec.kind == "delta":
         found = _delta(spec, columns, within)
@@ -148,7 +148,7 @@ def _hidden(key: str) -> bool:
 
 
 def distinct_letters(rows: Letters) -> Letters:
-    """Return the letters in the order of the queue, one for each position."""
+    """Return the letters in queue order, one for each position."""
     ordered = rows.sort_by([(name, "ascending") for name in _POSITION])
     if ordered.num_rows < 2:
         return ordered
@@ -167,7 +167,7 @@ def letters_without(rows: Letters, taken: Iterable[Position]) -> Letters:
 
 
 def letters_at(bodies: Letters, pipeline: str, places: Sequence[Position]) -> Letters:
-    """Return the records at `places` in the order of the queue; fewer if some are no longer in the table."""
+    """Return the records at `places` in queue order. Omit records that are no longer in the table."""
     if not bodies.num_rows:
         return bodies
     rows = distinct_letters(bodies.filter((pc.field("pipeline") == pipeline) & (pc.field("index") >= 0)))
@@ -196,7 +196,7 @@ class Letter:
     shard: int
     sequence: int
     index: int
-    """The record's place in its batch; -1 for a gap in the queue."""
+    """The record's position in its batch, or -1 for a gap in the queue."""
     reason: str
     at_ms: int
     value: bytes | None
@@ -205,20 +205,20 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterPage:
-    """Letters in the order of the queue. `following` is where the next page begins, if there is one."""
+    """A page of letters in queue order. `following` is the cursor for the next page, or None."""
 
     letters: Sequence[Letter]
     following: Position | None
     total: int
     left: int
-    """How many of `total` no redrive has taken yet; gaps are not counted."""
+    """The number of letters, without gaps, that have not been redriven yet."""
 
 
 class LetterReader:
-    """Reads the letters of one pipeline in the order of the queue, each position once.
+    """A reader of one pipeline's letters in queue order, each position once.
 
-    Keep `heads` between calls: reading it costs the whole table without its bytes. Raises what
-    `read_letters` raises.
+    Keep the result of `heads` between calls, since it reads the whole table except the bytes. The methods
+    raise what `read_letters` raises.
     """
 
     def __init__(self, table: TableSpec, pipeline: str) -> None:
@@ -226,14 +226,14 @@ class LetterReader:
         self._pipeline = pipeline
 
     def heads(self) -> Letters:
-        """Read all letters without their bytes."""
+        """Return all letters without their bytes."""
         heads = read_letters(self._table, HEADS)
         return distinct_letters(heads.filter(pc.field("pipeline") == self._pipeline)) if len(heads) else heads
 
     def page(
         self, heads: Letters, after: Position | None, limit: int, redriven: Collection[Position]
     ) -> LetterPage:
-        """Return the letters after a position, with their bytes."""
+        """Return a page of letters after a position, with their bytes."""
         places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
         start = 0 if after is None else bisect.bisect_right(places, after)
         more = start + limit < len(places)
@@ -245,7 +245,7 @@ class LetterReader:
         )
 
     def find(self, heads: Letters, position: Position, redriven: Collection[Position]) -> Letter | None:
-        """Return the letter at a position."""
+        """Return the letter at a position, or None."""
         shard, sequence, index = position
         found = heads.filter(
             (pc.field("shard") == shard) & (pc.field("sequence") == sequence) & (pc.field("index") == index)

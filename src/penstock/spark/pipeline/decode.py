@@ -1,7 +1,7 @@
-"""From bytes to columns: every record either decodes or gets a reason why it does not.
+"""Decoding of bytes into columns. Every record either decodes or gets the reason why it does not.
 
 A decoded frame has the position of each record (`POSITIONS`), its bytes (`_value`), the decoded columns, and
-`_reason`, which is null for a good record. Nothing is dropped here.
+`_reason`, which is null for a good record. Decoding never drops a record.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ REASON: Final = "_reason"
 VALUE: Final = "_value"
 POSITIONS: Final = ("_shard", "_sequence", "_index", "_ingestion_time", "_metadata")
 SOURCE_COLUMNS: Final = ("shard", "sequence", "index", "ingestion_time", "metadata", "value")
-"""What the source must give, in the order of `POSITIONS` and `_value`."""
+"""The required columns of the source, in the order of `POSITIONS` and `_value`."""
 
 _CORRUPT: Final = "_penstock_malformed"
 _WHOLE: Final = "_penstock_record"
 _END: Final = "_penstock_end"
 _RESERVED: Final = frozenset({*POSITIONS, VALUE, REASON, _CORRUPT, _END, _WHOLE})
 _WRAPPED_LEVELS: Final = 2
-"""The object and the list that a JSON record is parsed in."""
+"""The nesting levels around a JSON record when it is parsed: an object and a list."""
 
 
 def parse_schema(text: str) -> StructType:
-    """Parse columns given in SQL. Raises `ConfigError`."""
+    """Parse columns in SQL's DDL notation. Raise `ConfigError` if they are invalid."""
     from pyspark.errors import ParseException, PySparkException
     from pyspark.sql.types import StructType
 
@@ -46,12 +46,12 @@ def parse_schema(text: str) -> StructType:
     except (ParseException, PySparkException) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f'decode.schema: {text!r} is no list of columns such as "user string, at timestamp": {first}'
+            f'decode.schema: {text!r} is not a list of columns such as "user string, at timestamp": {first}'
         ) from error
     names = [field.name.lower() for field in schema.fields]
     for name in names:
         if name in _RESERVED:
-            raise ConfigError(f"decode.schema: the name {name} is taken; choose another one")
+            raise ConfigError(f"decode.schema: the name {name} is reserved; choose another one")
     if len(set(names)) < len(names):
         raise ConfigError(f"decode.schema: {text!r} names a column twice")
     if not names:
@@ -60,7 +60,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def infer_schema(spark: SparkSession, spec: DecodeSpec, sample: DataFrame) -> StructType:
-    """Infer the columns from a sample of records. Raises `InvalidInput` if it shows none."""
+    """Infer the columns from a sample of records. Raise `InvalidInput` if there are none."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -96,7 +96,7 @@ def _arrow_record_schema(record: bytes) -> StructType:
             return from_arrow_schema(stream.schema)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidInput(
-            f"decode.schema: the first record is no Arrow IPC stream ({error}); give the schema, or "
+            f"decode.schema: the first record is not an Arrow IPC stream ({error}); give the schema, or "
             "another format"
         ) from error
 
@@ -132,8 +132,8 @@ def _gap_or_null(otherwise: Column) -> Column:
 def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> DataFrame:
     """Decode JSON and CSV with Spark's own parsers.
 
-    JSON is parsed inside a list in an object of ours, which must have one element and be complete: Spark
-    stops after the first value of a text and would accept `{...} {...}` as its first half.
+    JSON is wrapped in an object with a list, which must be complete and have one element. Without this,
+    Spark would stop after the first value of a text and accept `{...} {...}` as its first half.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
@@ -159,7 +159,7 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
         record = F.col(_PARSED)
         whole = F.lit(True)
         words = "does not parse as CSV of the schema"
-    # One branch each: a record that is not text never reaches the parser's verdict.
+    # Separate branches: for a record that is not text, the parser's result is not considered.
     reason = (
         F.when(~F.is_valid_utf8(text), F.lit("is not valid UTF-8"))
         .when(F.length(text) == 0, F.lit("is empty"))
@@ -179,8 +179,8 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
 def _json_limits(levels_around: int = 0) -> dict[str, str]:
     """Return Spark's options for the limits of stored JSON.
 
-    Its own limit of 1,000 levels is too high for later steps: one record of 500 levels in a column of the
-    type variant ends the whole JVM.
+    Spark's default limit of 1,000 levels is too high for later steps: one record with 500 levels in a column
+    of type variant crashes the JVM.
     """
     return {
         "maxNestingDepth": str(JSON_STORED_DEPTH_MAX + levels_around),
@@ -192,7 +192,10 @@ _PARSED: Final = "_penstock_parsed"
 
 
 _Reader: TypeAlias = Callable[[pa.Buffer], pa.Table]
-"""The rows of one record. Raises `PenstockError`, `OSError`, `ValueError` or an error of Arrow's."""
+"""A function that returns the rows of one record.
+
+It may raise `PenstockError`, `OSError`, `ValueError` or an Arrow error.
+"""
 
 
 def _arrow_table(record: pa.Buffer) -> pa.Table:
@@ -201,7 +204,7 @@ def _arrow_table(record: pa.Buffer) -> pa.Table:
 
 
 def _decode_arrow(frame: DataFrame, schema: StructType, read: _Reader) -> DataFrame:
-    """Read each record as Arrow; it may hold any number of rows."""
+    """Decode each record with `read`. A record may have any number of rows."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -225,9 +228,7 @@ def _decode_arrow(frame: DataFrame, schema: StructType, read: _Reader) -> DataFr
 def _unpack(
     batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str], read: _Reader
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of every record; for a record that does not decode, a row with the reason and no
-    columns.
-    """
+    """Yield the rows of every record. Yield one row with null columns and a reason if it does not decode."""
     wanted = pa.schema([target.field(place) for place in range(len(POSITIONS) + 1, len(target) - 1)])
     values = batch.column(batch.schema.get_field_index(VALUE))
     indexes = batch.column(batch.schema.get_field_index("_index"))

@@ -1,9 +1,9 @@
 """The ledger of a pipeline: one line per micro-batch, durable before Spark forgets the batch.
 
-A line is written after every sink has committed and before the micro-batch is. So each batch that Spark
-calls done has a line, and a batch that is run again writes the same line again. The lines of one query are in
-`{app}/{first batch of a thousand}.jsonl`, in order; they are replaced conditionally, so that an old driver
-that still runs cannot undo the lines of its successor.
+A line is written after every sink has committed and before Spark commits the micro-batch. Every batch that
+Spark has committed therefore has a line, and a repeated batch writes its line again. The lines of one query
+are in `{app}/{first batch of a thousand}.jsonl`, in order. Objects are replaced conditionally, so an old
+driver that still runs cannot undo the lines of its successor.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ T = TypeVar("T")
 
 
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of one micro-batch. Offsets are the first sequences that are not read, by shard."""
+    """The result of one micro-batch. Offsets are the first unread sequence of each shard."""
 
     batch: int
     start: dict[int, int]
     end: dict[int, int]
     read: int
-    """Records that the source gave."""
+    """The number of records from the source."""
     dead: int = 0
-    """Records that went into the dead-letter table."""
+    """The number of records written to the dead-letter table."""
     skipped: int = 0
-    """Bad records left out because `on_error: skip` says so."""
+    """The number of bad records dropped by `on_error: skip`."""
     gaps: int = 0
-    """Gaps in the queue, each a row of the dead-letter table; not records."""
+    """The number of gaps in the queue. Each is a row of the dead-letter table, but not a record."""
     rows: dict[str, int]
-    """Rows that each sink got."""
+    """The number of rows written to each sink."""
     one_to_one: dict[str, bool] = {}
     """Whether each row of a sink is one record, so that the transform dropped the records without a row."""
     left_out: dict[str, int] = {}
-    """Rows of a transform that a sink leaves out, as its section asks."""
+    """The number of transformed rows that each sink drops because of its settings."""
     at_ms: int
     took_ms: int = 0
-    """Time from the start until every sink had it; 0 if that is not known."""
+    """The time from the start until every sink had committed, or 0 if unknown."""
 
     def dropped(self, sink: str) -> int | None:
-        """Records that the sink's transform left out; None if rows and records do not correspond."""
+        """Return the number of records that the sink's transform dropped, or None if it is not one to one."""
         if not self.one_to_one.get(sink, False):
             return None
         return self.read - self.dead - self.skipped - self.rows[sink]
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The range and decoding of a micro-batch, stored before any sink is written."""
+    """The range and decoding of a micro-batch, stored before it is written to any sink."""
 
     batch: int
     start: dict[int, int]
     end: dict[int, int]
     decoding: str
-    """A digest of the decode section."""
+    """A digest of the decode section and the schema."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -77,7 +77,7 @@ def encode_lines(lines: Iterable[BatchLine]) -> bytes:
 
 
 def decode_lines(raw: bytes, where: str) -> list[BatchLine]:
-    """Raises `Corrupt`, naming the object."""
+    """Decode the lines of an object. Raise `Corrupt`, naming the object, if it is damaged."""
     try:
         return list(_decoder.decode_lines(raw))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -85,20 +85,18 @@ def decode_lines(raw: bytes, where: str) -> list[BatchLine]:
 
 
 def merge_lines(known: Iterable[BatchLine], line: BatchLine) -> list[BatchLine]:
-    """Put `line` in its place among `known`: the line of a batch that was run again replaces the earlier
-    one.
-    """
+    """Return `known` with `line` in order. It replaces an earlier line of the same batch."""
     lines = {other.batch: other for other in known} | {line.batch: line}
     return [lines[batch] for batch in sorted(lines)]
 
 
 def _chunk_key(app: str, batch: int) -> str:
-    """Return the object that holds the line of a micro-batch."""
+    """Return the key of the object that has the line of a micro-batch."""
     return f"{app}/{batch // LINES_PER_OBJECT * LINES_PER_OBJECT:012}.jsonl"
 
 
 class Ledger:
-    """The ledger of one pipeline. Blocking, because Spark calls it from blocking code."""
+    """The ledger of one pipeline. Its methods block, because Spark calls them from blocking code."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
@@ -125,13 +123,13 @@ class Ledger:
             self._opened = None
 
     def write(self, app: str, line: BatchLine) -> None:
-        """Make a line durable. Raises `StorageError`, `Corrupt`."""
+        """Make a line durable. Raise `StorageError` or `Corrupt`."""
         key = _chunk_key(app, line.batch)
 
         async def attempt() -> None:
             lines, version = await self._chunk(key)
             merged = merge_lines(lines, line)
-            self._current = None  # unless this is known to have won, the object is read again
+            self._current = None  # read the object again unless this write is known to have succeeded
             raw = encode_lines(merged)
             if version is None:
                 written = await self._store.put_if_absent(key, raw)
@@ -152,7 +150,7 @@ class Ledger:
         return decode_lines(bytes(blob.data), f"{key} in {self.url}"), blob.version
 
     def lines(self, app: str, *, after: int = -1) -> list[BatchLine]:
-        """Return the lines of a query after one micro-batch, in order. Raises `Corrupt`, `StorageError`."""
+        """Return the lines of a query after a micro-batch, in order. Raise `Corrupt` or `StorageError`."""
         first = _chunk_key(app, after + 1)
 
         async def read() -> list[BatchLine]:
@@ -166,7 +164,7 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def last(self, app: str, count: int) -> list[BatchLine]:
-        """Return the last lines of a query, in order, without reading earlier ones. Raises as `lines`."""
+        """Return the last `count` lines of a query, in order. Read only recent objects. Raise as `lines`."""
 
         async def read() -> list[BatchLine]:
             found: list[BatchLine] = []
@@ -179,7 +177,7 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def line(self, app: str, batch: int) -> BatchLine | None:
-        """Return the line of one micro-batch. Raises as `lines`."""
+        """Return the line of one micro-batch, or None. Raise as `lines`."""
 
         async def read() -> BatchLine | None:
             lines = await self._held(_chunk_key(app, batch))
@@ -188,9 +186,9 @@ class Ledger:
         return self._run(read, f"reading the ledger of {app}")
 
     def without_line(self, app: str, done: Sequence[int]) -> list[int]:
-        """Return the finished micro-batches that have no line. Raises as `lines`.
+        """Return the finished micro-batches that have no line. Raise as `lines`.
 
-        A line is durable before its micro-batch is done. So a missing one was lost later: the ledger
+        A line is durable before its micro-batch is done. A missing line was therefore lost later: the ledger
         was truncated, removed or replaced by an older copy.
         """
         if not done:
@@ -199,9 +197,9 @@ class Ledger:
         return [batch for batch in done if batch not in known]
 
     def find(self, app: str, shard: int, sequence: int) -> BatchLine | None:
-        """Return the line of the micro-batch that read a sequence. Raises as `lines`.
+        """Return the line of the micro-batch that read a sequence, or None. Raise as `lines`.
 
-        Offsets only rise, so it looks into a few objects, however many there are.
+        Offsets only increase, so a binary search reads only a few objects.
         """
 
         async def read() -> BatchLine | None:
@@ -230,7 +228,7 @@ class Ledger:
         return decode_lines(bytes(blob.data), f"{key} in {self.url}")
 
     def apps(self) -> list[str]:
-        """Return the queries that have lines. Raises `StorageError`."""
+        """Return the ids of the queries that have lines. Raise `StorageError`."""
 
         async def names() -> list[str]:
             listed = await self._store.list("")
@@ -239,7 +237,7 @@ class Ledger:
         return self._run(names, "listing the queries")
 
     def plan(self, app: str) -> BatchPlan | None:
-        """Return the last plan of a query. Raises `Corrupt`, `StorageError`."""
+        """Return the last plan of a query, or None. Raise `Corrupt` or `StorageError`."""
         if self._planned is None or self._planned[0] != app:
             self._planned = (app, *self._run(lambda: self._read_plan(app), f"reading the plan of {app}"))
         return self._planned[1]
@@ -256,7 +254,7 @@ class Ledger:
             raise Corrupt(f"{key} in {self.url} does not decode: {error}. Restore it") from error
 
     def write_plan(self, app: str, plan: BatchPlan) -> None:
-        """Replace the plan that `plan()` returned. Raises `Fenced` if another driver has done so."""
+        """Replace the plan that `plan()` returned. Raise `Fenced` if another driver has replaced it."""
         self.plan(app)
         assert self._planned is not None
         _, _, version = self._planned
@@ -270,7 +268,7 @@ class Ledger:
                 return await self._store.put_if_match(key, raw, version)
             except (Conflict, OutcomeUnknown):
                 found, held = await self._read_plan(app)
-                if found == plan and held is not None:  # our own write, whose answer was lost
+                if found == plan and held is not None:  # our own write, whose response was lost
                     return held
                 raise Fenced(
                     f"{key} in {self.url} was written by another driver: the pipeline runs twice on one "
@@ -280,7 +278,7 @@ class Ledger:
         self._planned = (app, plan, self._run(attempt, f"writing {key}"))
 
     def keep(self, name: str, document: Mapping[str, object]) -> None:
-        """Store a small document, replacing the one of that name."""
+        """Store a small document, replacing any document of that name."""
         raw = msgspec.json.encode(document)
 
         async def write() -> None:
@@ -289,7 +287,7 @@ class Ledger:
         self._run(write, f"writing {name}")
 
     def kept(self, name: str) -> dict[str, object] | None:
-        """Return the document of that name, or None. Raises `Corrupt`, `StorageError`."""
+        """Return the document of that name, or None. Raise `Corrupt` or `StorageError`."""
 
         async def read() -> bytes | None:
             try:

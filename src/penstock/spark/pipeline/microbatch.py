@@ -1,15 +1,15 @@
 """One micro-batch: decode, separate the bad records, write every sink, write the ledger.
 
-Each record reaches each sink once, whatever crashes:
+Each record reaches each sink exactly once, even after crashes:
 
-1. Spark writes the range of the batch into its checkpoint, then calls `run`, which keeps it in the ledger
-   too: a number that comes back with another range is refused.
-2. Every sink is written under (query, batch); a sink that has the batch already does nothing.
+1. Spark writes the range of the batch into its checkpoint, then calls `run`. It also stores the range in the
+   ledger, and raises if a batch number returns with another range.
+2. Every sink is written under (query, batch). A sink that already has the batch does nothing.
 3. Bad records go into the dead-letter table in the same way.
-4. The line in the ledger is written; doing it again changes nothing.
-5. Spark calls the batch done.
+4. The line in the ledger is written. Writing it again changes nothing.
+5. Spark commits the batch.
 
-A crash anywhere before 5 runs the batch again with the same range, and 2 to 4 repeat harmlessly.
+After a crash before step 5, Spark runs the batch again with the same range. Steps 2 to 4 are safe to repeat.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OBSERVED_WITHIN_S = 10.0
-"""Counts come with the end of the action; an action that observes nothing is given up after this time."""
+"""The time to wait for the counts of a finished action. An action that observes nothing never returns any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCounts:
-    """The rows of the source, and how many of them are bad records and gaps."""
+    """The number of rows from the source, of bad rows (including gaps), and of gaps."""
 
     rows: int
     bad: int
@@ -60,7 +60,7 @@ class BatchCounts:
 
 
 class MicroBatches:
-    """Runs the micro-batches of one query. It is pickled where Spark runs it in another process."""
+    """The processor of one query's micro-batches. It is pickled if Spark runs it in another process."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class MicroBatches:
         self._origin = dict(origin)
         self._on_line = on_line
         self._app = ""
-        # The counts of a merge are not observed: it follows a sink whose counts are.
+        # Merges come last, because their counts are not observed: an earlier sink provides the counts.
         self._outputs = {
             name: Output.of(sink)
             for name, sink in sorted(spec.outputs.items(), key=lambda item: item[1].merge is not None)
@@ -87,11 +87,11 @@ class MicroBatches:
         self._left_out: dict[str, int] = {}
 
     def run(self, frame: DataFrame, batch: int) -> None:
-        """Deliver one micro-batch. Raises what Spark, a sink or the ledger raises; repeating is safe."""
+        """Deliver one micro-batch. Raise what Spark, a sink or the ledger raises. Safe to repeat."""
         began_s = SYSTEM_CLOCK.monotonic()
         checkpoint = Checkpoint(self._spec.checkpoint_path, frame.sparkSession)
         if not self._app:
-            self._app = _required(checkpoint.query_id, f"{checkpoint.path} names no query")
+            self._app = _required(checkpoint.query_id, f"{checkpoint.path} does not name a query")
         start, end = self._range(checkpoint, batch)
         counted, counting = self._decoded(frame)
         self._remember_plan(batch, start, end)
@@ -113,11 +113,11 @@ class MicroBatches:
             self._on_line(line)
 
     def _remember_plan(self, batch: int, start: Offset, end: Offset) -> None:
-        """Refuse a batch whose number was used for other records, or for another way to decode them.
+        """Raise `Corrupt` if the batch number was used for other records or another decoding. Store the plan.
 
-        Sinks know a micro-batch by its number alone. If Spark plans it again over other records, because its
-        checkpoint was set back, sinks would take them for a repetition. If the schema has changed, a record
-        that was bad for a sink that has the batch may now be good, and would be in no table at all.
+        Sinks identify a micro-batch by its number only. If the checkpoint was set back and Spark plans the
+        number again over other records, sinks would mistake them for a repetition. If the schema has changed,
+        a record that was bad when a sink committed the batch may now be good, and no table would have it.
         """
         plan = BatchPlan(batch=batch, start=start, end=end, decoding=self._decoding)
         known = self._ledger.plan(self._app)
@@ -127,12 +127,12 @@ class MicroBatches:
                     f"micro-batch {batch} was planned before as {_spans(known.start, known.end)}, and now as "
                     f"{_spans(start, end)}: the checkpoint {self._spec.checkpoint_path} was set back or is a "
                     "copy. Restore the right one, or start with a new checkpoint and `starting` after "
-                    "what `penstock audit` says is delivered"
+                    "what `penstock audit` reports as delivered"
                 )
             if self._begun(batch):
                 raise Corrupt(
                     f"micro-batch {batch} was started with another decode section and has reached a sink: "
-                    "run it to its end with the old one (`penstock run --once`), then change the file"
+                    "complete it with the old one (`penstock run --once`), then change the file"
                 )
         if known is not None and known.batch > batch:
             raise Corrupt(
@@ -152,7 +152,7 @@ class MicroBatches:
         )
 
     def _begun(self, batch: int) -> bool:
-        """Return whether some sink has the micro-batch."""
+        """Return whether any sink has the micro-batch."""
         outputs = [*self._outputs.values(), *([self._letters] if self._letters else [])]
         return any(output.last_version(self._app) == batch for output in outputs)
 
@@ -163,7 +163,7 @@ class MicroBatches:
         return (self._origin if before is None else _plain_offset(before)), end_offset
 
     def _decoded(self, frame: DataFrame) -> tuple[DataFrame, _Counting]:
-        """Decode and count in one pass: nothing is read twice only to be counted."""
+        """Return the decoded frame, and a counter that counts its rows in the same pass."""
         counting = _Counting()
         decoded = decode(counting.before(frame), self._spec.decode, self._schema)
         if self._spec.on_error == "fail":
@@ -237,28 +237,28 @@ class MicroBatches:
 
 
 def _observed(observation: Observation) -> dict[str, int] | None:
-    """Return the counts of an observation, or None if no row passed it.
+    """Return the counts of an observation, or None if there are none.
 
-    Spark omits parts of a plan that it knows to give no row, before or while it runs; its Python side then
-    fails on the empty result. An action that observes nothing never returns a result.
+    Spark omits parts of a plan that it knows to return no rows, before or during the run. Its Python side
+    then fails on the empty result. An action that observes nothing never returns a result.
     """
-    answers: queue.SimpleQueue[dict[str, int] | None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[dict[str, int] | None] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def fetch() -> None:
         try:
-            answers.put({name: int(count) for name, count in observation.get.items()} or None)
-        except Exception:  # noqa: BLE001  after any failure the rows are counted in another way
-            answers.put(None)
+            results.put({name: int(count) for name, count in observation.get.items()} or None)
+        except Exception:  # noqa: BLE001  after any failure the caller counts the rows itself
+            results.put(None)
 
-    threading.Thread(target=ask, name="penstock-observation", daemon=True).start()
+    threading.Thread(target=fetch, name="penstock-observation", daemon=True).start()
     try:
-        return answers.get(timeout=OBSERVED_WITHIN_S)
+        return results.get(timeout=OBSERVED_WITHIN_S)
     except queue.Empty:
         return None
 
 
 class _Counting:
-    """Counts rows as they pass: before the decoder, where a row is a record or a gap, and after it."""
+    """A counter of rows as they pass: before the decoder, where a row is a record or a gap, and after it."""
 
     def __init__(self) -> None:
         from pyspark.sql import Observation
@@ -273,7 +273,7 @@ class _Counting:
         return decoded.observe(self._decoded, *self._of_decoded())
 
     def result(self, frame: DataFrame, decoded: DataFrame, *, observed: bool) -> BatchCounts:
-        """Return the counts after a sink was written; `observed` says whether its action was observed."""
+        """Return the counts after a sink was written. `observed` says whether its action was observed."""
         found = _observed(self._read) if observed else None
         found = found or frame.agg(*self._of_source()).collect()[0].asDict()
         bad = _observed(self._decoded) if observed else None
@@ -308,11 +308,11 @@ def _spans(start: Mapping[int, int], end: Mapping[int, int]) -> str:
 
 
 def _plain_offset(stored: Mapping[str, object]) -> Offset:
-    """Return shard to sequence, without the marks of the offset."""
+    """Return a map of shards to sequences, without the marks of the offset."""
     return {int(key): value for key, value in stored.items() if key.isdecimal() and isinstance(value, int)}
 
 
 def _required(value: T | None, problem: str) -> T:
     if value is None:
-        raise Corrupt(f"{problem}: the checkpoint is damaged or was moved while the pipeline runs")
+        raise Corrupt(f"{problem}: the checkpoint is damaged or was moved while the pipeline was running")
     return value

@@ -1,4 +1,4 @@
-"""The source and the sinks of a pipeline, as Spark's readers and writers take them."""
+"""The source and the sinks of a pipeline as options for Spark's readers and writers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_of(sink: SinkSpec) -> TableSpec | None:
-    """Return the table of a sink; None for a queue. Raises `ConfigError` for a table that cannot exist."""
+    """Return the table of a sink, or None for a queue. Raise `ConfigError` for invalid settings."""
     target = sink.target
     if isinstance(target, BufferSinkSpec):
         return None
@@ -62,14 +62,14 @@ def _queue_options(target: BufferSinkSpec) -> dict[str, str]:
 
 
 def queue_of(sink: SinkSpec) -> SinkOptions:
-    """Return the queue of a sink that is not a table. Raises `ConfigError` for a queue that cannot exist."""
+    """Return the queue of a sink that is not a table. Raise `ConfigError` for invalid settings."""
     target = sink.target
     assert isinstance(target, BufferSinkSpec)
     return SinkOptions.parse(_queue_options(target))
 
 
 def check_options(spec: PipelineSpec) -> None:
-    """Raise `ConfigError` for values that only the source, a sink or the ledger can judge. No I/O."""
+    """Raise `ConfigError` for values that only the source, a sink or the ledger can check. No I/O."""
     BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
     for sink in (*spec.outputs.values(), *([spec.letters] if spec.letters is not None else [])):
         if table_of(sink) is None:
@@ -79,17 +79,17 @@ def check_options(spec: PipelineSpec) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A sink as Spark's writers take it: described once, then written in every micro-batch."""
+    """A sink with its options for Spark's writers, built once and written in every micro-batch."""
 
     sink: SinkSpec
     table: TableSpec | None
-    """None for a queue."""
+    """The table of the sink, or None for a queue."""
     options: Mapping[str, str] = field(repr=False)
-    """The options of `df.write`, with secrets in clear."""
+    """The options for `df.write`, with secrets in clear text."""
 
     @classmethod
     def of(cls, sink: SinkSpec) -> Output:
-        """Raises `ConfigError` for values that only the table or the queue can judge."""
+        """Return the output for a sink. Raise `ConfigError` for values that the table or queue rejects."""
         table, target = table_of(sink), sink.target
         if table is not None:
             return cls(sink=sink, table=table, options=table.to_options())
@@ -104,12 +104,12 @@ class Output:
         return f"penstock-{self.sink.kind}"
 
     def save(self, frame: DataFrame, app: str, batch: int) -> None:
-        """Write the rows as micro-batch `batch` of `app`; a sink that has it does nothing."""
+        """Write the rows as micro-batch `batch` of `app`. Do nothing if the sink has that micro-batch."""
         options = {**self.options, "txnAppId": app, "txnVersion": str(batch)}
         frame.write.format(self.format).mode("append").options(**options).save()
 
     def last_version(self, app: str) -> int | None:
-        """Return the last micro-batch of `app` that the sink has. Raises as its table or queue does."""
+        """Return the last micro-batch of `app` in the sink, or None. Raise as its table or queue does."""
         if self.table is not None:
             return open_table(self.table).last_version(app)
         return loop_thread().run(_last_in_queue(queue_of(self.sink), app))
@@ -125,7 +125,7 @@ async def _last_in_queue(options: SinkOptions, app: str) -> int | None:
 
 
 def source_options(spec: PipelineSpec, columns: tuple[str, ...]) -> dict[str, str]:
-    """Return the options of `spark.readStream`."""
+    """Return the options for `spark.readStream`."""
     buffer: BufferSourceSpec = spec.source.buffer
     options = {
         "store": buffer.store,

@@ -1,4 +1,4 @@
-"""A pipeline: checked, started, watched and stopped."""
+"""The life of a pipeline: start, status, stop and end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FOLLOW_S: Final = 1.0
 
 
 class Pipeline:
-    """Records from a queue, through SQL, into tables: each once.
+    """A pipeline that moves records from a queue, through SQL, into its sinks exactly once.
 
     pipeline = Pipeline.from_yaml("clicks.yaml")
     run = pipeline.start(build_session("clicks"))
@@ -51,12 +51,12 @@ class Pipeline:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Pipeline:
-        """Raises `ConfigError`, naming the key and the nearest right one."""
+        """Read a pipeline from a YAML file. Raise `ConfigError`, naming the key and the closest known one."""
         return cls(load_spec(path))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting]) -> Pipeline:
-        """Read a pipeline from a mapping; relative paths are relative to the working directory."""
+        """Read a pipeline from a mapping. Relative paths are relative to the working directory."""
         return cls(read_spec(mapping))
 
     @property
@@ -64,14 +64,14 @@ class Pipeline:
         return Ledger(self.spec.ledger_config)
 
     def source_options(self) -> BufferOptions:
-        """The source as its format reads it."""
+        """Return the parsed options of the source."""
         return BufferOptions.parse(source_options(self.spec, SOURCE_COLUMNS))
 
     def schema(self, spark: SparkSession, *, keep: bool = True) -> StructType | None:
-        """Return the decoded columns: as given, else as inferred from a sample at the first start.
+        """Return the decoded columns: as configured, or as inferred from a sample at the first start.
 
-        Inferred columns are kept for all later starts, unless `keep` is false.
-        Raises `InvalidInput` if there are no records yet.
+        With `keep`, store inferred columns for all later starts. Raise `InvalidInput` if there are no records
+        yet.
         """
         decode = self.spec.decode
         if decode.format == "raw":
@@ -111,10 +111,10 @@ class Pipeline:
         once: bool = False,
         on_line: Callable[[BatchLine], None] | None = None,
     ) -> RunningPipeline:
-        """Start the query. With `once` it processes the records that are there now and ends.
+        """Start the query. With `once`, it processes the current records and ends.
 
-        `on_line` is called with the line of every finished micro-batch, in a thread of Spark's: it must not
-        raise or wait. Raises `ConfigError`, `InvalidInput` or `Unsupported` for settings that cannot work.
+        `on_line` is called with the line of every finished micro-batch, in a thread of Spark, and must not
+        raise or block. Raise `ConfigError`, `InvalidInput` or `Unsupported` for settings that cannot work.
         """
         schema = self.schema(spark)
         checkpoint = self._checkpoint(spark)
@@ -144,33 +144,31 @@ class Pipeline:
         return run
 
     def _checkpoint(self, spark: SparkSession) -> Checkpoint:
-        """Return the checkpoint as this process finds it; the files of a Spark Connect server are the
-        server's.
-        """
+        """Return the checkpoint. With Spark Connect, read its files through the server."""
         return Checkpoint(self.spec.checkpoint_path, spark, through_spark=not _is_classic(spark))
 
     def _known(self, checkpoint: Checkpoint) -> int:
-        """The last micro-batch that has a line before this start, or -1."""
+        """Return the last micro-batch that had a line before this start, or -1."""
         app = checkpoint.query_id
         return max((line.batch for line in self.ledger.lines(app)), default=-1) if app is not None else -1
 
     def _begin(self, checkpoint: Checkpoint) -> Offset:
-        """Compare the checkpoint with the ledger; returns where the first micro-batch begins, or began."""
+        """Compare the checkpoint with the ledger. Return the start of the first micro-batch."""
         self._check_books(checkpoint)
         return self._origin(checkpoint)
 
     def _check_books(self, checkpoint: Checkpoint) -> None:
-        """Report finished micro-batches without a line. Their rows are stored; the books lack them.
+        """Log a warning for finished micro-batches without a line: their rows are stored but not recorded.
 
-        Raises `Corrupt` for a checkpoint that has micro-batches and no query: Spark would run the last one
-        again as another query's, which no sink recognises.
+        Raise `Corrupt` for a checkpoint that has micro-batches but no query id. Spark would run the last one
+        again under a new id, and no sink would recognise it.
         """
         if not checkpoint.is_local:
             return  # it cannot be listed
         app = checkpoint.query_id
         if app is None and (checkpoint.planned() or checkpoint.done()):
             raise Corrupt(
-                f"{checkpoint.path}/metadata is missing, but there are micro-batches beside it. Restore it: "
+                f"{checkpoint.path}/metadata is missing, but the checkpoint has micro-batches. Restore it: "
                 'its one line is {"id": "..."} with the name of the folder in the ledger '
                 f"{self.ledger.url} that has this query's lines"
             )
@@ -188,9 +186,9 @@ class Pipeline:
             )
 
     def _origin(self, checkpoint: Checkpoint) -> Offset:
-        """Return the start of the first micro-batch in numbers, kept for the life of the checkpoint.
+        """Return the start of the first micro-batch as numbers, stored for the life of the checkpoint.
 
-        Spark requests it again when it repeats its very first batch; `latest` would have moved by then.
+        Spark requests it again if it repeats its first micro-batch. `latest` would have moved by then.
         """
         ledger = self.ledger
         started = checkpoint.query_id is not None
@@ -199,8 +197,8 @@ class Pipeline:
             return {int(shard): int(str(place)) for shard, place in kept.items()}
         if started:
             _log.warning(
-                "the ledger %s has lost %s: should the first micro-batch of %s be run again, it may begin at"
-                " another place. Restore it",
+                "the ledger %s has lost %s: if the first micro-batch of %s is run again, it may begin at"
+                " another position. Restore it",
                 ledger.url,
                 _ORIGIN,
                 checkpoint.path,
@@ -221,7 +219,7 @@ class Pipeline:
         return origin
 
     def _refuse_repetition(self, ledger: Ledger, origin: Offset) -> None:
-        """Raise `ConfigError` if an earlier query has delivered what is still in the queue."""
+        """Raise `ConfigError` if an earlier query has delivered records that are still in the queue."""
         for app in ledger.apps():
             ends = ledger.lines(app)[-1].end
             if any(ends.get(shard, 0) > place for shard, place in origin.items()):
@@ -230,9 +228,9 @@ class Pipeline:
                 )
                 raise ConfigError(
                     f"the checkpoint {self.spec.checkpoint_path} is new, but an earlier one has delivered "
-                    f"everything below {reached} of this queue, some of which is still there. Restore that "
+                    f"everything before {reached} of this queue, and some of it is still there. Restore that "
                     f"checkpoint, or set source.buffer.starting to {reached} to continue after it; to "
-                    "deliver all of it again, into new tables, name another ledger (this one is "
+                    "deliver everything again into new tables, use another ledger (this one is "
                     f"{ledger.url})"
                 )
 
@@ -251,18 +249,18 @@ class PipelineStatus:
 
     active: bool
     busy: bool
-    """Whether a micro-batch is being worked on."""
+    """Whether a micro-batch is running."""
     batch: int | None = None
-    """The last micro-batch that is done."""
+    """The last finished micro-batch."""
     rows_per_s: float | None = None
     batch_s: float | None = None
-    """How long the last micro-batch took."""
+    """The duration of the last micro-batch."""
     backlog_batches: int | None = None
     """Undelivered batches in the queue, counted from the queue's end."""
     lag_s: float | None = None
-    """The age of the oldest record that is not delivered; 0 when all are."""
+    """The age of the oldest undelivered record, or 0 if there are none."""
     read: int = 0
-    """Records since the start of this process, and what became of them."""
+    """Records read since the start of this process. The next four fields count what they became."""
     dead: int = 0
     skipped: int = 0
     gaps: int = 0
@@ -273,8 +271,8 @@ class PipelineStatus:
 class RunningPipeline:
     """A started pipeline. Its methods may be called from any thread.
 
-    `known` is for Spark Connect, which runs the micro-batches in a process of its server: lines after that
-    micro-batch are then taken from the ledger.
+    `known` is for Spark Connect, which runs the micro-batches in a process of its server. Lines after that
+    micro-batch are then read from the ledger.
     """
 
     def __init__(
@@ -330,25 +328,25 @@ class RunningPipeline:
             self._on_line(line)
 
     def gate(self, run: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """Wrap `run` so that no new micro-batch begins after a request to stop."""
+        """Return `run` wrapped to start no micro-batch after a request to stop."""
 
         def gated(frame: DataFrame, batch: int) -> None:
             if self._stopping.is_set():
-                # Nothing has been written yet: the batch stays planned and is run at the next start.
-                raise _Stopped("the pipeline was asked to stop")
+                # Nothing has been written yet: the batch stays planned and runs at the next start.
+                raise _Stopped("the pipeline was requested to stop")
             run(frame, batch)
 
         return gated
 
     def follow(self, *, now: bool = False) -> None:
-        """Read new lines from the ledger, at most once a second, if `on_line` is not called."""
+        """Read new lines from the ledger, at most once a second, if Spark does not report them here."""
         with self._following:
             if self._known is None or (not now and time.monotonic() < self._follow_at):
                 return
             self._follow_at = time.monotonic() + _FOLLOW_S
             try:
                 lines = self._ledger.lines(str(self.query.id), after=self._known)
-            except PenstockError as error:  # the pipeline itself may be healthy: only its totals are late
+            except PenstockError as error:  # the pipeline may still be healthy: only its totals are late
                 self._last_error = str(error)
                 return
             for line in lines:
@@ -356,9 +354,9 @@ class RunningPipeline:
                 self._known = line.batch
 
     def request_stop(self) -> None:
-        """Finish the running micro-batch and start no other. Returns immediately; `wait` for the end.
+        """Let the running micro-batch finish and start no other. Return immediately; `wait` for the end.
 
-        With Spark Connect another one may have begun; it is cancelled, and runs again at the next start.
+        With Spark Connect, another micro-batch may have started. It is cancelled and runs at the next start.
         """
         self._stopping.set()
 
@@ -375,9 +373,9 @@ class RunningPipeline:
         return last != self._last_before_stop
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end. True when it has ended well, False when the time is up.
+        """Wait for the end. Return True after a normal end, or False after the timeout.
 
-        Raises the error that ended it, as a sentence where it is one of ours.
+        Raise the error that ended the query, explained in our terms if it is known.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.query.isActive:
@@ -427,7 +425,7 @@ class RunningPipeline:
             return None, str(error)
 
     def _release(self) -> None:
-        """Close what was opened to watch the query; a later look opens it again."""
+        """Close the ledger and the queue watch. A later call opens them again."""
         with self._following:
             self._ledger.close()
         with self._watching:
@@ -437,7 +435,7 @@ class RunningPipeline:
 
 
 class _Stopped(Exception):
-    """Ends a query that was asked to stop, before it writes anything."""
+    """The error that ends a query after a request to stop, before it writes anything."""
 
 
 def _lag_s(backlog: Backlog) -> float:

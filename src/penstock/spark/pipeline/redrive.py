@@ -1,20 +1,20 @@
-"""Putting dead letters back into the queue, each once, whatever crashes.
+"""Putting dead letters back into the queue, each exactly once, even after crashes.
 
-A redrive has a number, and its traces lie in the ledger's store:
+A redrive has a number k. Its objects are in the ledger's store:
 
     redrive/identity.json      the id of the appending application, created once for each ledger
     redrive/{k}.json           the letters of redrive k, created if absent and never changed
     redrive/{k}.done.json      redrive k is finished
 
-1. k is one more than the last. Its letters are chosen among those that no earlier redrive names, and
-   stored. A redrive that loses this write has chosen nothing.
+1. k is one more than the last number. The plan stores the letters chosen from those that no earlier redrive
+   has. If another redrive has written k first, this one fails without an effect.
 2. The records are stored as batches and appended to the queue in one write, under the transaction
-   (redrive/identity, k). A second append of k does nothing.
+   (redrive/identity, k). A second append of k is a no-op.
 3. The end is recorded.
 
-A crash before 1 has done nothing. After 1 the next redrive finds k without its end and repeats 2 with the
-same letters; if the first append was applied, it is a no-op. Two redrives that finish k together append once
-for the same reason, and k + 1 begins only when k is in the queue.
+A crash before step 1 has no effect. After step 1, the next redrive finds k unfinished and repeats step 2 with
+the same letters; if the first append was applied, this is a no-op. For the same reason, two redrives that
+finish k at the same time append once. k + 1 starts only after k is in the queue.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 class _Plan(msgspec.Struct, frozen=True):
     token: str
-    """Identifies our plan if the response to writing it was lost."""
+    """A unique id that identifies our own plan if the response to its write was lost."""
     letters: list[Position]
     reasons: dict[str, int]
     at_ms: int
@@ -97,10 +97,10 @@ class Redriven:
     records: int
     reasons: dict[str, int] = field(default_factory=dict)
     first: int | None = None
-    """The sequence of the first batch; None if the append had happened before."""
+    """The sequence of the first batch, or None if an earlier append was already applied."""
     shard: int | None = None
     resumed: bool = False
-    """Whether an earlier redrive had started it and not finished."""
+    """Whether an earlier call had started it without finishing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,29 +108,29 @@ class Redrive:
     """The result of a call, or of a dry run."""
 
     finished: tuple[Redriven, ...] = ()
-    """Earlier redrives that were interrupted, finished first."""
+    """Earlier, interrupted redrives that this call finished first."""
     done: Redriven | None = None
-    """None if there was nothing to redrive, or in a dry run."""
+    """The redrive of this call, or None in a dry run or if there was nothing to redrive."""
     found: int = 0
-    """Letters that were chosen."""
+    """The number of chosen letters."""
     reasons: dict[str, int] = field(default_factory=dict)
     left: int = 0
-    """Wanted letters beyond the limit."""
+    """The number of matching letters beyond the limit."""
     unfinished: tuple[int, ...] = ()
-    """Interrupted redrives that a dry run has found."""
+    """The interrupted redrives that a dry run found."""
 
 
 def redrive(spec: PipelineSpec, wanted: Wanted, *, dry_run: bool = False) -> Redrive:
-    """Put the wanted dead letters of a pipeline back into its queue. Blocking; needs no Spark.
+    """Put the wanted dead letters of a pipeline back into its queue. Blocks; does not need Spark.
 
-    Raises `InvalidInput` if the pipeline has no dead-letter table, `Conflict` if another redrive came first,
-    `OutcomeUnknown` if the records may be in the queue (run it again: it finds out), `StorageError`.
+    Raise `InvalidInput` if the pipeline has no dead-letter table, `Conflict` if another redrive came first,
+    `OutcomeUnknown` if the records may be in the queue (run it again to check), or `StorageError`.
     """
     return asyncio.run(_redrive(spec, wanted, dry_run))
 
 
 def redriven_places(spec: PipelineSpec) -> set[Position]:
-    """Return the letters that some redrive has taken, finished or not. Blocking; raises `Corrupt`."""
+    """Return the positions of all letters in finished and unfinished redrives. Blocks; raise `Corrupt`."""
     return asyncio.run(_redriven_places(spec))
 
 
@@ -156,7 +156,7 @@ async def _redrive(spec: PipelineSpec, wanted: Wanted, dry_run: bool) -> Redrive
 
 
 class RedriveDriver:
-    """The steps, over stores that are open."""
+    """The steps of a redrive, on open stores."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class RedriveDriver:
         table = None if letters is None else table_of(letters)
         if table is None:
             raise InvalidInput(
-                f"{spec.name} keeps no dead letters, as on_error is {spec.on_error}: nothing to redrive"
+                f"{spec.name} keeps no dead letters because on_error is {spec.on_error}: nothing to redrive"
             )
         self._spec = spec
         self._table = table
@@ -183,7 +183,7 @@ class RedriveDriver:
         self._rng = rng
 
     async def preview(self, wanted: Wanted) -> Redrive:
-        """Choose as `run` does, and change nothing."""
+        """Choose letters as `run` does, without changing anything."""
         plans, done = await self.plans()
         chosen, left = await self._choose(plans, wanted)
         return Redrive(
@@ -213,7 +213,7 @@ class RedriveDriver:
         )
 
     async def plans(self) -> tuple[dict[int, _Plan], set[int]]:
-        """Return the letters of each redrive, by its number, and the numbers of the finished ones."""
+        """Return the plans by redrive number, and the numbers of the finished redrives."""
         keys = [info.key for info in await self._ledger.list(_FOLDER)]
         done = {int(found[1]) for key in keys if (found := _DONE.fullmatch(key))}
         numbers = [int(found[1]) for key in keys if (found := _PLAN.fullmatch(key))]
@@ -234,7 +234,7 @@ class RedriveDriver:
         return chosen, everything.num_rows - chosen.num_rows
 
     async def _check_identity(self, plans: Collection[int], done: Collection[int]) -> None:
-        """Raise `Corrupt` if the identity is lost under which an unfinished redrive may have appended."""
+        """Raise `Corrupt` if an unfinished redrive may have appended under an identity that is lost."""
         try:
             await self._known_identity()
         except NotFound:
@@ -248,8 +248,8 @@ class RedriveDriver:
     async def _next_number(self, plans: Collection[int], done: Collection[int]) -> int:
         """Return the number after the last redrive in the ledger and the queue.
 
-        Nothing would be appended under a number that the queue knows. Warns of redrives whose letters are
-        no longer known.
+        An append under a number that the queue already has would be a no-op. Log a warning for redrives whose
+        plans are lost.
         """
         try:
             app = f"{_FOLDER}/{await self._known_identity()}"
@@ -262,15 +262,15 @@ class RedriveDriver:
         lost = sorted(set(range(1, last + 1)) - set(plans))
         if lost:
             _log.warning(
-                "the ledger %s has lost %s, and with it the letters that were put back before: they may be "
-                "put back again. Restore it",
+                "the ledger %s has lost %s, which lists letters that were put back before: they may be put "
+                "back again. Restore it",
                 self._ledger.url,
                 ", ".join(_plan_key(number) for number in lost[:10]),
             )
         return last + 1
 
     async def _write_plan(self, number: int, chosen: Letters) -> _Plan:
-        """Do step 1. Raises `Conflict` if another redrive has this number."""
+        """Run step 1. Raise `Conflict` if another redrive has this number."""
         columns = (chosen[name].to_pylist() for name in ("shard", "sequence", "index"))
         now_ms = self._clock.now_ms()
         plan = _Plan(
@@ -294,7 +294,7 @@ class RedriveDriver:
         return plan
 
     async def _finish(self, number: int, plan: _Plan, *, resumed: bool) -> Redriven:
-        """Do steps 2 and 3, for the first time or again."""
+        """Run steps 2 and 3, for the first time or again."""
         transaction = Transaction(app=f"{_FOLDER}/{await self._identity()}", version=number)
         config, shard = await self._target(transaction.app)
         last = await last_version(config, transaction.app) if resumed else None
@@ -319,7 +319,7 @@ class RedriveDriver:
         if letters.num_rows < len(plan.letters):
             raise Corrupt(
                 f"{len(plan.letters) - letters.num_rows} of the {len(plan.letters)} letters of redrive "
-                f"{transaction.version} are no longer in {self._table.where}; restore what it held"
+                f"{transaction.version} are no longer in {self._table.where}; restore the table"
             )
         stored = [
             await store_batch(
@@ -341,7 +341,7 @@ class RedriveDriver:
         return appended.first
 
     async def _target(self, app: str) -> tuple[ProducerConfig, int | None]:
-        """Return the queue, or the shard of it that all redrives of this ledger go to."""
+        """Return the producer's configuration for `app`, and its shard or None."""
         buffer = self._spec.source.buffer
         config = ProducerConfig(
             store=self._queue, manifest_path=buffer.manifest_path, data_path_prefix=buffer.data_path_prefix
@@ -377,28 +377,28 @@ def _plan_key(number: int) -> str:
 _FRAMING_BYTES: Final = 8
 _ITEM_BYTES: Final = 16
 _METADATA_BYTES_MAX: Final = 1 << 20
-"""What one batch may add to the manifest, which every append transfers whole."""
+"""The most bytes that one batch may add to the manifest, which every append transfers completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A selection of letters: all of them, unless a field is set."""
+    """A selection of letters. By default it matches all of them."""
 
     reason: str | None = None
-    """Text that the reason contains, in any case."""
+    """Text that the reason must contain, ignoring case."""
     sequences: tuple[int, int] | None = None
-    """First and last sequence."""
+    """The first and last sequence."""
     since_ms: int | None = None
     """The earliest time at which the letter was written."""
     limit: int | None = None
     positions: frozenset[Position] | None = None
-    """These letters alone."""
+    """The positions of the letters."""
 
 
 def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wanted) -> Letters:
-    """Choose the letters to redrive, in the order of the queue, each position once.
+    """Return the letters to redrive, in queue order, each position once.
 
-    Gaps (index -1) are not records, and letters that an earlier redrive has `taken` are never taken again.
+    Skip gaps (index -1), which are not records, and letters that an earlier redrive has `taken`.
     """
     if not heads.num_rows:
         return heads
@@ -418,7 +418,7 @@ def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wan
 
 
 def reasons_of(heads: Letters) -> dict[str, int]:
-    """Count the letters by reason, the most frequent first."""
+    """Return the number of letters by reason, the most frequent first."""
     counted = pc.value_counts(heads["reason"].combine_chunks()) if heads.num_rows else []
     pairs = ((str(one["values"].as_py()), int(one["counts"].as_py())) for one in counted)
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
@@ -426,14 +426,14 @@ def reasons_of(heads: Letters) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterBatch:
-    """Records for one batch object, with the metadata that they came with."""
+    """Records for one batch object, with their original metadata."""
 
     values: pa.Array
     metadata: tuple[Metadata, ...]
 
 
 def lay_out(letters: Letters, batch_bytes: int, now_ms: int) -> list[LetterBatch]:
-    """Divide letters into batches of about `batch_bytes`. A letter whose time is unknown gets `now_ms`."""
+    """Split letters into batches of about `batch_bytes`. A letter without an ingestion time gets `now_ms`."""
     if not letters.num_rows:
         return []
     values = letters["value"].combine_chunks().cast(pa.binary())
@@ -460,7 +460,7 @@ def lay_out(letters: Letters, batch_bytes: int, now_ms: int) -> list[LetterBatch
 
 
 def _runs(letters: Letters, now_ms: int) -> dict[int, tuple[int, bytes]]:
-    """Return the rows where metadata or time change: row to (time, payload)."""
+    """Return (time, payload) by row, for each row at which the metadata or the time changes."""
     payloads = pc.fill_null(letters["metadata"].combine_chunks().cast(pa.binary()), b"")
     moments_ms = letters["ingestion_time"].combine_chunks().cast(pa.timestamp("ms", "UTC"), safe=False)
     times = pc.fill_null(moments_ms.cast(pa.int64()), now_ms)
@@ -472,9 +472,7 @@ def _runs(letters: Letters, now_ms: int) -> dict[int, tuple[int, bytes]]:
 
 
 def _cuts(weights: np.ndarray, marks: np.ndarray, batch_bytes: int) -> list[tuple[int, int]]:
-    """Return ranges of rows whose weights stay below `batch_bytes`, and their metadata below its own
-    bound.
-    """
+    """Return ranges of rows with weights of up to `batch_bytes` and metadata of up to its own bound."""
     cuts: list[tuple[int, int]] = []
     total, noted = np.cumsum(weights), np.cumsum(marks)
     first = 0

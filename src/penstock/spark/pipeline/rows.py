@@ -1,4 +1,7 @@
-"""The rows that a database's sink writes, as its section asks: without nulls, and each id once."""
+"""The rows for database sinks, filtered as configured: without nulls, and with each id once.
+
+Also the decoding of OTLP records into rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def leaves_rows_out(sink: SinkSpec) -> bool:
 
 
 def rows_to_write(sink: SinkSpec, rows: DataFrame) -> DataFrame:
-    """Drop the rows that a database's sink leaves out. Any other sink writes all of them."""
+    """Return the rows without those that a database sink drops. Other sinks write all rows."""
     if sink.timeseries is not None and sink.timeseries.on_null == "drop":
         value, timestamp = _column(sink.timeseries.value), _column(sink.timeseries.timestamp)
         return rows.filter(value.isNotNull() & timestamp.isNotNull())  # NaN is a value
@@ -52,22 +55,22 @@ def _column(name: str) -> Column:
 
 
 def written_columns(target: VectorSinkSpec, names: list[str]) -> list[str]:
-    """Return the columns that are written: not those that only give the order."""
+    """Return the columns to write, without those that are used only for ordering."""
     kept = {target.id, target.vector, target.delete, *(target.attributes or ())}
     return [name for name in names if name in kept or name not in target.order_by]
 
 
 def check_database_columns(sink: SinkSpec, schema: StructType) -> None:
-    """Raise `ConfigError` unless rows with these columns can be written."""
+    """Raise `ConfigError` unless rows with this schema can be written to a database sink."""
     target = sink.target
     if isinstance(target, TimeSeriesSinkSpec):
         target.columns.layout(schema)
     elif isinstance(target, VectorSinkSpec):
         names = schema.fieldNames()
-        lacking = [name for name in target.order_by if name not in names]
-        if lacking:
+        missing = [name for name in target.order_by if name not in names]
+        if missing:
             held = ", ".join(names)
-            raise ConfigError(f"order_by: the rows have no column {lacking[0]!r}; they have {held}")
+            raise ConfigError(f"order_by: the rows have no column {missing[0]!r}; they have {held}")
         kept = written_columns(target, names)
         target.columns.attribute_columns(type(schema)([one for one in schema.fields if one.name in kept]))
 
@@ -76,9 +79,9 @@ _STREAM: Final = b"\xff\xff\xff\xff"
 
 
 def otlp_columns(signal: str) -> StructType:
-    """Return the columns of `signal`, as `penstock.otlp.view` has them.
+    """Return the columns of `signal`, as `penstock.otlp.view` defines them.
 
-    Raises `Unsupported` if the extra `collector` is not installed, without which no record can be decoded.
+    Raise `Unsupported` if the extra `collector`, which decodes the records, is not installed.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -92,8 +95,8 @@ def otlp_columns(signal: str) -> StructType:
 def otlp_table(record: pa.Buffer, signal: str) -> pa.Table:
     """Return the rows of a record.
 
-    Raises `InvalidInput` for a record that is not telemetry of `signal`, or has an invalid item: then all of
-    it is kept as a bad record.
+    Raise `InvalidInput` if the record is not telemetry of `signal` or has an invalid item. The whole record
+    is then a bad record.
     """
     from penstock.otlp import Signal, view
 

@@ -1,4 +1,4 @@
-"""The sinks of a pipeline as its YAML file gives them."""
+"""The sinks of a pipeline as its YAML file describes them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KINDS: Final = ("delta", "parquet", "iceberg", "buffer", "timeseries", "vector")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSpec:
-    """Keep one row per key: columns in `add` are added up, all others take the newest value."""
+    """A merge that keeps one row per key. Columns in `add` are summed; others take the newest value."""
 
     keys: tuple[str, ...]
     add: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.keys or not self.add:
-            raise ConfigError("merge needs the columns that tell rows apart (keys) and those to add up (add)")
+            raise ConfigError("merge needs the columns that identify rows (keys) and those to add up (add)")
         if both := set(self.keys) & set(self.add):
             raise ConfigError(f"merge: {', '.join(sorted(both))} cannot be both a key and added up")
 
@@ -51,7 +51,7 @@ class ParquetSinkSpec:
 class IcebergSinkSpec:
     table: str
     catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What pyiceberg's `load_catalog` takes: `type`, `uri`, `warehouse`, credentials."""
+    """The properties for pyiceberg's `load_catalog`: `type`, `uri`, `warehouse`, credentials."""
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
     target_file_size: SizeLike = "128MiB"
@@ -59,7 +59,7 @@ class IcebergSinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSinkSpec:
-    """Another queue. The transform must give a column `value` and may give `metadata`."""
+    """Another queue. The transform must return a column `value` and may return `metadata`."""
 
     store: str
     manifest_path: str = "ingest/manifest"
@@ -71,27 +71,27 @@ class BufferSinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSeriesSinkSpec(BufferSinkSpec):
-    """The queue of a time series database: each row is a point of a series."""
+    """The queue of a time series database. Each row is a point of a series."""
 
     metric: str | None = None
-    """The metric's name, if it is one for all rows; else `metric_column`."""
+    """The name of the metric if all rows have the same one; otherwise set `metric_column`."""
     metric_column: str | None = None
     value: str = "value"
     timestamp: str = "timestamp"
     labels: tuple[str, ...] | None = None
-    """Columns that are labels; without it all others are."""
+    """The label columns. By default, all other columns are labels."""
     kind: Literal["gauge", "counter"] = "gauge"
     unit: str = ""
     description: str = ""
     on_null: Literal["fail", "drop"] = "fail"
-    """How to treat rows without a value or a time: as an error, or leave them out and count them."""
+    """The handling of rows without a value or a time: raise an error, or drop and count them."""
 
     def __post_init__(self) -> None:
         _ = self.columns
 
     @property
     def columns(self) -> SeriesColumns:
-        """The role of each column. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
         return SeriesColumns(
             metric=self.metric,
             metric_column=self.metric_column,
@@ -106,26 +106,26 @@ class TimeSeriesSinkSpec(BufferSinkSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorSinkSpec(BufferSinkSpec):
-    """The queue of a collection of vectors: each row is an upsert, or a deletion."""
+    """The queue of a collection of vectors. Each row is an upsert or a deletion."""
 
     id: str = "id"
     vector: str = "vector"
     attributes: tuple[str, ...] | None = None
-    """Columns that are attributes; without it all others are."""
+    """The attribute columns. By default, all other columns are attributes."""
     delete: str | None = None
-    """A column of flags: where it is true, the id is deleted."""
+    """A boolean column. If it is true, the id is deleted."""
     dimensions: int | None = None
     order_by: tuple[str, ...] = ()
-    """Of rows with one id in one micro-batch, the one that is last by these columns is kept."""
+    """The columns that order rows with the same id in a micro-batch. Only the last row is kept."""
 
     def __post_init__(self) -> None:
         if taken := set(self.order_by) & {self.id, self.vector}:
-            raise ConfigError(f"order_by: {', '.join(sorted(taken))} does not show which row is the last")
+            raise ConfigError(f"order_by: {', '.join(sorted(taken))} cannot decide which row is the last")
         _ = self.columns
 
     @property
     def columns(self) -> VectorColumns:
-        """The role of each column. Raises `ConfigError`."""
+        """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
         return VectorColumns(
             id=self.id,
             vector=self.vector,
@@ -137,9 +137,9 @@ class VectorSinkSpec(BufferSinkSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
-    """One output: exactly one kind, and perhaps a transform of its own.
+    """One output of exactly one kind, optionally with its own transform.
 
-    A sink's own transform reads from `transformed` (what the pipeline's transform gives) or from `input`.
+    That transform reads from `transformed` (the result of the pipeline's transform) or from `input`.
     """
 
     delta: DeltaSinkSpec | None = None
@@ -150,7 +150,7 @@ class SinkSpec:
     vector: VectorSinkSpec | None = None
     transform: str | None = None
     per_batch: bool = False
-    """Whether rows grouped within one micro-batch, which are partial, are intended."""
+    """Whether the user accepts groups within single micro-batches, which are partial results."""
 
     def __post_init__(self) -> None:
         if sum(getattr(self, kind) is not None for kind in KINDS) != 1:
@@ -169,7 +169,7 @@ class SinkSpec:
 
     @property
     def is_queue(self) -> bool:
-        """Whether it writes to a queue; a database is fed from one."""
+        """Whether the sink writes to a queue, as database sinks also do."""
         return isinstance(self.target, BufferSinkSpec)
 
     @property
@@ -178,7 +178,7 @@ class SinkSpec:
 
     @property
     def place(self) -> str:
-        """Its target as text."""
+        """The target as text, for messages."""
         target = self.target
         if isinstance(target, BufferSinkSpec):
             return f"{target.manifest_path} in {target.store}"

@@ -1,4 +1,4 @@
-"""A pipeline as its YAML file says it: read once, checked in full, nothing guessed.
+"""The specification of a pipeline, read from a YAML file and fully checked.
 
     name: clicks
     source: {buffer: {store: s3://ingest, manifest_path: clicks/manifest}}
@@ -9,9 +9,8 @@
     sink: {delta: {path: s3://lake/clicks, partition_by: [day]}}
     trigger: {interval: 5s, max_batches: 200}
 
-`${NAME}` stands for an environment variable anywhere in a value, so that secrets stay out of the file;
-`${NAME:-text}` for the text where it is not set.
-Relative paths are relative to the file.
+`${NAME}` anywhere in a value is replaced by an environment variable, which keeps secrets out of the file.
+`${NAME:-text}` falls back to the text if the variable is not set. Relative paths are relative to the file.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class BufferSourceSpec:
     manifest_path: str = "ingest/manifest"
     data_path_prefix: str = "ingest"
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The backend's own settings, such as `endpoint` and `region`."""
+    """The backend's options, such as `endpoint` and `region`."""
     starting: str = "earliest"
-    """`earliest`, `latest` or a sequence; matters only while there is no checkpoint."""
+    """`earliest`, `latest` or a sequence. It is used only while there is no checkpoint."""
     mode: Literal["consume", "read"] = "consume"
-    """`read` neither takes the queue over nor acknowledges: for replay and backfill."""
+    """`read`, for replay and backfill, neither takes over the queue nor acknowledges."""
     partitions: int | None = None
     gc_interval: str = "5m"
     gc_grace_period: str = "10m"
@@ -69,14 +68,14 @@ class DecodeSpec:
 
     format: Literal["raw", "json", "csv", "arrow", "otlp"] = "raw"
     schema: str | None = None
-    """Columns in SQL's words; `NOT NULL` makes a record without that column a bad one.
+    """The columns in SQL's DDL notation. A record without a `NOT NULL` column is a bad record.
 
-    Without it, json and csv look at a sample once, when the pipeline starts for the first time."""
+    By default, they are inferred from a sample at the first start of the pipeline."""
     signal: Literal["traces", "metrics", "logs"] | None = None
-    """What the telemetry of an otlp pipeline is."""
+    """The signal of an otlp pipeline."""
     sample: int = _SAMPLE
     options: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own options of the format, such as `delimiter` or `timestampFormat`."""
+    """Spark's options for the format, such as `delimiter` or `timestampFormat`."""
 
     def __post_init__(self) -> None:
         if self.format == "raw" and (self.schema is not None or self.options):
@@ -86,14 +85,14 @@ class DecodeSpec:
         if self.format == "otlp" and (self.schema is not None or self.options):
             raise ConfigError("otlp takes no options and no schema; its columns follow from the signal")
         if (self.format == "otlp") != (self.signal is not None):
-            raise ConfigError("signal: expected traces, metrics or logs with format otlp, and only there")
+            raise ConfigError("signal: expected traces, metrics or logs, and only with format otlp")
         if self.sample < 1:
             raise ConfigError(f"sample: expected at least 1 record, found {self.sample}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerSpec:
-    """When a micro-batch starts and how much goes into it."""
+    """The interval and the size limits of micro-batches."""
 
     interval: DurationLike = "1s"
     max_batches: int | None = None
@@ -102,7 +101,7 @@ class TriggerSpec:
     def __post_init__(self) -> None:
         if parse_duration(self.interval) < 0.01:
             raise ConfigError(
-                f"interval: expected at least 10ms, found {self.interval!r}: every look costs a request"
+                f"interval: expected at least 10ms, found {self.interval!r}: every poll costs a request"
             )
         if self.max_batches is not None and self.max_batches < 1:
             raise ConfigError(f"max_batches: expected at least 1, found {self.max_batches}")
@@ -123,16 +122,16 @@ class PipelineSpec:
     sink: SinkSpec | None = None
     sinks: Mapping[str, SinkSpec] = field(default_factory=dict)
     dead_letter: SinkSpec | None = None
-    """Where bad records go; without it a table beside the first sink, of the same kind."""
+    """The table for bad records. By default, a table of the same kind next to the first sink."""
     trigger: TriggerSpec = TriggerSpec()
     checkpoint: str | None = None
-    """A folder that outlives the driver; without it `.penstock/NAME/checkpoint` beside the file."""
+    """A folder that outlives the driver. By default, `.penstock/NAME/checkpoint` next to the file."""
     ledger: str | None = None
-    """A store for the books; without it a folder beside the checkpoint."""
+    """The store of the ledger. By default, a folder next to the checkpoint."""
     ledger_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The settings of that store's backend."""
+    """The backend's options for that store."""
     spark: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Settings of the Spark session."""
+    """The configuration of the Spark session."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -147,7 +146,7 @@ class PipelineSpec:
         letters = self.dead_letter
         if letters is not None:
             if self.on_error != "dead_letter" and self.on_gap != "record":
-                raise ConfigError("dead_letter: nothing goes there with this on_error; leave it out")
+                raise ConfigError("dead_letter: this on_error does not use it; leave it out")
             if letters.is_queue or letters.transform is not None or letters.merge is not None:
                 raise ConfigError("dead_letter: expected a plain delta, parquet or iceberg table")
         elif self.keeps_letters and (first := next(iter(self.outputs.values()))).is_queue:
@@ -164,15 +163,15 @@ class PipelineSpec:
 
     @property
     def outputs(self) -> dict[str, SinkSpec]:
-        """Every sink by name; the only one is named after its kind."""
+        """Every sink by name. A single sink is named after its kind."""
         return {self.sink.kind: self.sink} if self.sink is not None else dict(self.sinks)
 
     @property
     def letters(self) -> SinkSpec | None:
-        """The dead-letter table, or None when nothing can go there."""
+        """The dead-letter table, or None if the pipeline does not use one."""
         if not self.keeps_letters:
             return None
-        return self.dead_letter or _beside(next(iter(self.outputs.values())))
+        return self.dead_letter or _default_letters(next(iter(self.outputs.values())))
 
     @property
     def checkpoint_path(self) -> str:
@@ -181,7 +180,7 @@ class PipelineSpec:
 
     @property
     def ledger_store(self) -> str:
-        """The ledger's store. Raises `ConfigError` if it cannot be derived from the checkpoint."""
+        """The URL of the ledger's store. Raises `ConfigError` if it cannot be derived from the checkpoint."""
         if self.ledger is not None:
             return self.ledger
         if "://" in self.checkpoint_path and not self.checkpoint_path.startswith("file://"):
@@ -193,7 +192,7 @@ class PipelineSpec:
 
     @property
     def ledger_config(self) -> StoreConfig:
-        """The same with its settings. Raises as `ledger_store`."""
+        """The configuration of the ledger's store. Raises as `ledger_store`."""
         return StoreConfig(url=self.ledger_store, options=self.ledger_options)
 
 
@@ -201,7 +200,10 @@ DEAD_LETTERS: Final = "dead_letters"
 
 
 def _refuse_same_place(source: BufferSourceSpec, sinks: Sequence[SinkSpec]) -> None:
-    """Refuse two sinks on one table: the rows of the second would count as a repeated micro-batch."""
+    """Raise `ConfigError` if a sink writes to the source's queue or two sinks write to the same target.
+
+    The rows of the second sink would count as a repeated micro-batch.
+    """
     read_from = ("buffer", _address(source.store), source.manifest_path)
     seen: set[tuple[str, ...]] = set()
     for sink in sinks:
@@ -214,23 +216,23 @@ def _refuse_same_place(source: BufferSourceSpec, sinks: Sequence[SinkSpec]) -> N
         else:
             place = ("table", _address(target.path))
         if place == read_from:
-            raise ConfigError(f"a sink writes to the queue that is read, {sink.place}: it would never end")
+            raise ConfigError(f"a sink writes to the pipeline's own source, {sink.place}: it would never end")
         if place in seen:
             raise ConfigError(
-                f"two outputs write to {sink.place}; give each a place of its own, or join them in one "
+                f"two outputs write to {sink.place}; give each its own target, or combine them in one "
                 "transform with UNION ALL"
             )
         seen.add(place)
 
 
 def _address(place: str) -> str:
-    """Return a place in one spelling."""
+    """Return the normalised form of a path or URL."""
     address = StoreAddress.parse(place)
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else address.url
 
 
-def _beside(sink: SinkSpec) -> SinkSpec:
-    """Return the table for bad records: of the same kind, next to a sink."""
+def _default_letters(sink: SinkSpec) -> SinkSpec:
+    """Return the default table for bad records: next to `sink`, of the same kind."""
     if sink.delta is not None:
         target = replace(sink.delta, path=_suffixed(sink.delta.path), partition_by=(), merge=None)
         return SinkSpec(delta=target)
@@ -245,7 +247,7 @@ def _suffixed(place: str) -> str:
 
 
 def load_spec(path: str | Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """Read a pipeline from a YAML file. Raises `ConfigError`, naming the key and the closest known one."""
+    """Read a pipeline from a YAML file. Raise `ConfigError`, naming the key and the closest known one."""
     file = Path(path)
     return read_spec(load_mapping(file), where=str(file), base=file.absolute().parent, environ=environ)
 
@@ -257,7 +259,7 @@ def read_spec(
     base: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PipelineSpec:
-    """Read a pipeline from a mapping; relative paths are relative to `base` (else the working directory)."""
+    """Read a pipeline from a mapping. Relative paths are relative to `base`, or to the working directory."""
     expanded = _expand(mapping, where, environ)
     assert isinstance(expanded, dict)
     spec = build(PipelineSpec, _as_text(expanded, where), where=where)
@@ -265,7 +267,7 @@ def read_spec(
 
 
 def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
-    """Replace `${NAME}` and `${NAME:-text}` by environment variables."""
+    """Replace `${NAME}` and `${NAME:-text}` with environment variables."""
     if isinstance(value, Mapping):
         return {key: _expand(item, f"{where}: {key}", environ) for key, item in value.items()}
     if isinstance(value, list):
@@ -286,7 +288,10 @@ _TEXT_MAPPINGS: Final = ("catalog", "ledger_options", "options", "spark", "store
 
 
 def _as_text(mapping: dict[str, Setting], where: str) -> dict[str, Setting]:
-    """Settings that are passed on as text may be written as numbers and flags. They are never shown."""
+    """Convert settings that are passed on as text: the file may have numbers and booleans for them.
+
+    Error messages never contain their values.
+    """
     result: dict[str, Setting] = {}
     for key, value in mapping.items():
         if key in _TEXT_MAPPINGS:

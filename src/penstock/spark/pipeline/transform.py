@@ -1,4 +1,4 @@
-"""The SQL of a pipeline: run over one micro-batch at a time, and what that means for its rows."""
+"""The SQL of a pipeline, which runs over one micro-batch at a time, and the consequences for its rows."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ _OPERATOR: Final = re.compile(r"^[\s:|+\-]*'?([A-Z][A-Za-z0-9]*)", re.MULTILINE)
 
 
 class Shape(enum.Enum):
-    """The relation of a transform's rows to the records it read."""
+    """The relation of a transform's rows to the records that it read."""
 
     ONE_TO_ONE = "one to one"
-    """Each row is one record: what has no row was dropped by a filter."""
+    """Each row is one record. A filter dropped the records without a row."""
     SPREAD = "spread"
-    """A record may give several rows."""
+    """A record may become several rows."""
     GROUPED = "grouped"
-    """A row stands for several records of one micro-batch."""
+    """A row may combine several records of one micro-batch."""
     CUT = "cut"
-    """Records are left out by their number, which differs from run to run."""
+    """Records are dropped by count, so different runs drop different records."""
 
 
 def shape_of_plan(plan: str) -> Shape:
-    """Judge an analysed plan by its operators.
+    """Return the shape of an analysed plan, derived from its operators.
 
-    An operator that is not known to keep rows apart counts as grouping.
+    An operator that is not known to keep rows separate counts as grouping.
     """
     operators = set(_OPERATOR.findall(plan))
     if operators & _CUTTING:
@@ -65,31 +65,31 @@ def shape_of_plan(plan: str) -> Shape:
 
 
 def check_shape(name: str, sink: SinkSpec, shape: Shape) -> None:
-    """Raise `ConfigError` for a sink that would silently keep partial groups."""
+    """Raise `ConfigError` for a sink that would store partial groups, or different rows in each run."""
     if shape is Shape.CUT:
         raise ConfigError(
-            f"sink {name}: its transform has a LIMIT, OFFSET or sample, which would drop other records each "
-            "time a micro-batch is run again; filter by a condition instead"
+            f"sink {name}: its transform has a LIMIT, OFFSET or sample, which would drop different records "
+            "when a micro-batch is repeated; filter by a condition instead"
         )
     if shape is Shape.GROUPED and sink.timeseries is not None and not sink.per_batch:
         raise ConfigError(
-            f"sink {name}: its transform groups rows, and a pipeline sees one micro-batch at a time: of two "
-            "points of one series and time, from two micro-batches, the later one would count alone. Group "
-            "in a stream of your own with a watermark and write that to penstock-timeseries, or say "
+            f"sink {name}: its transform groups rows, and a pipeline sees one micro-batch at a time: if two "
+            "micro-batches give points of one series and time, the later point replaces the earlier. Group "
+            "in a separate stream with a watermark and write that to penstock-timeseries, or set "
             "per_batch: true if no two micro-batches give points of one series and time"
         )
     if shape is Shape.GROUPED and sink.merge is None and not sink.per_batch:
         raise ConfigError(
             f"sink {name}: its transform groups rows, and a pipeline sees one micro-batch at a time, so the "
-            "table would hold partial results. Add merge: {keys: [...], add: [...]} to a delta sink to keep "
-            "one row per group, or per_batch: true if a row per group and micro-batch is meant"
+            "table would contain partial results. Add merge: {keys: [...], add: [...]} to a delta sink to "
+            "keep one row per group, or per_batch: true if you want a row per group and micro-batch"
         )
 
 
 def apply_transform(good: DataFrame, spec: PipelineSpec, sink: SinkSpec) -> DataFrame:
     """Return the rows of one sink.
 
-    `good` is the decoded frame without bad records. Raises Spark's own errors.
+    `good` is the decoded frame without bad records. Raise Spark's own errors.
     """
     spark = good.sparkSession
     visible = good.drop("_reason")
@@ -105,7 +105,7 @@ def apply_transform(good: DataFrame, spec: PipelineSpec, sink: SinkSpec) -> Data
 
 
 def analysed_plan(frame: DataFrame) -> str:
-    """Return the plan that Spark has analysed."""
+    """Return Spark's analysed plan as text."""
     jdf = getattr(frame, "_jdf", None)
     if jdf is not None:
         return str(jdf.queryExecution().analyzed().toString())

@@ -1,4 +1,4 @@
-"""A Spark session: its Java, its formats, and the reasons why it ended."""
+"""A Spark session: its Java process, its formats, and explanations of its failures."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The cause of an exception that Spark raises.
+"""Explanations of the exceptions that Spark raises.
 
 An error of ours that passes through Spark becomes another class, with the Python traceback, the Java stack
-and the query plan around the one useful sentence. `explain` finds that sentence, and translates the faults
-of an installation that Spark reports in its own messages.
+and the query plan around the one useful sentence. `explain` finds that sentence. It also translates faults of
+an installation that Spark reports in its own messages.
 
-It reads text, so it works for the classic API and for Spark Connect; only for a Java that did not start it
-reads the exit status as well (`penstock.spark.session.java_process`). It repeats nothing of that text
-except our own sentences, module names, versions and paths without their credentials.
+It reads text, so it works for the classic API and for Spark Connect. Only for a Java that did not start, it
+also reads the exit status (`penstock.spark.session.java_process`). From that text it repeats only our own
+sentences, module names, versions, and paths without their credentials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.spark.session.java_process import ending_in, not_ready
 
 _NOT_STARTED: Final = re.compile(r"\[JAVA_GATEWAY_EXITED\]|\[JAVA_GATEWAY_PORT_FAILED\]")
 _PLAN: Final = "=== Streaming Query ==="
-"""The plan follows it, with options of every source: never useful here."""
+"""The heading of the query plan, which contains the options of every source and is never useful here."""
 
 _OURS: Final = re.compile(
     r"""^[ |+]*(?P<module>penstock(?:\.\w+)*)\.(?P<name>[A-Z]\w*)(?::[ ](?P<message>.*?))?
@@ -54,7 +54,7 @@ class _Symptom:
     pattern: re.Pattern[str]
     kind: type[PenstockError]
     sentence: str
-    """`{0}`, `{1}` are the groups of the pattern."""
+    """The message. `{0}` and `{1}` are the groups of the pattern."""
 
 
 def _symptom(pattern: str, kind: type[PenstockError], sentence: str) -> _Symptom:
@@ -62,7 +62,7 @@ def _symptom(pattern: str, kind: type[PenstockError], sentence: str) -> _Symptom
 
 
 _SAME_QUERY: Final = (
-    "Run the query that the checkpoint was made by, or start the changed one with a new checkpoint"
+    "Run the query that created the checkpoint, or start the changed one with a new checkpoint"
 )
 _NO_OBJECT_STORE: Final = (
     "the Spark that pip installs comes without it. Put the checkpoint on a local or shared disk "
@@ -92,13 +92,13 @@ _SYMPTOMS: Final = (
     _symptom(
         r"\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] (\S+)",
         Unsupported,
-        "the Python of a worker or of the driver lacks {0}, or has it too old: run "
+        "the Python of a worker or of the driver has no {0}, or a version that is too old: run "
         "`pip install 'penstock[spark]'` in every Python that spark.pyspark.python names",
     ),
     _symptom(
         r"(?:cannot import name|Can't get attribute) '(\w+)' (?:from|on <module) '(penstock[.\w]*)'",
         Unsupported,
-        "{1} on the workers has no {0}: they run another version of Penstock than the driver. Install "
+        "{1} on the workers has no {0}: their version of Penstock differs from the driver's. Install "
         + penstock.__version__
         + " in the Python of every worker (spark.pyspark.python), and restart them",
     ),
@@ -129,7 +129,7 @@ _SYMPTOMS: Final = (
     _symptom(
         r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\] sources",
         ConfigError,
-        "the checkpoint belongs to another query, whose sources number {0} and not {1}. " + _SAME_QUERY,
+        "the checkpoint belongs to another query, which has {0} sources instead of {1}. " + _SAME_QUERY,
     ),
     _symptom(
         r"\[(STATE_STORE_\w*SCHEMA\w*|STREAMING_STATEFUL_OPERATOR_\w+)",
@@ -144,8 +144,8 @@ _SYMPTOMS: Final = (
     _symptom(
         r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|another query with same id is already active",
         Fenced,
-        "another query runs on the same checkpoint: stop one of the two, and give each query a checkpoint of "
-        "its own",
+        "another query runs on the same checkpoint: stop one of the two, and give each query its own "
+        "checkpoint",
     ),
     _symptom(
         r'No FileSystem for scheme "?([\w+.-]+)',
@@ -174,14 +174,14 @@ _SYMPTOMS: Final = (
     _symptom(
         r"Python worker failed to connect back|waiting for the Python worker to connect back",
         Unavailable,
-        "Spark waits ten seconds for a Python worker to start, and one took longer: the machine is too busy. "
-        "Start again; if it stays so, give Spark fewer cores, such as local[2]",
+        "Spark waits ten seconds for a Python worker to start, but one took longer: the machine is too busy. "
+        "Start again; if this persists, give Spark fewer cores, such as local[2]",
     ),
     _symptom(
         r"Python worker exited unexpectedly",
         Unavailable,
-        "a Python worker died in the middle of a task, most often because the system had no memory left and "
-        "killed it: lower maxBatchesPerTrigger or set maxBytesPerTrigger, or give the workers more memory. "
+        "a Python worker died during a task, most often because the system had no memory left and killed "
+        "it: lower maxBatchesPerTrigger or set maxBytesPerTrigger, or give the workers more memory. "
         "spark.python.worker.faulthandler.enabled=true shows where a crash happens",
     ),
     _symptom(
@@ -194,19 +194,20 @@ _SYMPTOMS: Final = (
         r"All masters are unresponsive|Cannot call methods on a stopped SparkContext|"
         r"SparkContext was shut down",
         Unavailable,
-        "the Spark session has ended: the master did not answer, or the application was stopped there. Check "
-        "the address of the master, that it runs, and that driver and workers reach each other",
+        "the Spark session has ended: the master did not respond, or the application was stopped there. "
+        "Check that the address of the master is right, that it runs, and that driver and workers reach each "
+        "other",
     ),
     _symptom(
         r"StatusCode\.UNAVAILABLE|RETRIES_EXCEEDED",
         Unavailable,
-        "the Spark Connect server does not answer: check the address of the remote, and that the server runs",
+        "the Spark Connect server does not respond: check the address of the remote and that the server runs",
     ),
     _symptom(
         r"Py4JNetworkError|Answer from Java side is empty|Error while sending or receiving",
         Unavailable,
-        "Spark's Java has ended in the middle of the work: its log, or that of the system, tells why (out of "
-        "memory, or killed). Start again with the same checkpoint",
+        "Spark's Java ended while it was working: its log or the system's shows the reason (out of memory, "
+        "or killed). Start again with the same checkpoint",
     ),
     _symptom(
         r"java\.net\.(?:ConnectException|UnknownHostException|NoRouteToHostException)",
@@ -218,10 +219,10 @@ _SYMPTOMS: Final = (
 
 
 def explain(error: BaseException) -> PenstockError | None:
-    """Return the error as one of ours, or None for an unknown one.
+    """Return the error as one of ours, or None if it is unknown.
 
-    An error of ours anywhere in the chain comes first, then the known faults of an installation. Raise it
-    `from error` to keep the rest.
+    An error of ours anywhere in the chain takes precedence over the known faults of an installation. Raise
+    the result `from error` to keep the details.
     """
     texts: list[str] = []
     for link in _chain(error):
@@ -240,7 +241,7 @@ def explain(error: BaseException) -> PenstockError | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then its causes, each once."""
+    """Yield the error and then its causes, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -250,7 +251,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return its message without the query plan, or its class if there is no message."""
+    """Return the error's message without the query plan. For an error of py4j, put its class name first."""
     message = ""
     with contextlib.suppress(Exception):  # reading a Java error needs the Java process, which may have ended
         message = str(error).partition(_PLAN)[0]
@@ -259,7 +260,7 @@ def _text(error: BaseException) -> str:
 
 
 def _own_error(text: str) -> PenstockError | None:
-    """Return the last error of ours in a text: tracebacks print causes first."""
+    """Return the last error of ours in a text, or None. Tracebacks print causes first."""
     matches = list(_OURS.finditer(text))
     if not matches:
         return None
@@ -281,12 +282,12 @@ def _class_of(module: str, name: str) -> type[PenstockError]:
 
 
 def explain_pipeline(error: BaseException) -> PenstockError | None:
-    """Return the error in what Spark raised while a pipeline ran, or None for an unknown failure."""
+    """Return the error of ours in an exception of a running pipeline, or None if it is unknown."""
     text = str(error)
     bad = _BAD.search(text)
     if bad is not None:
         return BadRecord(
-            f"{bad[1]}. Nothing of its micro-batch was written; on_error: dead_letter keeps such records "
+            f"{bad[1]}. Nothing of its micro-batch was written; on_error: dead_letter stores bad records "
             "in a table and continues"
         )
     known = explain(error)

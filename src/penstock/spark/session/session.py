@@ -1,17 +1,17 @@
-"""A Spark session with the settings that streams of small batches need.
+"""A Spark session with suitable settings for streams of small batches.
 
-| setting | why |
+| setting | reason |
 |---|---|
 | Unix sockets to the Python workers | every Python task is about 40 ms faster |
-| timezone UTC | `ingestion_time` means the same on every machine |
+| timezone UTC | `ingestion_time` is the same on every machine |
 | local: plain-rename checkpoint files | half of a micro-batch's fixed cost; see below |
-| local: few shuffle partitions, no UI, loopback only | a laptop is not a cluster |
-| quiet logs | warnings of Spark, errors of the rest |
+| local: few shuffle partitions, no UI, loopback only | a single machine needs less than a cluster |
+| quiet logs | warnings of Spark, errors of everything else |
 
-The plain-rename checkpoint manager does not create files atomically "if absent": two drivers that run on one
-checkpoint at the same time could both believe in their batch. The buffer's fencing stops the older driver
-before it gets that far; a local query that reads from somewhere else must not be started twice.
-It is never set for a cluster.
+The plain-rename checkpoint manager does not create files atomically "if absent". Two drivers that run on one
+checkpoint at the same time could both commit a batch. The buffer's fencing stops the older driver before
+that. A local query that reads from another source must not be started twice. The setting is never used for a
+cluster.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DEFAULT_MASTER: Final = "local[*]"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
 SPARK_MIN: Final = (4, 2)
-"""The first release whose Python sources can limit a micro-batch."""
+"""The first release of Spark in which Python sources can limit a micro-batch."""
 _DYING_S: Final = 10.0
-"""Time for a Java that has closed its connections to end: it may still run its shutdown hooks."""
+"""The time for a Java with broken connections to end: it may still run its shutdown hooks."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -45,7 +45,7 @@ _CHECKPOINTS: Final = (
 
 
 def check_spark(version: str | None = None) -> None:
-    """Raise `Unsupported` unless PySpark is installed in a version the sources work with."""
+    """Raise `Unsupported` unless PySpark, or `version`, is new enough for the sources."""
     if version is None:
         try:
             import pyspark
@@ -59,13 +59,14 @@ def check_spark(version: str | None = None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `penstock-buffer`, `penstock-quiver`, the tables `penstock-delta`, `penstock-parquet` and
-    `penstock-iceberg`, and the databases `penstock-timeseries` and `penstock-vector` known to `spark`.
+    """Register Penstock's formats with `spark`. Safe to repeat.
 
-    With `penstock[topics]` installed, `penstock-topic` too. Repeating it is harmless.
+    They are `penstock-buffer`, `penstock-quiver`, the tables `penstock-delta`, `penstock-parquet` and
+    `penstock-iceberg`, the databases `penstock-timeseries` and `penstock-vector`, and, if `penstock[topics]`
+    is installed, `penstock-topic`.
 
-    Executors need Penstock in their own Python environment. Raises `Unsupported` when the session's Spark
-    is too old.
+    Executors need Penstock in their own Python environment. Raise `Unsupported` if the session's Spark is too
+    old.
     """
     check_spark()
     check_spark(spark.version)
@@ -89,7 +90,7 @@ def is_local(master: str) -> bool:
 
 
 def session_settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return every setting for a session that this process starts: the defaults, then `conf` over them."""
+    """Return the settings for a session that this process starts: the defaults, overridden by `conf`."""
     settings = {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
@@ -129,31 +130,31 @@ def build_session(
 ) -> SparkSession:
     """Return a session that has Penstock's formats.
 
-    With neither `master` nor `remote` this is the active session, else the one that
-    `spark-submit` or `SPARK_REMOTE` requests, else a new one on `local[*]`. `remote` is the address of a
-    Spark Connect server (`sc://host:port`). `conf` wins over every default of `session_settings`.
-    `java_output` gets the standard error of a Java that this call starts, line by line, in a thread of its
-    own; without it, Java prints where this process does.
+    Without `master` and `remote`, this is the active session, or else the one that `spark-submit` or
+    `SPARK_REMOTE` requests, or else a new one on `local[*]`. `remote` is the address of a Spark Connect
+    server (`sc://host:port`). `conf` overrides the defaults of `session_settings`. `java_output` receives the
+    standard error of a Java that this call starts, line by line, in a separate thread. Without it, Java
+    shares the standard error of this process.
 
-    Raises `ConfigError` when another session stands in the way, `Unsupported` when Java or PySpark is
-    missing or too old or refuses a setting, `Unavailable` when Java was killed before Spark was ready: the
-    same call may succeed then.
+    Raise `ConfigError` if a session on another master is active, `Unsupported` if Java or PySpark is missing,
+    too old or rejects a setting, or `Unavailable` if Java was killed before Spark was ready; the call may
+    succeed if it is repeated.
     """
     if master is not None and remote is not None:
         raise ConfigError("give a master or a remote, not both")
     check_spark()
     from pyspark.sql import SparkSession
 
-    asked = dict(conf or {})
+    overrides = dict(conf or {})
     remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
     active = SparkSession.getActiveSession()
     if active is not None and master is None and remote is None:
         spark = active
     elif remote is not None:
-        spark = _connect(app_name, remote, asked)
+        spark = _connect(app_name, remote, overrides)
     else:
         _refuse_other_master(active, master)
-        spark = _start(app_name, master, asked, java_output)
+        spark = _start(app_name, master, overrides, java_output)
     register(spark)
     return spark
 
@@ -165,7 +166,7 @@ def _connect(app_name: str, remote: str, conf: Mapping[str, str]) -> SparkSessio
         raise ConfigError(
             f"remote: expected the address of a Spark Connect server, sc://host, found {remote!r}"
         )
-    # The other defaults are fixed when the server starts; a client that sets them only gets warnings.
+    # The other defaults are fixed when the server starts; setting them from a client only logs warnings.
     settings = {"spark.sql.session.timeZone": "UTC"} | dict(conf)
     if remote.startswith("local"):  # a server in this process's own Java
         ensure_java()
@@ -184,7 +185,7 @@ def _refuse_other_master(active: SparkSession | None, master: str | None) -> Non
     current = active.sparkContext.master
     if current != master:
         raise ConfigError(
-            f"a session on {current} is active in this process; stop it before asking for {master}"
+            f"a session on {current} is active in this process; stop it before requesting {master}"
         )
 
 
@@ -219,7 +220,7 @@ def _start(
 
 
 def _is_lost() -> bool:
-    """Return whether Java no longer responds: its process may need a moment to end."""
+    """Return whether Java no longer responds. Its process may need a moment to end."""
     from pyspark import SparkContext
 
     try:

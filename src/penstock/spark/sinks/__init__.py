@@ -1,8 +1,8 @@
 """The sinks that append records: to queues, to topics, and to the queues that feed databases.
 
-A task turns the rows of an Arrow batch into records, a column at a time, and stores them as batch objects;
-the driver appends all of them in one step. Nothing of the databases themselves is imported, so executors need
-no more than Spark's own part of Penstock.
+For a queue, tasks convert the rows of an Arrow batch into records column by column and store them as batch
+objects. The driver appends all of them in one step. The database packages are not imported, so executors
+need only the `spark` extra.
 """
 
 from __future__ import annotations

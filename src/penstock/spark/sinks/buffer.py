@@ -2,15 +2,15 @@
 
 Tasks store batch objects, and the driver appends all of them in one manifest write:
 
-1. Each task stores its rows as batch objects and tells the driver where they are. Objects of a task that
-   failed or ran twice are never appended, and the queue's consumer deletes them as garbage.
-2. `commit` appends what the winning tasks stored, in the order of the partitions, under a transaction: the
-   query's id and the number of the micro-batch. Repeated after a crash, with other objects, it does nothing.
-3. `abort` deletes nothing: Spark also calls it after a `commit` that raised, and that one may have been
-applied.
+1. Each task stores its rows as batch objects and reports their locations to the driver. Objects of a failed
+   or superseded task attempt are never appended; the queue's consumer deletes them as garbage.
+2. `commit` appends the objects of the successful attempts, in the order of the partitions, under a
+   transaction: the query's id and the number of the micro-batch. Repeating it after a crash, even with other
+   objects, is a no-op.
+3. `abort` deletes nothing: Spark also calls it after a `commit` that raised but may have been applied.
 
-All rows of one application go into one shard of a sharded queue: one write, in order, and one place to look
-up what is committed.
+All rows of one application go into one shard of a sharded queue. This keeps them in order, in one manifest
+write, and in one transaction log.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from penstock.spark.worker import freeze_modules, worker_store
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 UPLOADS: Final = 2
-"""Objects on their way to the store while the next one fills: their latency is hidden, memory stays small."""
+"""Concurrent uploads of a task. They hide the store's latency while the next object fills."""
 
 _POLICY: Final = RetryPolicy(deadline_s=60.0)
 
@@ -78,15 +78,15 @@ class BufferFormat(DataSource):
 
     | column | type | |
     |---|---|---|
-    | sequence | bigint | the batch's number in its shard |
-    | index | int | the record's place in its batch |
+    | sequence | bigint | the batch's sequence in its shard |
+    | index | int | the record's position in its batch |
     | value | binary | the record |
-    | ingestion_time | timestamp | when the producer took it |
-    | metadata | binary | the bytes that the producer gave with it |
+    | ingestion_time | timestamp | when the producer accepted it |
+    | metadata | binary | the bytes that the producer attached to it |
     | location | string | the batch object's key |
     | shard | int | 0 in a queue without shards |
 
-    To write, the rows have `value` (binary or string, never null) and perhaps `metadata` (binary).
+    For a write, the rows have `value` (binary or string, never null) and optionally `metadata` (binary).
     """
 
     @property
@@ -118,14 +118,14 @@ class BufferFormat(DataSource):
         if overwrite:
             raise Unsupported(
                 f"{FORMAT} only appends: the records in a queue belong to its consumer. Use mode('append') "
-                "or outputMode('append'), and for a result that changes a table"
+                "or outputMode('append'); write a result that changes to a table"
             )
         check_columns(schema)
         return SinkOptions.parse(self.options)
 
 
 class BufferWriter(DataSourceArrowWriter):
-    """One batch write: its own transaction, or that of `txnAppId` and `txnVersion`."""
+    """The writer of a batch write, under `txnAppId` and `txnVersion` or without a transaction."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -136,21 +136,21 @@ class BufferWriter(DataSourceArrowWriter):
         return _upload(self._options, iterator, query=None, app=self._app)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Append what the tasks stored. Raises `StaleTransaction` or another `StorageError`."""
+        """Append the objects that the tasks stored. Raise `StaleTransaction` or another `StorageError`."""
         _append(self._options, _sorted(messages), self._options.transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Do nothing: stored objects may be in the queue, and the consumer deletes the others."""
+        """Do nothing: the stored objects may be in the queue. If not, the consumer deletes them."""
 
 
 class BufferStreamWriter(DataSourceStreamArrowWriter):
-    """A stream: each micro-batch is one transaction of the query."""
+    """The writer of a stream. Each micro-batch is one transaction of the query."""
 
     def __init__(self, options: SinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
-                "txnAppId, txnVersion: these are for batch writes; a stream uses its own query and batch "
-                "numbers. Leave them out"
+                "txnAppId, txnVersion: these are for batch writes; a stream uses its query id and batch "
+                "number. Leave them out"
             )
         self._options = options
 
@@ -158,13 +158,13 @@ class BufferStreamWriter(DataSourceStreamArrowWriter):
         query = _context().getLocalProperty(_QUERY_ID)
         if not query:
             raise Unsupported(
-                "Spark did not tell the task which query it works for, so a repeated micro-batch would look "
-                "like a new one; use a release of Spark that Penstock supports"
+                "Spark did not pass the query id to the task, so a repeated micro-batch would look like a "
+                "new one; use a release of Spark that Penstock supports"
             )
         return _upload(self._options, iterator, query=query, app=query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Append as a batch write does, under (query, batchId)."""
+        """Append as a batch write does, under the transaction (query, batchId)."""
         uploaded = _sorted(messages)
         query = next((message.query for message in uploaded if message.query), None)
         if query is not None:
@@ -186,14 +186,14 @@ def _sorted(messages: Sequence[WriterCommitMessage | None]) -> list[Uploaded]:
 
 
 def _upload(options: SinkOptions, rows: Iterator[pa.RecordBatch], *, query: str | None, app: str) -> Uploaded:
-    """Store the rows of a task below the prefix of its shard."""
+    """Store the rows of a task under the prefix of its shard."""
     store = worker_store(options.store)
     shard: int | None = None
     prefix: str | None = None
     uploads: list[Future[StoredBatch]] = []
     with ThreadPoolExecutor(UPLOADS, thread_name_prefix="penstock-upload") as pool:
         for part in gather(rows, options.batch_bytes):
-            if prefix is None:  # a task without rows sends no request to the store
+            if prefix is None:  # look up the shard only for a task with rows
                 shards = loop_thread().run(find_shards(store, options.producer, options.sharded))
                 shard, config = shards.of_app(app)
                 prefix = config.prefix
@@ -220,8 +220,8 @@ def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Tra
         return
     if len({message.shard for message in filled}) > 1:
         raise Unavailable(
-            f"{options.manifest_path} was given shards while rows were written to it; nothing was appended, "
-            "write them again"
+            f"{options.manifest_path} became a sharded queue while rows were being written to it; nothing "
+            "was appended, write the rows again"
         )
     batches = [batch for message in filled for batch in message.batches]
     shard, store = filled[0].shard, worker_store(options.store)
@@ -230,7 +230,7 @@ def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Tra
 
 
 METADATA_BYTES_MAX: Final = 1 << 20
-"""The bytes that one batch object may add to the manifest, which every append and read transfers whole."""
+"""The most bytes that one batch may add to the manifest, which every append and read transfers completely."""
 
 _COLUMNS: Final = {"value": ("binary", "string"), "metadata": ("binary",)}
 _FRAMING_BYTES: Final = 8
@@ -238,14 +238,14 @@ _META_BYTES: Final = 16
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise `ConfigError` unless the columns are `value` and perhaps `metadata`, in a type that fits."""
+    """Raise `ConfigError` unless the columns are `value` and optionally `metadata`, with supported types."""
     for column in schema.fields:
         kinds = _COLUMNS.get(column.name)
         kind = column.dataType.simpleString()
         if kinds is None:
             raise ConfigError(
-                f"{FORMAT} writes the columns 'value' and 'metadata' and has no place for {column.name!r}: "
-                "put it into value (for example with to_json(struct(*)) AS value), or drop it"
+                f"{FORMAT} writes only the columns 'value' and 'metadata', not {column.name!r}: put it into "
+                "value (for example with to_json(struct(*)) AS value), or drop it"
             )
         if kind not in kinds:
             raise ConfigError(
@@ -254,7 +254,7 @@ def check_columns(schema: StructType) -> None:
     names = schema.fieldNames()
     if "value" not in names:
         raise ConfigError(
-            f"{FORMAT} writes the column 'value', and the rows have none: name a column 'value'"
+            f"{FORMAT} writes the column 'value', which the rows do not have: name a column 'value'"
         )
     if len(set(names)) < len(names):
         raise ConfigError(f"{FORMAT}: a column occurs twice in {', '.join(names)}")
@@ -269,11 +269,11 @@ class BatchRows:
     """(first record, metadata) of every run of records with equal metadata."""
     count: int = 0
     weight: int = 0
-    """Bytes of the records with their framing."""
+    """The bytes of the records including their framing."""
     metadata_bytes: int = 0
 
     def add(self, chunk: RecordChunk, runs: Iterable[tuple[int, bytes]]) -> None:
-        """Add records; their runs are counted from the first of them."""
+        """Add records. The positions in `runs` are relative to the first of them."""
         for start, payload in runs:
             if not self.runs or self.runs[-1][1] != payload:
                 self.runs.append((self.count + start, payload))
@@ -281,7 +281,7 @@ class BatchRows:
         if self.metadata_bytes > METADATA_BYTES_MAX:
             raise InvalidInputError(
                 f"metadata changes {len(self.runs)} times in {self.count + len(chunk)} rows of one batch; it "
-                f"is kept in the manifest, which takes {METADATA_BYTES_MAX} bytes of it for each batch. "
+                f"is stored in the manifest, which allows {METADATA_BYTES_MAX} bytes of it for each batch. "
                 "Sort the rows by it, or put it into value"
             )
         self.chunks.append(chunk)
@@ -290,9 +290,9 @@ class BatchRows:
 
 
 def gather(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[BatchRows]:
-    """Divide rows, in order, into pieces of up to `bytes_max`; a longer record is a piece of its own.
+    """Split the rows, in order, into pieces of up to `bytes_max`. A longer record gets its own piece.
 
-    Raises `InvalidInputError` for a null value or metadata that changes too often.
+    Raise `InvalidInputError` for a null value, or if the metadata changes too often.
     """
     rows = BatchRows()
     for batch in batches:
@@ -336,7 +336,7 @@ def _weight(chunk: RecordChunk) -> int:
 
 
 def _fitting(chunk: RecordChunk, room: int) -> int:
-    """Return how many of the first records fit into `room`."""
+    """Return the number of leading records that fit into `room` bytes."""
     if _weight(chunk) <= room:
         return len(chunk)
     ends = np.cumsum(chunk.lengths, dtype="<i8") + np.arange(1, len(chunk) + 1) * _FRAMING_BYTES
@@ -344,7 +344,7 @@ def _fitting(chunk: RecordChunk, room: int) -> int:
 
 
 def _runs(metadata: pa.Array | None, start: int, count: int) -> list[tuple[int, bytes]]:
-    """Return (first, payload) of every run of equal metadata; null counts as empty."""
+    """Return (first, payload) for every run of equal metadata. Null counts as empty."""
     if metadata is None:
         return [(0, b"")]
     part = metadata[start : start + count]

@@ -1,7 +1,7 @@
 """The formats `penstock-timeseries` and `penstock-vector`, for `write` and `writeStream`.
 
-Both write to the queue that feeds a database. They differ in how rows become records, and in what a whole
-write is checked for: that is an `Encoding`.
+Both write to the queue that feeds a database. An `Encoding` holds their differences: the conversion of rows
+into records, and the checks of a whole write.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
 
 class Encoding(Protocol):
-    """Turns rows into the records of a database's queue. Pickled for the tasks."""
+    """The conversion of rows into the records of a database's queue. It is pickled for the tasks."""
 
     def store(self, rows: Iterator[pa.RecordBatch], store: Store) -> Uploaded:
-        """Store the records of one task. Raises `InvalidInput` for rows that are not valid."""
+        """Store the records of one task. Raise `InvalidInput` for invalid rows."""
         ...
 
     def check(self, messages: Messages) -> None:
-        """Raise `InvalidInput` if the rows of all tasks do not fit together."""
+        """Raise `InvalidInput` if the rows of all tasks are inconsistent with each other."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEncoding:
-    """Rows as points of time series."""
+    """The encoding of rows as points of time series."""
 
     columns: SeriesColumns
     layout: SeriesLayout
@@ -65,7 +65,7 @@ class PointEncoding:
 
 @dataclass(frozen=True, kw_only=True)
 class UploadedVectors(Uploaded):
-    """A task's message to the driver, with the values that only the whole write can be checked for."""
+    """A task's message to the driver, with the values for the checks of the whole write."""
 
     digests: bytes
     dimensions: int | None
@@ -73,7 +73,7 @@ class UploadedVectors(Uploaded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorEncoding:
-    """Rows as upserts and deletions of vectors, each id once in a write."""
+    """The encoding of rows as upserts and deletions of vectors, with each id once in a write."""
 
     columns: VectorColumns
     attributes: tuple[str, ...]
@@ -99,7 +99,7 @@ class VectorEncoding:
 
 
 class DatabaseWriter(BufferWriter):
-    """One batch write to the queue of a database."""
+    """The writer of a batch write to the queue of a database."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         super().__init__(options)
@@ -109,14 +109,16 @@ class DatabaseWriter(BufferWriter):
         return _unsharded(self._encoding.store(iterator, super().write))
 
     def commit(self, messages: Messages) -> None:
-        """Append the records of all tasks. Raises `InvalidInput`, and appends nothing, if they do not fit
-        together."""
+        """Append the records of all tasks.
+
+        Raise `InvalidInput` and append nothing if they are inconsistent with each other.
+        """
         self._encoding.check(messages)
         super().commit(messages)
 
 
 class DatabaseStreamWriter(BufferStreamWriter):
-    """A stream to the queue of a database."""
+    """The writer of a stream to the queue of a database."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         super().__init__(options)
@@ -134,13 +136,14 @@ class DatabaseStreamWriter(BufferStreamWriter):
 def _unsharded(uploaded: Uploaded) -> Uploaded:
     if uploaded.shard is not None:
         raise Unsupported(
-            "the queue has shards, and a database is fed from a queue without: give it a manifest of its own"
+            "the queue has shards, and a database reads only from a queue without shards: use another "
+            "manifest_path"
         )
     return uploaded
 
 
 class DatabaseFormat(DataSource):
-    """A sink for the queue of a database. A subclass gives its own options and its encoding."""
+    """A sink for the queue of a database. A subclass provides the options and the encoding."""
 
     format_name: ClassVar[str]
     own_options: ClassVar[Sequence[str]]
@@ -155,7 +158,7 @@ class DatabaseFormat(DataSource):
 
     @abstractmethod
     def _encoding(self, schema: StructType) -> Encoding:
-        """Return the encoding of rows with this schema. Raises `ConfigError` if they do not fit."""
+        """Return the encoding for rows with this schema. Raise `ConfigError` if the schema does not fit."""
 
     def writer(self, schema: StructType, overwrite: bool) -> DatabaseWriter:
         self._refuse_overwriting(overwrite)

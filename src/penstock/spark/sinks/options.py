@@ -1,4 +1,4 @@
-"""The options of writing to `penstock-buffer`, read and checked once."""
+"""The options for writing to `penstock-buffer`, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.spark.sources.buffer_options import FORMAT, BufferOptions
 from penstock.spark.sources.options import STORE_PREFIX, named_options, size_option
 
 _SHARED: Final = ("data_path_prefix", "manifest_path", "path", "sharded", "store")
-"""Options that have the same meaning for reading."""
+"""Options that mean the same for reading."""
 _OWN: Final = ("batch_bytes", "compression", "txnAppId", "txnVersion")
 QUEUE_OPTIONS: Final = (*_SHARED, *_OWN)
 _BATCH_BYTES: Final = 16 << 20
@@ -25,20 +25,23 @@ class SinkOptions:
     """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     store: StoreConfig
-    """`store` (or `save(path)`), with the settings of the backend from `store.*`, which `repr` masks."""
+    """`store` (or `save(path)`) and the backend options `store.*`, which `repr` masks."""
     manifest_path: str = "ingest/manifest"
     data_path_prefix: str = "ingest"
     sharded: bool | None = None
-    """By default the layout of the store decides, when the write starts."""
+    """None: detect it from the layout of the store when the write starts."""
     compression: CompressionType = CompressionType.NONE
     batch_bytes: int = _BATCH_BYTES
-    """The size at which a task starts a new batch object, which readers fetch and hold as a whole."""
+    """The size at which a task starts a new batch object. Readers fetch and hold a whole object."""
     transaction: Transaction | None = None
     """`txnAppId` and `txnVersion`, for batch writes. A stream derives them from its checkpoint."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        """Parse the options.
+
+        Raise a `ConfigError` that names the option, and suggests one if it is unknown.
+        """
         backend = {key: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
         plain = named_options(given, QUEUE_OPTIONS, FORMAT, with_store=True)
         shared = {key: value for key, value in plain.items() if key in _SHARED}
@@ -55,7 +58,7 @@ class SinkOptions:
 
     @property
     def producer(self) -> ProducerConfig:
-        """The configuration of the queue's producer; each shard of a sharded queue gets its own."""
+        """The configuration of the queue's producer. For a shard, derive it with `shard_config`."""
         return ProducerConfig(
             store=self.store, manifest_path=self.manifest_path, data_path_prefix=self.data_path_prefix
         )
@@ -83,15 +86,15 @@ def parse_transaction(app: str | None, version: str | None) -> Transaction | Non
 
 
 _UNSHARDED = tuple(name for name in QUEUE_OPTIONS if name != "sharded")
-"""A database is fed from a queue without shards, to keep the order."""
+"""The options for the queue of a database, which has no shards, to keep the order of its records."""
 
 
 def split_options(
     given: Mapping[str, str], own: Sequence[str], format_name: str
 ) -> tuple[dict[str, str], SinkOptions]:
-    """Return the format's own options by their canonical names, and the options of the queue.
+    """Return the options of the format itself by their canonical names, and the options of the queue.
 
-    Raises `ConfigError` naming the option, and the closest one if it is unknown.
+    Raise a `ConfigError` that names the option, and suggests one if it is unknown.
     """
     plain = named_options(given, (*_UNSHARDED, *own), format_name, with_store=True)
     queue = {key: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
@@ -100,14 +103,14 @@ def split_options(
 
 
 def listed(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in `text`, which commas separate; None for None."""
+    """Return the comma-separated names in `text`, or None for None."""
     if text is None:
         return None
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def name_of(option: str, text: str) -> str:
-    """Return the name of a column. Raises `ConfigError` if it is empty."""
+    """Return the column name in `text`. Raise `ConfigError` if it is empty."""
     if not text.strip():
         raise ConfigError(f"{option}: expected the name of a column, found nothing")
     return text.strip()

@@ -1,4 +1,4 @@
-"""Which columns of a row make a point of a time series, checked before anything is written."""
+"""The mapping of columns to points of time series, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _LABEL_MAP: Final = "map<string,string>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesLayout:
-    """The labels of given rows: columns of text, and perhaps one that maps names to values."""
+    """The label columns of the rows: string columns, and optionally one map of names to values."""
 
     columns: tuple[str, ...]
     map_column: str | None
@@ -67,9 +67,9 @@ class SeriesColumns:
     """The role of each column. Raises `ConfigError` for roles that no row can satisfy."""
 
     metric: str | None = None
-    """The name of the metric, if it is one for all rows."""
+    """The name of the metric, if all rows have the same one."""
     metric_column: str | None = None
-    """The column that names it otherwise."""
+    """The column with the name of the metric, if rows have different ones."""
     value: str = "value"
     timestamp: str = "timestamp"
     labels: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class SeriesColumns:
 
     def __post_init__(self) -> None:
         if (self.metric is None) == (self.metric_column is None):
-            raise ConfigError("give the name of the metric as `metric`, or the column of names, once")
+            raise ConfigError("give either `metric`, a name for all rows, or `metric_column`, not both")
         if self.metric is not None and not re.fullmatch(METRIC_NAME, self.metric, re.ASCII):
             raise ConfigError(f"metric: expected letters, digits, '_' and ':', found {self.metric!r}")
         if self.kind not in ("counter", "gauge"):
@@ -92,7 +92,7 @@ class SeriesColumns:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SeriesColumns:
-        """Parse the options of the format. Raises `ConfigError`."""
+        """Parse the options of the format. Raise `ConfigError` for an invalid one."""
         kind = given.get("kind", "gauge").strip().lower()
         if kind not in ("counter", "gauge"):
             raise ConfigError(f"kind: expected counter or gauge, found {given['kind']!r}")
@@ -117,10 +117,13 @@ class SeriesColumns:
         return given | ({} if self.labels is None else {"labels": ",".join(self.labels)})
 
     def layout(self, schema: StructType) -> SeriesLayout:
-        """Return the labels of rows with these columns. Raises `ConfigError` unless all exist and fit."""
+        """Return the label columns of this schema.
+
+        Raise `ConfigError` if a column is missing or unsuitable.
+        """
         kinds = {column.name: column.dataType.simpleString() for column in schema.fields}
         if len(kinds) < len(schema.fields):
-            raise ConfigError(f"{SERIES_FORMAT}: a column is there twice in {', '.join(schema.fieldNames())}")
+            raise ConfigError(f"{SERIES_FORMAT}: a column occurs twice in {', '.join(schema.fieldNames())}")
         self._demand(kinds, self.value, _NUMBERS, "a number")
         self._demand(kinds, self.timestamp, ("timestamp",), "a timestamp")
         if self.metric_column is not None:
@@ -131,7 +134,7 @@ class SeriesColumns:
             self._check_label(kinds, name)
         maps = [name for name in labels if kinds[name] == _LABEL_MAP]
         if len(maps) > 1:
-            raise ConfigError(f"{SERIES_FORMAT}: {' and '.join(maps)} are maps, and one at most may be")
+            raise ConfigError(f"{SERIES_FORMAT}: {' and '.join(maps)} are maps; at most one may be a map")
         return SeriesLayout(
             columns=tuple(name for name in labels if name not in maps), map_column=maps[0] if maps else None
         )
@@ -152,25 +155,25 @@ class SeriesColumns:
             return
         if kinds[name] != "string":
             raise ConfigError(
-                f"{SERIES_FORMAT}: column {name!r} is {kinds[name]}, and a label is a string: cast it, drop "
-                "it, or list the columns that are labels as `labels`"
+                f"{SERIES_FORMAT}: column {name!r} is {kinds[name]}, but a label is a string: cast it, drop "
+                "it, or list the label columns in `labels`"
             )
         if not re.fullmatch(LABEL_NAME, name, re.ASCII) or name.startswith(_RESERVED):
             raise ConfigError(
-                f"{SERIES_FORMAT}: column {name!r} cannot be the name of a label: letters, digits and '_', "
-                "no digit first, no '__' first. Give it another name with AS"
+                f"{SERIES_FORMAT}: column {name!r} cannot be the name of a label, which has letters, digits "
+                "and '_' and does not start with a digit or '__'. Rename it with AS"
             )
 
 
 METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
-"""What the queue's metadata say beside OTLP metrics: version 1, metrics, protobuf."""
+"""The metadata payload of OTLP metrics in a queue: version 1, metrics, protobuf."""
 RECORD_BYTES: Final = 1 << 20
 LABEL_BYTES_MAX: Final = 16 * 1024
-"""Name and value of a label together, as the database takes them."""
+"""The database's limit for the name and value of a label together."""
 SERIES_BYTES_MAX: Final = 64 * 1024
-"""All labels of a point together."""
+"""The database's limit for all labels of a point together."""
 HOURS_MAX: Final = 1000
-"""Hours that one record may reach, as the database takes them."""
+"""The database's limit for the number of hours in one record."""
 
 _HOUR_US: Final = 3_600_000_000
 _YEAR_2554_US: Final = (1 << 64) // 1000
@@ -182,9 +185,9 @@ _CUMULATIVE: Final = 2
 def metrics_records(
     batches: Iterable[pa.RecordBatch], columns: SeriesColumns, layout: SeriesLayout
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `value` and `metadata` of a queue's records.
+    """Yield a queue's records with the columns `value` and `metadata`.
 
-    Raises `InvalidInput` for invalid points.
+    Raise `InvalidInput` for invalid points.
     """
     for batch in batches:
         if batch.num_rows:
@@ -202,21 +205,21 @@ def _requests(batch: pa.RecordBatch, columns: SeriesColumns, layout: SeriesLayou
     names: pa.Array | None = None
     if columns.metric_column is not None:
         names = _names(batch.column(columns.metric_column), columns.metric_column)
-        order = pc.sort_indices(names)  # stable, so that the rows of a metric keep their order
+        order = pc.sort_indices(names)  # stable: the rows of a metric keep their order
         batch, names, micros = batch.take(order), names.take(order), micros[order.to_numpy()]
     labels: list[Part] = [_label(name, batch.column(name)) for name in layout.columns]
     if layout.map_column is not None:
         labels.append(_mapped(layout.map_column, batch.column(layout.map_column), layout.columns))
     points = field(1, *labels, _numbers(micros, batch.column(columns.value)))
     if pc.max(pc.binary_length(points)).as_py() > SERIES_BYTES_MAX:
-        raise InvalidInput(f"the labels of some rows take more than {SERIES_BYTES_MAX} bytes together")
+        raise InvalidInput(f"all labels of a row together exceed {SERIES_BYTES_MAX} bytes in some rows")
     for first, last in pieces(points, RECORD_BYTES):
         for start, stop in _by_hours(micros, first, last) if is_wide else ((first, last),):
             yield _request(points, start, stop, names, columns)
 
 
 def _by_hours(micros: npt.NDArray[np.int64], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Runs of these rows in which the hour changes less than `HOURS_MAX` times."""
+    """Yield the bounds of runs of these rows that contain at most `HOURS_MAX` hours."""
     hours = micros[start:stop] // _HOUR_US
     changes = start + 1 + np.flatnonzero(hours[1:] != hours[:-1])
     cuts = [start, *changes[HOURS_MAX - 1 :: HOURS_MAX].tolist(), stop]
@@ -226,7 +229,7 @@ def _by_hours(micros: npt.NDArray[np.int64], start: int, stop: int) -> Iterator[
 def _request(
     points: pa.LargeBinaryArray, start: int, stop: int, names: pa.Array | None, columns: SeriesColumns
 ) -> bytes:
-    """Return the points of some rows, by metric."""
+    """Return the rows from `start` to `stop` as one OTLP request, grouped by metric."""
     starts, called = [0], [columns.metric]
     if names is not None:
         runs = pc.run_end_encode(names[start:stop])
@@ -249,13 +252,13 @@ def _metric(name: str, points: bytes, columns: SeriesColumns) -> bytes:
 
 
 def _times(batch: pa.RecordBatch, columns: SeriesColumns) -> npt.NDArray[np.int64]:
-    """Return microseconds since 1970. Raises `InvalidInput` for rows that are not points."""
+    """Return the timestamps in microseconds since 1970. Raise `InvalidInput` for rows that are not points."""
     times = batch.column(columns.timestamp)
     for name, column in ((columns.timestamp, times), (columns.value, batch.column(columns.value))):
         if column.null_count:
             raise InvalidInput(
-                f"{name} is null in {column.null_count} rows, and a point has a time and a value: filter "
-                "them out; in a pipeline `on_null: drop` does, and counts them"
+                f"{name} is null in {column.null_count} rows, but a point needs a time and a value: filter "
+                "them out. In a pipeline, `on_null: drop` does this and counts them"
             )
     in_micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
     micros: npt.NDArray[np.int64] = in_micros.to_numpy(zero_copy_only=False)
@@ -265,11 +268,11 @@ def _times(batch: pa.RecordBatch, columns: SeriesColumns) -> npt.NDArray[np.int6
 
 
 def _numbers(micros: npt.NDArray[np.int64], values: pa.Array) -> pa.LargeBinaryArray:
-    """Return time and value of every point."""
+    """Return the encoded time and value of every point."""
     points = np.empty((len(micros), _POINT_BYTES), np.uint8)
     points[:, 0], points[:, 9] = _TIME, _DOUBLE
     points[:, 1:9] = _bytes_of(micros.astype("<u8") * 1000)
-    floats = pc.cast(values, pa.float64(), safe=False)  # a large whole number becomes the nearest float
+    floats = pc.cast(values, pa.float64(), safe=False)  # rounds large integers to the nearest float
     points[:, 10:] = _bytes_of(floats.to_numpy(zero_copy_only=False).astype("<f8"))
     return fixed_rows(points)
 
@@ -280,20 +283,20 @@ def _bytes_of(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 def _names(column: pa.Array, name: str) -> pa.Array:
     if column.null_count:
-        raise InvalidInput(f"{name} is null in {column.null_count} rows, and it names the metric")
+        raise InvalidInput(f"{name} is null in {column.null_count} rows, but every row needs a metric name")
     distinct = pc.unique(column)
     wrong = distinct.filter(pc.invert(pc.match_substring_regex(distinct, f"^{METRIC_NAME}$")))
     if len(wrong):
         raise InvalidInput(
             f"{name} is {wrong[0].as_py()!r} in some rows: a metric's name has letters, digits, '_' and ':', "
-            "and no digit first"
+            "and does not start with a digit"
         )
     _check_lengths(distinct, len("__name__"), name)
     return column
 
 
 def _label(name: str, column: pa.Array) -> pa.LargeBinaryArray:
-    """Return the attribute of every row that has this label; each distinct value is encoded once."""
+    """Return each row's attribute for this label, empty for null. Encode each distinct value once."""
     coded = column.dictionary_encode()
     _check_lengths(coded.dictionary, len(name), name)
     encoded = _attributes(message(1, name.encode()), as_column(coded.dictionary))
@@ -301,7 +304,7 @@ def _label(name: str, column: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _mapped(name: str, column: pa.MapArray, taken: tuple[str, ...]) -> pa.LargeBinaryArray:
-    """Return the attributes of a map's entries. A null map counts as empty."""
+    """Return each row's attributes for the entries of a map column. A null map counts as empty."""
     if column.null_count:
         column = pc.fill_null(column, pa.scalar([], column.type))
     ends = np.asarray(column.offsets).astype(np.int64)
@@ -314,8 +317,8 @@ def _mapped(name: str, column: pa.MapArray, taken: tuple[str, ...]) -> pa.LargeB
     if pc.any(wrong).as_py():
         found = distinct.filter(wrong)[0].as_py()
         raise InvalidInput(
-            f"{name} has the key {found!r}, which cannot be the name of a label, or is a column as well: "
-            "letters, digits and '_', no digit first, no '__' first"
+            f"{name} has the key {found!r}, which is also a column or cannot be the name of a label. A name "
+            "has letters, digits and '_' and does not start with a digit or '__'"
         )
     longest = pc.max(pc.binary_length(keys)).as_py() or 0
     _check_lengths(values, longest, name)
@@ -324,7 +327,7 @@ def _mapped(name: str, column: pa.MapArray, taken: tuple[str, ...]) -> pa.LargeB
 
 
 def _attributes(key: Part, values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """A point's attribute, a text; null where the value is."""
+    """Return string attributes of points. An attribute is null if its value is null."""
     return field(7, joined(key, field(2, field(1, values))))
 
 
@@ -332,5 +335,5 @@ def _check_lengths(texts: pa.Array, name_bytes: int, name: str) -> None:
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if name_bytes + longest > LABEL_BYTES_MAX:
         raise InvalidInput(
-            f"{name} holds a text of {longest} bytes; a label has at most {LABEL_BYTES_MAX} with its name"
+            f"{name} has a text of {longest} bytes; a label and its name have at most {LABEL_BYTES_MAX}"
         )

@@ -1,13 +1,13 @@
 """The format `penstock-topic`: a source of topics' records, and a sink that writes to one topic.
 
-Each task writes its rows in chunks, each under an idempotency key of its own.
+Each task writes its rows in chunks. Each chunk has its own idempotency key.
 
 The key of a chunk names the application (the streaming query), its version (the micro-batch), the
-partition, the number of the chunk, and a digest of its contents. So a task that runs again writes nothing
-twice while the server remembers the keys, which it does for the topic's `idempotency_window_ms` and until it
-restarts; and a task that has other rows the second time loses none of them.
+partition, the number of the chunk, and a digest of its contents. A repeated task therefore writes nothing
+twice while the server remembers the keys: for the topic's `idempotency_window_ms`, and until it restarts. If
+the repeated task has different rows, all of them are written.
 
-Rows are visible as soon as a task has written them: there is no commit over several tasks in a topic.
+Rows are visible as soon as a task has written them: a topic has no commit across tasks.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Written(WriterCommitMessage):
 
 
 class TopicFormat(DataSource):
-    """Records of topics. `TopicOptions` describes the options of reading, `TopicSinkOptions` of writing.
+    """The records of topics. `TopicOptions` describes the options of reading, `TopicSinkOptions` of writing.
 
     | column | type | |
     |---|---|---|
     | topic | string | |
-    | seq | bigint | the record's number in its topic |
-    | ts | timestamp | when the server took it |
-    | node | string | the writer, if it gave its name |
+    | seq | bigint | the record's sequence in its topic |
+    | ts | timestamp | when the server accepted it |
+    | node | string | the node that wrote it, if given |
     | tag | string | |
     | data | string | JSON text; null only in a row that describes a gap |
     | meta | string | JSON text |
 
-    To write, the rows have `data` (JSON text, never null) and perhaps `tag`, `node` and `meta`.
+    For a write, the rows have `data` (JSON text, never null) and optionally `tag`, `node` and `meta`.
     """
 
     @property
@@ -96,15 +96,15 @@ class TopicFormat(DataSource):
     def _sink(self, schema: StructType, overwrite: bool) -> TopicSinkOptions:
         if overwrite:
             raise Unsupported(
-                f"{TOPIC_FORMAT} only appends: a topic is a log. Use mode('append') or outputMode('append'), "
-                "and for a result that changes a table"
+                f"{TOPIC_FORMAT} only appends: a topic is a log. Use mode('append') or outputMode('append'); "
+                "write a result that changes to a table"
             )
         check_topic_columns(schema)
         return TopicSinkOptions.parse(self.options)
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """One batch write: a step of its own, or that of `txnAppId` and `txnVersion`."""
+    """The writer of a batch write, identified by `txnAppId` and `txnVersion` or by a new id."""
 
     def __init__(self, options: TopicSinkOptions) -> None:
         self._options = options
@@ -122,13 +122,13 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A stream: the keys of a micro-batch are those of its query and its number."""
+    """The writer of a stream. The query id and the batch number are part of every key."""
 
     def __init__(self, options: TopicSinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
-                "txnAppId, txnVersion: these are for batch writes; a stream uses its own query and batch "
-                "numbers. Leave them out"
+                "txnAppId, txnVersion: these are for batch writes; a stream uses its query id and batch "
+                "number. Leave them out"
             )
         self._options = options
 
@@ -137,8 +137,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
             raise Unsupported(
-                "Spark did not tell the task which micro-batch it works for, so a repeated one would look "
-                "like a new one; use a release of Spark that Penstock supports"
+                "Spark did not pass the query id and batch number to the task, so a repeated micro-batch "
+                "would look like a new one; use a release of Spark that Penstock supports"
             )
         return _write(self._options, iterator, query, int(batch))
 
@@ -146,7 +146,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         """Do nothing: the tasks have written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: written records stay, and the next attempt does not write them again."""
+        """Do nothing: written records stay, and the next attempt does not repeat them."""
 
 
 def _context() -> TaskContext:
@@ -182,7 +182,7 @@ def _write_chunk(options: TopicSinkOptions, records: Sequence[NewRecord], step: 
 
 
 def chunk_key(step: str, body: bytes) -> str:
-    """Return the idempotency key of a chunk: short and ASCII for any name of an application."""
+    """Return the idempotency key of a chunk. It is short and ASCII for any application name."""
     digest = xxhash.xxh3_128(step.encode())
     digest.update(body)
     readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_.:") else "_" for c in step[-100:])
@@ -190,19 +190,19 @@ def chunk_key(step: str, body: bytes) -> str:
 
 
 CHUNK_BYTES: Final = 4 << 20
-"""JSON text of one write: committed as a whole, and sent again as a whole."""
+"""The most JSON bytes of one write, which is committed and retried as a whole."""
 
 _WRITABLE: Final = ("data", "tag", "node", "meta")
 
 
 def check_topic_columns(schema: StructType) -> None:
-    """Raise `ConfigError` unless the columns are `data` and perhaps `tag`, `node`, `meta`, all strings."""
+    """Raise `ConfigError` unless the columns are `data` and optionally `tag`, `node`, `meta`, all strings."""
     names = schema.fieldNames()
     for column in schema.fields:
         if column.name not in _WRITABLE:
             raise ConfigError(
-                f"{TOPIC_FORMAT} writes the columns {', '.join(_WRITABLE)} and has no place for "
-                f"{column.name!r}: put it into data (for example with to_json(struct(*)) AS data), or drop it"
+                f"{TOPIC_FORMAT} writes only the columns {', '.join(_WRITABLE)}, not {column.name!r}: put it "
+                "into data (for example with to_json(struct(*)) AS data), or drop it"
             )
         kind = column.dataType.simpleString()
         if kind != "string":
@@ -211,16 +211,17 @@ def check_topic_columns(schema: StructType) -> None:
             )
     if "data" not in names:
         raise ConfigError(
-            f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name a column 'data'"
+            f"{TOPIC_FORMAT} writes the column 'data', which the rows do not have: name a column 'data'"
         )
     if len(set(names)) < len(names):
         raise ConfigError(f"{TOPIC_FORMAT}: a column occurs twice in {', '.join(names)}")
 
 
 def chunks(batches: Iterable[pa.RecordBatch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[NewRecord]]:
-    """Divide rows, in order, into writes of up to `bytes_max` and 10,000 records; a longer record is alone.
+    """Split the rows, in order, into writes of up to `bytes_max` and `BATCH_RECORDS_MAX` records.
 
-    The same rows give the same chunks. Raises `InvalidInput` for data that is null.
+    A longer record gets its own write. The same rows give the same chunks. Raise `InvalidInput` if `data` is
+    null in a row.
     """
     chunk: list[NewRecord] = []
     size = 0

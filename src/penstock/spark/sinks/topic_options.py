@@ -1,4 +1,4 @@
-"""The options of writing to `penstock-topic`, read and checked once."""
+"""The options for writing to `penstock-topic`, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ class TopicSinkOptions:
 
     address: TopicAddress
     topic: str
-    """`topic`, or the path of `save` and `start`."""
+    """The option `topic`, or the path given to `save` or `start`."""
     create: bool = False
-    """Whether to create a missing topic, which requires the scope admin."""
+    """Whether to create a missing topic. This requires the scope `admin`."""
     config: TopicConfig | None = None
-    """`durability` and `idempotencyWindow` of a topic that is created here."""
+    """`durability` and `idempotencyWindow` for a topic that the sink creates."""
     transaction: Transaction | None = None
     """`txnAppId` and `txnVersion`, for batch writes. A stream derives them from its checkpoint."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> TopicSinkOptions:
-        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        """Parse the options.
+
+        Raise a `ConfigError` that names the option, and suggests one if it is unknown.
+        """
         plain = named_options(given, _NAMES, TOPIC_FORMAT)
         if ("topic" in plain) == ("path" in plain):
             raise ConfigError(f"{TOPIC_FORMAT}: give the topic once, as option 'topic' or as the path")
@@ -62,7 +65,7 @@ def _create(plain: Mapping[str, str]) -> bool:
     for name in ("durability", "idempotencyWindow"):
         if not create and name in plain:
             raise ConfigError(
-                f"{name}: only for a topic that is created here; set create=true, or leave it out"
+                f"{name}: only for a topic that this sink creates; set create=true, or leave it out"
             )
     return create
 

@@ -1,4 +1,4 @@
-"""Which columns of a row make a vector, checked before anything is written."""
+"""The mapping of columns to vectors, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VECTOR_FORMAT: Final = "penstock-vector"
 VECTOR_OPTIONS: Final = ("attributes", "delete", "dimensions", "id", "vector")
 DIMENSIONS_MAX: Final = 65_535
 _RESERVED: Final = "vector"
-"""The name under which the embedding itself is stored among the attributes."""
+"""The attribute name that stores the embedding itself."""
 _VECTORS: Final = ("array<float>", "array<double>")
 _ATTRIBUTES: Final = (
     "string",
@@ -59,9 +59,9 @@ class VectorColumns:
     attributes: tuple[str, ...] | None = None
     """None: all other columns."""
     delete: str | None = None
-    """A flag: where it is true, the id is deleted and the rest of the row does not matter."""
+    """A boolean column. If it is true, the id is deleted and the other columns of the row are ignored."""
     dimensions: int | None = None
-    """What the collection has; without it all rows of a write must only agree."""
+    """The dimensions of the collection. If None, all vectors of a write must have equal dimensions."""
 
     def __post_init__(self) -> None:
         taken = [self.id, self.vector, *([self.delete] if self.delete else []), *(self.attributes or ())]
@@ -72,7 +72,7 @@ class VectorColumns:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> VectorColumns:
-        """Parse the options of the format. Raises `ConfigError`."""
+        """Parse the options of the format. Raise `ConfigError` for an invalid one."""
         dimensions = given.get("dimensions")
         if dimensions is not None and not dimensions.strip().isdigit():
             raise ConfigError(f"dimensions: expected a whole number, found {dimensions!r}")
@@ -94,10 +94,13 @@ class VectorColumns:
         return given | ({} if self.dimensions is None else {"dimensions": str(self.dimensions)})
 
     def attribute_columns(self, schema: StructType) -> tuple[str, ...]:
-        """Return the attributes of rows with these columns. Raises `ConfigError` unless all exist and fit."""
+        """Return the attribute columns of this schema.
+
+        Raise `ConfigError` if a column is missing or unsuitable.
+        """
         kinds = {column.name: column.dataType.simpleString() for column in schema.fields}
         if len(kinds) < len(schema.fields):
-            raise ConfigError(f"{VECTOR_FORMAT}: a column is there twice in {', '.join(schema.fieldNames())}")
+            raise ConfigError(f"{VECTOR_FORMAT}: a column occurs twice in {', '.join(schema.fieldNames())}")
         _demand(kinds, self.id, ("string",))
         _demand(kinds, self.vector, _VECTORS)
         if self.delete is not None:
@@ -106,7 +109,9 @@ class VectorColumns:
         attributes = others if self.attributes is None else self.attributes
         for name in attributes:
             if name == _RESERVED or not name:
-                raise ConfigError(f"{VECTOR_FORMAT}: an attribute cannot have the name {name!r}; use AS")
+                raise ConfigError(
+                    f"{VECTOR_FORMAT}: an attribute cannot have the name {name!r}; rename it with AS"
+                )
             _demand(kinds, name, _ATTRIBUTES)
         return attributes
 
@@ -119,13 +124,13 @@ def _demand(kinds: Mapping[str, str], name: str, right: tuple[str, ...]) -> None
     if kinds[name] not in right:
         raise ConfigError(
             f"{VECTOR_FORMAT}: column {name!r} is {kinds[name]}, and must be {' or '.join(right)}: cast it, "
-            "or list the columns that are attributes as `attributes`"
+            "or list the attribute columns in `attributes`"
         )
 
 
 UPSERT_PAYLOAD: Final = b"\x01\x01\x01"
 DELETE_PAYLOAD: Final = b"\x01\x02\x01"
-"""What the queue's metadata say: version 1, upsert or delete, protobuf."""
+"""The metadata payloads in a queue: version 1, upsert or delete, protobuf."""
 RECORD_BYTES: Final = 1 << 20
 DIGEST_BYTES: Final = 16
 ID_BYTES_MAX: Final = 64
@@ -138,7 +143,7 @@ _FLOAT: Final = np.dtype("<f4")
 
 
 class VectorRows:
-    """Turns the rows of one task into records, and remembers which ids they were."""
+    """The encoder of one task's rows. It remembers the digests of their ids."""
 
     def __init__(self, columns: VectorColumns, attributes: tuple[str, ...]) -> None:
         self._columns = columns
@@ -148,11 +153,14 @@ class VectorRows:
 
     @property
     def digests(self) -> bytes:
-        """`DIGEST_BYTES` for each id."""
+        """The concatenated digests of the ids, `DIGEST_BYTES` for each."""
         return b"".join(self._digests)
 
     def records(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns `value` and `metadata` of a queue's records. Raises `InvalidInput`."""
+        """Yield a queue's records with the columns `value` and `metadata`.
+
+        Raise `InvalidInput` for invalid rows.
+        """
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -175,14 +183,14 @@ class VectorRows:
         name = self._columns.id
         lengths = pc.binary_length(ids)
         if ids.null_count or pc.min(lengths).as_py() == 0:
-            raise InvalidInput(f"{name} is null or empty in some rows, and each vector has an id")
+            raise InvalidInput(f"{name} is null or empty in some rows, but every vector needs an id")
         if pc.max(lengths).as_py() > ID_BYTES_MAX:
             longest = ids[pc.index(lengths, pc.max(lengths)).as_py()].as_py()
-            raise InvalidInput(f"{name} has at most {ID_BYTES_MAX} bytes: {longest[:80]!r} is longer")
+            raise InvalidInput(f"{name} may have at most {ID_BYTES_MAX} bytes: {longest[:80]!r} is longer")
         counted = pc.value_counts(ids)
         twice = counted.field(0).filter(pc.greater(counted.field(1), 1))
         if len(twice):
-            raise InvalidInput(f"{name} {twice[0].as_py()!r} is in several rows of one write. {_ADVICE}")
+            raise InvalidInput(f"{name} {twice[0].as_py()!r} occurs in several rows of one write. {_ADVICE}")
         digest = xxhash.xxh3_128_digest
         self._digests.append(b"".join([digest(text) for text in as_column(ids).to_pylist()]))
 
@@ -196,17 +204,18 @@ class VectorRows:
         return field(1, field(1, as_column(ids)), *embedding, *attributes)
 
     def _embedding(self, column: pa.Array, ids: pa.Array) -> tuple[bytes, pa.LargeBinaryArray]:
-        """Return the bytes that all rows share, as all have the same length, and then their components."""
+        """Return the bytes that precede the components in every row, and the components of each row.
+
+        All vectors have the same length, so these bytes are the same for all rows.
+        """
         ends = self._lengths(column, ids)
         values = column.values[int(ends[0]) : int(ends[-1])]
         if values.null_count:
-            raise InvalidInput(f"{self._columns.vector} has components that are null in some rows")
-        with np.errstate(over="ignore"):  # a number that is too large becomes infinite, and is refused
+            raise InvalidInput(f"{self._columns.vector} has null components in some rows")
+        with np.errstate(over="ignore"):  # a number that is too large becomes infinite and is rejected below
             numbers = values.to_numpy(zero_copy_only=False).astype(_FLOAT)
         if not bool((np.abs(numbers) <= COMPONENT_MAX).all()):  # also false for NaN
-            raise InvalidInput(
-                f"{self._columns.vector} has a component that is not between -1e15 and 1e15 in some rows"
-            )
+            raise InvalidInput(f"{self._columns.vector} has a component outside -1e15 to 1e15 in some rows")
         size = len(numbers) // len(column) * _FLOAT.itemsize
         parts = rows_of(numbers.view(np.uint8), (ends - ends[0]) * _FLOAT.itemsize)
         floats = varint(1 << 3 | 2) + varint(size)
@@ -215,7 +224,10 @@ class VectorRows:
         return varint(3 << 3 | 2) + varint(len(entry) + size) + entry, parts
 
     def _lengths(self, column: pa.Array, ids: pa.Array) -> npt.NDArray[np.int64]:
-        """Return the start of each row's components. Raises unless all rows have equally many."""
+        """Return the start of each row's components, then their end.
+
+        Raise `InvalidInput` unless all rows have the same number of components.
+        """
         name = self._columns.vector
         if column.null_count:
             where = ids.filter(pc.is_null(column))[0].as_py()
@@ -234,20 +246,20 @@ class VectorRows:
 
 
 _ADVICE: Final = (
-    "Keep one row for each: in a pipeline `order_by` names the columns that give the order; "
-    "elsewhere use max_by, or a window with row_number"
+    "Keep one row for each id: in a pipeline, set `order_by` to the columns that decide which row is the "
+    "last; elsewhere use max_by, or a window with row_number"
 )
 
 
 def repeated_ids(digests: Iterable[bytes]) -> None:
-    """Raise `InvalidInput` if an id is in several rows of a write, whichever tasks they came from."""
+    """Raise `InvalidInput` if an id occurs in several rows of a write, over all tasks."""
     data = b"".join(digests)
     ids = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(DIGEST_BYTES), len(data) // DIGEST_BYTES, [None, pa.py_buffer(data)]
     )
     more = len(ids) - pc.count_distinct(ids).as_py()
     if more:
-        raise InvalidInput(f"{more} rows have an id that is in another row of the same write. {_ADVICE}")
+        raise InvalidInput(f"{more} rows repeat the id of another row of the same write. {_ADVICE}")
 
 
 def _records(encoded: pa.LargeBinaryArray, payload: bytes) -> pa.RecordBatch:
@@ -257,7 +269,7 @@ def _records(encoded: pa.LargeBinaryArray, payload: bytes) -> pa.RecordBatch:
 
 
 def _attribute(name: str, column: pa.Array) -> pa.LargeBinaryArray:
-    """Return an entry of the map of attributes, for rows where it is not null."""
+    """Return each row's entry in the map of attributes, empty for null."""
     return present(field(3, joined(message(1, name.encode()), field(2, _value(name, column)))))
 
 
@@ -266,7 +278,7 @@ def _value(name: str, column: pa.Array) -> pa.LargeBinaryArray:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         longest = pc.max(pc.binary_length(column)).as_py() or 0
         if longest > TEXT_BYTES_MAX:
-            raise InvalidInput(f"{name} holds a text of {longest} bytes; at most {TEXT_BYTES_MAX} are taken")
+            raise InvalidInput(f"{name} has a text of {longest} bytes; the limit is {TEXT_BYTES_MAX}")
         return field(1, as_column(column))
     if pa.types.is_boolean(kind):
         return integers(4, _whole(column), column.is_valid())
@@ -274,7 +286,7 @@ def _value(name: str, column: pa.Array) -> pa.LargeBinaryArray:
         return integers(2, _whole(column), column.is_valid())
     doubles = column.cast(pa.float64())
     if pc.any(pc.invert(pc.is_finite(doubles))).as_py():
-        raise InvalidInput(f"{name} is infinite or NaN in some rows, which no collection takes: make it null")
+        raise InvalidInput(f"{name} is infinite or NaN in some rows; make it null: a collection rejects it")
     numbers = pc.fill_null(doubles, 0.0).to_numpy(zero_copy_only=False).astype("<f8")
     encoded = joined(_DOUBLE_TAG, fixed_rows(numbers.view(np.uint8).reshape(-1, 8)))
     return pc.if_else(column.is_valid(), encoded, pa.scalar(None, encoded.type))

@@ -1,7 +1,7 @@
-"""Protobuf's wire format, written for a whole column at a time.
+"""An encoder of Protobuf's wire format that encodes a whole column at a time.
 
-A column is an array of bytes, one value for each row; a null is a field that the row does not have. What
-is the same in every row is plain `bytes`.
+A column is an array of bytes with one value for each row. A null is a field that the row does not have.
+Bytes that all rows share are plain `bytes`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from penstock.protowire import varint
 
 Part: TypeAlias = pa.LargeBinaryArray | bytes
-"""A column of bytes, or bytes that every row has."""
+"""A column of bytes, or bytes that all rows share."""
 
 RECORD_COLUMNS: Final = pa.schema([("value", pa.binary()), ("metadata", pa.binary())])
-"""What a task hands on to the queue's writer."""
+"""The columns that an encoder passes to the queue's writer."""
 
 _TYPE: Final = pa.large_binary()
 _EMPTY: Final = pa.scalar(b"", _TYPE)
@@ -30,18 +30,18 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 def as_column(values: pa.Array) -> pa.LargeBinaryArray:
-    """Return text or bytes of any Arrow type as a column."""
+    """Return a text or binary array of any Arrow type as a column."""
     return pc.cast(pc.cast(values, pa.large_string()) if pa.types.is_string(values.type) else values, _TYPE)
 
 
 def rows_of(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """A column whose row i is `data[ends[i] : ends[i + 1]]`. Copies nothing."""
+    """Return a column whose row i is `data[ends[i] : ends[i + 1]]`, without copying the data."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(ends, np.int64)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(_TYPE, len(ends) - 1, buffers)
 
 
 def ends_of(column: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """Return the start of each row in the bytes of the column, then their end."""
+    """Return the start of each row in the bytes of the column, then the end of the last row."""
     if not len(column):
         return np.zeros(1, np.int64)
     held = np.frombuffer(column.buffers()[1], np.int64)
@@ -49,20 +49,20 @@ def ends_of(column: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
 
 
 def content(column: pa.LargeBinaryArray, start: int, stop: int) -> bytes:
-    """Return the bytes of some rows, which are contiguous."""
+    """Return the concatenated bytes of the rows from `start` to `stop`."""
     ends = ends_of(column)
     data = column.buffers()[2]
     return b"" if data is None else bytes(memoryview(data)[int(ends[start]) : int(ends[stop])])
 
 
 def fixed_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """A column whose rows are those of a matrix of bytes."""
+    """Return the rows of a matrix of bytes as a column."""
     count, width = matrix.shape
     return rows_of(np.ascontiguousarray(matrix).reshape(-1), np.arange(count + 1, dtype=np.int64) * width)
 
 
 def varints(numbers: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
-    """Encode each number as a varint: seven bits in a byte, the lowest first."""
+    """Encode each number as a varint: seven bits per byte, lowest bits first."""
     if int(numbers.max(initial=0)) < _MORE:
         return fixed_rows(numbers.astype(np.uint8)[:, None])
     sizes = np.ones(len(numbers), np.int64)
@@ -79,40 +79,38 @@ def varints(numbers: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
 
 
 def message(number: int, payload: bytes) -> bytes:
-    """A field of bytes, text or another message that is the same everywhere."""
+    """Return a length-delimited field (bytes, text or a message) that is the same for all rows."""
     return varint(number << 3 | _BYTES) + varint(len(payload)) + payload
 
 
 def flag(number: int, value: int) -> bytes:
-    """A field with a small number that is the same everywhere."""
+    """Return a varint field that is the same for all rows."""
     return varint(number << 3 | _VARINT) + varint(value)
 
 
 def integers(number: int, values: npt.NDArray[np.int64], valid: pa.BooleanArray) -> pa.LargeBinaryArray:
-    """A field of whole numbers; null where they are not valid."""
+    """Return an integer field, null in rows that are not valid."""
     return _null_unless(valid, joined(varint(number << 3 | _VARINT), varints(values.view(np.uint64))))
 
 
 def field(number: int, *parts: Part) -> pa.LargeBinaryArray:
-    """A field that holds the concatenated parts; null where one of them is."""
+    """Return a length-delimited field with the concatenated parts, null in rows where a part is null."""
     return joined(varint(number << 3 | _BYTES), varints(_lengths(parts)), *parts)
 
 
 def joined(*parts: Part) -> pa.LargeBinaryArray:
-    """The concatenated parts; null where one of them is."""
+    """Return the concatenated parts, null in rows where a part is null."""
     given = [pa.scalar(part, _TYPE) if isinstance(part, bytes) else part for part in parts]
     return pc.binary_join_element_wise(*given, _EMPTY)
 
 
 def present(column: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """Replace nulls by nothing: absent fields take no bytes."""
+    """Replace nulls with empty bytes: absent fields take no bytes."""
     return pc.fill_null(column, _EMPTY) if column.null_count else column
 
 
 def pieces(column: pa.LargeBinaryArray, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of runs of up to `bytes_max`: the first row and the one after the last; a longer
-    row is alone.
-    """
+    """Yield (start, stop) of runs of rows of up to `bytes_max` together. A longer row is a run by itself."""
     ends = ends_of(column)
     start = 0
     while start < len(column):
@@ -127,7 +125,7 @@ def _null_unless(valid: pa.BooleanArray, column: pa.LargeBinaryArray) -> pa.Larg
 
 
 def _lengths(parts: tuple[Part, ...]) -> npt.NDArray[np.uint64]:
-    """Bytes of all parts together, in every row; those of a row with a null do not matter."""
+    """Return the total length of the parts for each row. It is meaningless for a row with a null."""
     constant = sum(len(part) for part in parts if isinstance(part, bytes))
     columns = [part for part in parts if not isinstance(part, bytes)]
     total = np.full(len(columns[0]), constant, np.int64)

@@ -1,6 +1,6 @@
-"""The sources: queues, topics and segments of Quiver as rows, read once or as a stream.
+"""The sources: queues, topics and segments of Quiver as rows, for batch queries and streams.
 
-Each format has its options, its offsets (plain arithmetic over places), a source with its stream, and a
+Each format has options, offsets (plain arithmetic over positions), a source with a stream reader, and a
 reader that runs in tasks.
 """
 

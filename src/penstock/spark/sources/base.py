@@ -1,7 +1,7 @@
-"""The stream reader of every source: offsets, limits and the plan of a micro-batch, in one order.
+"""The stream reader that all sources share: offsets, limits and the plan of a micro-batch.
 
-A source adds its bounds, the marks of what it has read, and its partitions. Spark calls the reader in a
-process of its own, one for each query, and ships copies of it to the tasks.
+A source adds its bounds, the marks of the entries it has read, and its partitions. Spark calls the reader in
+a separate process for each query and sends copies of it to the tasks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ T = TypeVar("T")
 
 
 class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[K, M]):
-    """Plans the micro-batches of one query. Raises the `gap` of its offsets where records are missing.
+    """The planner of one query's micro-batches. It raises the `gap` of its offsets if records are missing.
 
-    `arguments` are those of the subclass, which a task's copy is made from: nothing that is open travels.
+    `arguments` are the constructor arguments of the subclass. A task's copy is built from them, so open
+    handles are not pickled.
     """
 
     def __init__(
@@ -68,30 +69,32 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
 
     @abstractmethod
     def _look(self) -> Mapping[K, Bounds]:
-        """Read what the source holds now."""
+        """Return the current bounds of the source, read from it."""
 
     @abstractmethod
     def _accept(self, numbers: dict[K, int], marks: Mapping[K, M]) -> dict[K, int]:
-        """Return an offset's numbers, checked against what `_look` has seen. Raises a gap if the offset is of
-        another source."""
+        """Return an offset's numbers, checked against the bounds that `_look` read.
+
+        Raise `gap` if the offset belongs to another source.
+        """
 
     @abstractmethod
     def _mark(self, key: K, number: int) -> M | None:
-        """Return the mark of the entry just before `number`; None if it is not known."""
+        """Return the mark of the entry just before `number`, or None if it is unknown."""
 
     @abstractmethod
     def _plan(self, start: dict[K, int], end: dict[K, int], marks: Mapping[K, M]) -> list[InputPartition]:
-        """Return the tasks between two offsets; `marks` are those of `start`."""
+        """Return the tasks for the range between two offsets. `marks` are those of `start`."""
 
     def _check_gaps(self, start: dict[K, int], end: dict[K, int]) -> None:
-        """Raise a gap, or warn, if entries between two offsets are missing."""
+        """Raise `gap`, or log a warning, if entries between two offsets are missing."""
 
     def _admit(self, start: dict[K, int], end: dict[K, int], limit: int) -> dict[K, int]:
         """Return the end of a micro-batch of at most `limit` entries."""
         return admit(start, end, limit)
 
     def _marks(self, end: Mapping[K, int], start: Mapping[K, int], known: Mapping[K, M]) -> dict[K, M]:
-        """Return the marks at `end`; those of keys that have not moved since `start` stay."""
+        """Return the marks at `end`. Keep the known marks of keys that have not moved since `start`."""
         marks = {key: mark for key, mark in known.items() if key in start and end.get(key) == start[key]}
         for key, number in end.items():
             if key not in marks and (mark := self._mark(key, number)) is not None:
@@ -103,32 +106,34 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         return self._seen
 
     def initialOffset(self) -> StoredOffset:
-        """Return where `startingOffsets` points now. Spark calls this at every start until the first
-        micro-batch is done."""
+        """Return the current position of `startingOffsets`.
+
+        Spark calls this at every start until the first micro-batch is complete.
+        """
         bounds = self._refresh()
         start = self._start(bounds)
         return self._offsets.write(start, self._marks(start, {}, {}))
 
     def _start(self, bounds: Mapping[K, Bounds]) -> dict[K, int]:
         start = self._offsets.resolve(self._starting, bounds, "startingOffsets")
-        self._offsets.check_asked(start, bounds, "startingOffsets")
+        self._offsets.check_requested(start, bounds, "startingOffsets")
         return start
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a micro-batch, in the source's own unit."""
+        """Return the limit of a micro-batch, in the unit of the source."""
         return ReadMaxRows(self._per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end: records that arrive later are for the next run."""
+        """Fix the end of this run. Later records are left for the next run."""
         self._target = following_of(self._refresh())
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """Return the end of the next micro-batch, or `start` itself if there is nothing new."""
+        """Return the end of the next micro-batch, or `start` itself if nothing is new."""
         numbers, known = self._offsets.read(start)
         bounds = self._refresh()
         here = self._accept(numbers, known)
         available = self._available(here, bounds)
-        # Entries that have left the source are not counted and are passed in one step.
+        # Entries that have left the source do not count towards the limit and are skipped in one step.
         begin = {
             key: min(max(number, bounds[key].first), available[key]) if key in bounds else number
             for key, number in here.items()
@@ -136,7 +141,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         end = available
         if not isinstance(limit, ReadAllAvailable):
             reachable = {key: available[key] for key in begin}
-            end = available | self._admit(begin, reachable, self._most(limit))
+            end = available | self._admit(begin, reachable, self._entries_max(limit))
         self._check_gaps(here, end)
         if end == here:
             return start
@@ -145,10 +150,10 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         return self._offsets.write(end, self._marks(end, here, known))
 
     def _available(self, here: Mapping[K, int], bounds: Mapping[K, Bounds]) -> dict[K, int]:
-        """Return the end of every key, which `prepareForTriggerAvailableNow` may have fixed.
+        """Return the end of every key, capped at the end that `prepareForTriggerAvailableNow` fixed.
 
-        A key that is new enters at its first entry, and is read from the next micro-batch on: so every range
-        of every micro-batch is in the checkpoint.
+        A new key enters at its first entry and is read from the next micro-batch on. This keeps every range
+        of every micro-batch in the checkpoint.
         """
         ends = following_of(bounds)
         if (target := self._target) is not None:
@@ -156,17 +161,17 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
         entering = {key: bounds[key].first for key in ends if key not in here}
         return {key: max(number, ends.get(key, number)) for key, number in here.items()} | entering
 
-    def _most(self, limit: ReadLimit) -> int:
+    def _entries_max(self, limit: ReadLimit) -> int:
         if isinstance(limit, ReadMaxRows):
             return limit.max_rows
         return limit.max_files if isinstance(limit, ReadMaxFiles) else self._per_trigger
 
     def reportLatestOffset(self) -> StoredOffset | None:
-        """Return the end of the source for the query's progress: less `endOffset` it is the backlog."""
+        """Return the end of the source, for the query's progress. Less `endOffset`, it is the backlog."""
         return self._offsets.write(following_of(self._seen)) if self._seen else None
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> list[InputPartition]:
-        """Return the tasks between two offsets: the same after every restart."""
+        """Return the tasks for the range between two offsets, which are the same after every restart."""
         begin, known = self._offsets.read(start)
         until, reached = self._offsets.read(end)
         self._refresh()
@@ -180,7 +185,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Ge
 
 
 def runs_of(pieces: Sequence[T], tasks: int) -> list[Sequence[T]]:
-    """Divide pieces into at most `tasks` runs of neighbours, none empty, of almost equal lengths."""
+    """Split `pieces` into at most `tasks` non-empty contiguous runs of almost equal lengths."""
     count = min(tasks, len(pieces))
     edges = [len(pieces) * number // count for number in range(count + 1)] if count else [0]
     return [pieces[low:high] for low, high in itertools.pairwise(edges)]
@@ -189,7 +194,7 @@ def runs_of(pieces: Sequence[T], tasks: int) -> list[Sequence[T]]:
 def check_schema(
     schema: StructType, columns: Sequence[str], known: KnownColumns, format_name: str, advice: str
 ) -> None:
-    """Raise `ConfigError` if the user gave another schema than that of the chosen columns."""
+    """Raise `ConfigError` if the user's schema differs from that of the chosen columns."""
     given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     if given != [(name, known[name][0]) for name in columns]:
         raise ConfigError(

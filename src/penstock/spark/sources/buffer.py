@@ -1,7 +1,7 @@
-"""Reading `penstock-buffer`: a batch query, a stream, and the tasks of both.
+"""The readers of `penstock-buffer`: batch queries, streams, and the tasks of both.
 
-The driver plans slices, one for each batch object. A task fetches its objects a few ahead, decodes them and
-hands Arrow to Spark; everything it needs comes with its partition.
+The driver plans slices, one for each batch object. A task prefetches a few of its objects, decodes them and
+passes Arrow data to Spark. Its partition contains everything that it needs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Slice: TypeAlias = BatchSlice | Gap
 
 
 class SlicePartition(InputPartition):
-    """The batch objects of one task, in queue order, and the gaps between them."""
+    """The slices of one task: batch objects in queue order, and gaps."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         super().__init__(None)
@@ -78,13 +78,13 @@ class SlicePartition(InputPartition):
 
 
 class BufferReader(DataSourceReader):
-    """A batch query over the batches that the queue still holds. It owns nothing and changes nothing."""
+    """The reader of a batch query over the batches in the queue. It neither fences nor acknowledges."""
 
     def __init__(self, options: BufferOptions) -> None:
         if options.mode == "consume":
             raise ConfigError(
-                "mode: a batch query only reads; consuming is for streams. Use readStream with "
-                "trigger(availableNow=True) to consume what is there and stop"
+                "mode: a batch query only reads; consuming is for streams. To consume the current records "
+                "and stop, use readStream with trigger(availableNow=True)"
             )
         self._options = options
 
@@ -108,9 +108,9 @@ class BufferReader(DataSourceReader):
 
 
 class BufferStreamReader(SourceStreamReader[int, str]):
-    """A stream over a queue, which it consumes unless `mode` says otherwise.
+    """The stream reader of a queue. It consumes the queue unless `mode` is `read`.
 
-    The first call that needs the queue opens it: Spark makes further instances only to ship them.
+    The first call that needs the queue opens it, because Spark creates some instances only to pickle them.
     """
 
     _offsets: QueueOffsets
@@ -140,11 +140,11 @@ class BufferStreamReader(SourceStreamReader[int, str]):
     def _start(self, bounds: Mapping[int, Bounds]) -> Offset:
         position = spread_start(self._options.starting, bounds)
         start = self._offsets.resolve(position, bounds, "startingOffsets")
-        self._offsets.check_asked(start, bounds, "startingOffsets", earlier=self._options.records_gaps)
+        self._offsets.check_requested(start, bounds, "startingOffsets", earlier=self._options.records_gaps)
         return start
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return `maxBatchesPerTrigger`; `maxBytesPerTrigger` is applied on top of it."""
+        """Return `maxBatchesPerTrigger`. `maxBytesPerTrigger` applies in addition."""
         return ReadMaxFiles(self._per_trigger)
 
     def _accept(self, numbers: Offset, marks: Mapping[int, str]) -> Offset:
@@ -179,9 +179,9 @@ class BufferStreamReader(SourceStreamReader[int, str]):
         return held if held is not None else self._queue.dequeued(shard).get(sequence)
 
     def _plan(self, start: Offset, end: Offset, marks: Mapping[int, str]) -> list[InputPartition]:
-        """Return the tasks between two offsets.
+        """Return the tasks for the range between two offsets.
 
-        With `onGap=record` a restart may find a wider gap in front; see `acknowledged_gap`.
+        With `onGap=record`, a restart may find a wider gap at the start; see `acknowledged_gap`.
         """
         slices = slices_between(self._indexes, start, end, self._options, self._queue.manifests)
         return list(partition_slices(slices, self._options.tasks))
@@ -191,8 +191,10 @@ class BufferStreamReader(SourceStreamReader[int, str]):
         return read_slices(self._options, partition.slices, set_aside=self._options.mode != "read")
 
     def commit(self, end: StoredOffset) -> None:
-        """Acknowledge everything below `end`, in one write of the manifest. Raises `QueueGap` instead if
-        `end` is not of this queue."""
+        """Acknowledge everything before `end`, in one manifest write per shard.
+
+        Raise `QueueGap` if `end` belongs to another queue.
+        """
         if not self._indexes:
             self._refresh()
         self._queue.ack(self._accept(*self._offsets.read(end)))
@@ -205,9 +207,10 @@ def slices_between(
     options: BufferOptions,
     manifests: Mapping[int, str],
 ) -> list[Slice]:
-    """Return the slices between two offsets: the same for the same offsets while the queue holds them all.
+    """Return the slices between two offsets.
 
-    Batches that it no longer holds are one gap in front of the rest.
+    The same offsets give the same slices while the queue holds all of their batches. In each shard, the
+    batches that have left the queue become one gap before the others.
     """
     slices: list[Slice] = []
     for shard, held in bounds_of(indexes).items():
@@ -225,7 +228,7 @@ def slices_between(
 
 
 def slice_of(shard: int, entry: Entry, *, with_metadata: bool, manifest: str = "") -> BatchSlice:
-    """Return the slice of an entry, with the producers' metadata only if a column shows it."""
+    """Return the slice of an entry. Include the producers' metadata only if a column needs it."""
     if not with_metadata:
         return BatchSlice(shard=shard, sequence=entry.sequence, location=entry.location, manifest=manifest)
     payloads = tuple(meta.payload for meta in entry.metadata)
@@ -241,7 +244,7 @@ def slice_of(shard: int, entry: Entry, *, with_metadata: bool, manifest: str = "
 
 
 def partition_slices(slices: Sequence[Slice], tasks: int) -> list[SlicePartition]:
-    """Divide slices into at most `tasks` partitions of neighbours."""
+    """Split slices into at most `tasks` contiguous partitions."""
     return [SlicePartition(run) for run in runs_of(slices, tasks)]
 
 
@@ -250,9 +253,9 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of the slices, in order, in record batches of the declared schema.
 
-    Raises `BatchMissing`, `SerializationError` or another `StorageError`, naming the batch. With
-    `onGap=record` the first two become rows; `set_aside` then keeps the remains beside the manifest, for a
-    query that acknowledges the batch, after which it is deleted.
+    Raise `BatchMissing`, `SerializationError` or another `StorageError`, naming the batch. With
+    `onGap=record` the first two become rows. With `set_aside`, a dead letter next to the manifest keeps the
+    damaged data, because a query that acknowledges the batch causes its deletion.
     """
     yield from regroup(load_ahead(partial(_load, _Worker(options, set_aside=set_aside)), slices))
     freeze_modules()
@@ -282,15 +285,15 @@ def _load(worker: _Worker, slice_: Slice) -> pa.RecordBatch:
             raise
         raise BatchMissing(
             f"{error}. It may have been consumed and collected since the query was planned (mode=read), "
-            "or removed by hand; `penstock buffer fsck` tells what else is missing"
+            "or removed by hand; `penstock buffer fsck` reports what else is missing"
         ) from error
     return build_batch(slice_, batch.block, columns)
 
 
 async def _recorded_gap(worker: _Worker, slice_: BatchSlice, error: PenstockError) -> Gap:
-    """Report a bad batch beside the manifest and return its gap.
+    """Store a dead letter for an unreadable batch if the query consumes, and return its gap.
 
-    Raises `BatchMissing` if this worker does not see the queue.
+    Raise `BatchMissing` if this worker cannot see the queue's manifest.
     """
     store, retrying = worker.store, partial(retry, policy=_POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
     descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())

@@ -1,4 +1,4 @@
-"""The options of `penstock-buffer`, read and checked once."""
+"""The options for reading `penstock-buffer`, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OnGap = Literal["fail", "record"]
 FORMAT: Final = "penstock-buffer"
 _MODES: Final[tuple[Mode, ...]] = ("consume", "read")
 BATCHES_PER_TRIGGER: Final = 1000
-"""Bounds the memory that a micro-batch over a long backlog takes in the driver and in a retry."""
+"""A bound on the driver's memory for a micro-batch over a long backlog, and on the cost of a retry."""
 
 _NAMES: Final = (
     "columns",
@@ -54,7 +54,7 @@ class BufferOptions:
     """The values of `.option(...)`. Spark ignores the case of names; `_` in them is optional."""
 
     store: StoreConfig
-    """`store` (or `load(path)`), with the settings of the backend from `store.*`, which `repr` masks."""
+    """`store` (or `load(path)`) and the backend options `store.*`, which `repr` masks."""
     manifest_path: str = "ingest/manifest"
     data_path_prefix: str = "ingest"
     columns: tuple[str, ...] = tuple(COLUMNS)
@@ -63,21 +63,24 @@ class BufferOptions:
     """Batch queries only: the first sequence that is not read."""
     batches_per_trigger: int = BATCHES_PER_TRIGGER
     bytes_per_trigger: int | None = None
-    """Costs one request per batch object, for its size."""
+    """The most bytes in a micro-batch. This costs one request per batch object, to find its size."""
     mode: Mode | None = None
-    """By default streams consume and batch queries read."""
+    """None: streams consume and batch queries read."""
     on_gap: OnGap = "fail"
-    """What a batch that cannot be read becomes: an error, or a row that describes the gap."""
+    """The handling of an unreadable batch: an error, or a row that describes the gap."""
     sharded: bool | None = None
-    """By default the layout of the store decides, when the query starts."""
+    """None: detect it from the layout of the store when the query starts."""
     partitions: int | None = None
-    """By default two tasks per core of the driver; set it by the number of cores on a cluster."""
+    """The most tasks of a read. None: two per core of the driver; on a cluster, set it by its cores."""
     gc_interval: str = "5m"
     gc_grace_period: str = "10m"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> BufferOptions:
-        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        """Parse the options.
+
+        Raise a `ConfigError` that names the option, and suggests one if it is unknown.
+        """
         backend = backend_options(given)
         plain = named_options(given, _NAMES, FORMAT, with_store=True)
         if ("store" in plain) == ("path" in plain):
@@ -99,16 +102,16 @@ class BufferOptions:
             gc_grace_period=plain.get("gc_grace_period", "10m"),
         )
         _ = options.consumer  # checks the durations
-        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
-        if options.records_gaps and lacking:
+        missing = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.records_gaps and missing:
             raise ConfigError(
-                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(missing)}"
             )
         return options
 
     @property
     def consumer(self) -> ConsumerConfig:
-        """The configuration of the queue's consumer; each shard of a sharded queue gets its own."""
+        """The configuration of the queue's consumer, from which each shard's is derived."""
         return ConsumerConfig(
             store=self.store,
             manifest_path=self.manifest_path,
@@ -124,7 +127,7 @@ class BufferOptions:
 
     @property
     def tasks(self) -> int:
-        """The most tasks that a read is divided into."""
+        """The most tasks of a read."""
         return self.partitions or 2 * cores()
 
 
@@ -135,7 +138,7 @@ def _store(url: str, backend: Mapping[str, str]) -> StoreConfig:
             "store: memory:// lives in one process and Spark runs in several; use file:// or s3://"
         )
     if address.scheme == "file":
-        # An executor has another working directory.
+        # Executors have other working directories.
         url = os.path.abspath(os.path.expanduser(address.path))
     return StoreConfig(url=url, options=dict(backend))
 

@@ -1,17 +1,17 @@
 """The columns of a record in Spark, built as Arrow without a Python object per record.
 
 A gap is a range of sequences that has left the queue, or a batch object that is missing or damaged. With
-`onGap=record` each gap becomes one row instead of an error, and reaches a table as the records do:
+`onGap=record` each gap becomes one row instead of an error. It reaches a table in the same way as records:
 
 | column | |
 |---|---|
 | `sequence` | the first sequence of the gap |
-| `index` | -1, which no record has |
+| `index` | -1, an index that records never have |
 | `metadata` | JSON: `{"gap": {"first": 2, "last": 3, "reason": "..."}}` |
 | `location` | the batch object, or null for a range |
 | `value`, `ingestion_time` | null |
 
-A checkpoint that belongs to another queue is not a gap, and always an error.
+A checkpoint that belongs to another queue is always an error, never a gap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.errors import ConfigError
 from penstock.spark.sources.offsets import Bounds
 
 KnownColumns: TypeAlias = dict[str, tuple[str, pa.DataType]]
-"""Name to Spark type and Arrow type, in the order of the schema."""
+"""A map of column names to their Spark and Arrow types, in the order of the schema."""
 COLUMNS: Final[KnownColumns] = {
     "sequence": ("bigint", pa.int64()),
     "index": ("int", pa.int32()),
@@ -43,15 +43,15 @@ COLUMNS: Final[KnownColumns] = {
 }
 
 GAP_COLUMNS: Final = ("sequence", "index", "metadata")
-"""The columns that tell a gap's row from a record."""
+"""The columns that distinguish the row of a gap from a record."""
 GAP_INDEX: Final = -1
 
 ROWS_MAX: Final = 32_768
-"""Above this, larger record batches are not faster in Spark, only larger."""
+"""The most rows in a record batch: Spark is not faster with more."""
 ROWS_MIN: Final = 8_192
-"""Below this, record batches are joined: each costs a round through the socket."""
+"""The target for joining small record batches: each one costs a round trip through the socket."""
 BYTES_MAX: Final = 16 << 20
-"""A record batch is held twice on its way into Spark: keep it small when records are large."""
+"""The most bytes in a record batch of several records: it is in memory twice on its way to Spark."""
 
 _MS_MAX: Final = (2**63 - 1) // 1000
 _Indices: TypeAlias = npt.NDArray[np.int64]
@@ -59,24 +59,24 @@ _Indices: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSlice:
-    """One batch object as a task needs it: small when pickled, the same after every restart."""
+    """The plan for reading one batch object: small when pickled, and the same after every restart."""
 
     shard: int
     sequence: int
     location: str
     starts: bytes = b""
-    """u32 per produce call: the index of its first record."""
+    """One u32 per produce call: the index of its first record."""
     times_ms: bytes = b""
-    """i64 per produce call."""
+    """One i64 per produce call: its ingestion time."""
     payloads: tuple[bytes, ...] | None = None
-    """Per produce call; None when all are empty."""
+    """One payload per produce call, or None if all are empty."""
     manifest: str = ""
-    """The manifest of its queue, where a damaged batch is reported; empty unless gaps are recorded."""
+    """The key of the queue's manifest, for dead letters; empty unless gaps are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Sequences `first` to `last` of a shard could not be read."""
+    """A range of sequences in a shard, `first` to `last`, that could not be read."""
 
     shard: int
     first: int
@@ -86,11 +86,11 @@ class Gap:
 
 
 def acknowledged_gap(shard: int, start: int, end: int, held: Bounds) -> Gap | None:
-    """Return the part of `start` to `end - 1` that has left the queue, if there is one.
+    """Return the part of `start` to `end - 1` that has left the queue, or None.
 
-    A micro-batch that runs again finds the same gap, unless another consumer has acknowledged more in the
-    meantime: then the gap is wider. A sink that has the first run skips the second by its version; the others
-    get the row of the wider gap, which describes the records they did not get.
+    A repeated micro-batch finds the same gap, or a wider one if another consumer has acknowledged more in the
+    meantime. A sink that committed the first run skips the second by its version. Other sinks get the row of
+    the wider gap, which describes the records that they did not get.
     """
     edge = min(held.first, end)
     reason = "the queue no longer held these sequences: another consumer has acknowledged them"
@@ -98,7 +98,7 @@ def acknowledged_gap(shard: int, start: int, end: int, held: Bounds) -> Gap | No
 
 
 def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
-    """Parse names of columns. Raises `ConfigError` for an unknown or repeated one, or for none."""
+    """Parse column names. Raise `ConfigError` for an unknown or repeated name, or if there are none."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"columns: expected some of {', '.join(known)}, found nothing")
@@ -111,7 +111,7 @@ def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> str:
-    """Return the schema in Spark's notation."""
+    """Return the schema in Spark's DDL notation."""
     return ", ".join(f"{name} {known[name][0]}" for name in columns)
 
 
@@ -121,7 +121,7 @@ def arrow_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> pa.Sc
 
 
 def needs_metadata(columns: Sequence[str]) -> bool:
-    """Return whether the executors need the metadata that producers gave with their records."""
+    """Return whether the columns need the metadata that producers attach to their records."""
     return "ingestion_time" in columns or "metadata" in columns
 
 
@@ -132,7 +132,7 @@ def build_batch(slice_: BatchSlice, block: Block, columns: Sequence[str]) -> pa.
 
 
 def build_gap(gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
-    """Build the row that takes the place of records that could not be read."""
+    """Build the row that replaces records that could not be read."""
     metadata = {"gap": {"first": gap.first, "last": gap.last, "reason": gap.reason}}
     values: dict[str, int | str | bytes | None] = {
         "sequence": gap.first,
@@ -145,7 +145,7 @@ def build_gap(gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 def one_row(values: Mapping[str, object], columns: Sequence[str], known: KnownColumns) -> pa.RecordBatch:
-    """Build one row; columns without a value are null."""
+    """Build one row. Columns without a value are null."""
     arrays = [pa.array([values.get(name)], known[name][1]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, known))
 
@@ -164,7 +164,7 @@ def _value(_: BatchSlice, block: Block) -> pa.Array:
 
 def _ingestion_time(slice_: BatchSlice, block: Block) -> pa.Array:
     times = np.frombuffer(slice_.times_ms, "<i8")
-    # A time that microseconds cannot express is shown as unknown.
+    # A time that does not fit into microseconds becomes null.
     valid = np.abs(np.clip(times, -_MS_MAX - 1, _MS_MAX + 1)) <= _MS_MAX
     calls = pa.array(np.where(valid, times, 0) * 1000, mask=~valid).cast(COLUMNS["ingestion_time"][1])
     return calls.take(_call_of_each(slice_, len(block)))
@@ -195,7 +195,7 @@ _BUILDERS: Final[dict[str, Callable[[BatchSlice, Block], pa.Array]]] = {
 
 
 def _call_of_each(slice_: BatchSlice, count: int) -> pa.Array:
-    """Return the produce call of every record; null for records before the first call."""
+    """Return the index of each record's produce call, null for records before the first call."""
     starts = np.frombuffer(slice_.starts, "<u4").astype("<i8")
     edges = np.minimum(np.maximum.accumulate(starts), count) if len(starts) else starts
     before = int(edges[0]) if len(edges) else count
@@ -207,7 +207,7 @@ def _call_of_each(slice_: BatchSlice, count: int) -> pa.Array:
 
 
 def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small record batches and cut large ones, to a size that suits Spark."""
+    """Join small record batches and split large ones, to a size that suits Spark."""
     waiting: list[pa.RecordBatch] = []
     rows, size = 0, 0
     for batch in batches:
@@ -228,7 +228,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into pieces within both bounds; a single record is never cut."""
+    """Split a batch into pieces within both bounds. A single record is never split."""
     rows = batch.num_rows
     if rows <= 1 or (rows <= ROWS_MAX and batch.nbytes <= BYTES_MAX):
         yield batch

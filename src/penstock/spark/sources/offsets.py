@@ -1,15 +1,15 @@
 """The positions of streams: the next number of every shard, core or topic. Plain arithmetic, no I/O.
 
-An offset is a number for each key, and for most keys a mark: what is known of the entry just before that
-number. Numbers start over in a queue, directory or topic that is deleted and created again; marks do not
-repeat, so a mark shows that a checkpoint was brought to another source even when the numbers fit. Where a
-mark is missing, only the numbers are checked.
+An offset has a number for each key, and for most keys a mark: a fingerprint of the entry just before that
+number. Numbers start over in a queue, directory or topic that is deleted and created again. Marks do not
+repeat, so a mark shows that a checkpoint belongs to another source even if the numbers fit. If a mark is
+missing, only the numbers are checked.
 
-Spark compares offsets as text: keys are always in order, and a stream that has nothing new returns the
-offset it was given. The offset of a queue, `{"0": 17, "after": {"0": "ingest/01J….batch"}}`, names the first
-sequence that has not been read, and the location of the entry before it. A queue without shards is shard 0
-alone, and so is one whose producers have not stored the number of shards yet: `{"0": 0}` is the beginning of
-any queue.
+Spark compares offsets as text. Keys are therefore always sorted, and a stream without new records returns its
+start offset unchanged. The offset of a queue, `{"0": 17, "after": {"0": "ingest/01J….batch"}}`, has the first
+unread sequence and the location of the entry before it. A queue without shards has only shard 0. The same is
+true before the producers of a sharded queue store the number of shards: `{"0": 0}` is the beginning of any
+queue.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ K = TypeVar("K", int, str)
 M = TypeVar("M", int, str)
 
 Offset: TypeAlias = dict[int, int]
-"""Shard or core to the first number that has not been read."""
+"""A map of shards or cores to their first unread number."""
 StoredOffset: TypeAlias = dict[str, object]
 """An offset as it is stored in the checkpoint."""
 Place: TypeAlias = int | Literal["earliest", "latest"]
 Position: TypeAlias = Place | Mapping[int, Place]
-"""One place for all shards, or one for each."""
+"""One position for all shards, or one for each."""
 
 
 class QueueGap(Corrupt):
-    """The queue no longer holds the entries that the checkpoint needs."""
+    """The queue no longer has the entries that the checkpoint needs, or is another queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The entries of a shard, core or topic: `first` to `following - 1`."""
+    """The range of entries in a shard, core or topic: `first` to `following - 1`."""
 
     first: int
     following: int
 
 
 def following_of(bounds: Mapping[K, Bounds]) -> dict[K, int]:
-    """Return the offset at the end."""
+    """Return the number after the last entry of every key."""
     return {key: held.following for key, held in bounds.items()}
 
 
 class Offsets(ABC, Generic[K, M]):
-    """Writes, reads and checks the offsets of one source.
+    """The encoder, decoder and checks for the offsets of one source.
 
-    A subclass gives the source's names for messages, the fields of its JSON and the types of keys and marks.
+    A subclass provides the names for messages, the JSON fields, and the types of keys and marks.
     """
 
     gap: type[Corrupt]
-    """Raised for an offset that cannot be one of this source."""
+    """The error for an offset that cannot belong to this source."""
     another: str
-    """Possible causes of a gap, and the way out."""
+    """Possible causes of a gap, and the remedy."""
     numbers_field: str | None = "next"
-    """None: numbers and marks are in one object."""
+    """The JSON field of the numbers. None: they are on the top level, next to the marks."""
     marks_field: str = "after"
 
     @abstractmethod
     def key(self, text: str) -> K:
-        """Parse a key. Raises `ValueError`."""
+        """Parse a key. Raise `ValueError` if it is invalid."""
 
     @abstractmethod
     def mark(self, value: object) -> M:
-        """Check a mark. Raises `ValueError` or `TypeError`."""
+        """Return a mark as its type. Raise `ValueError` or `TypeError` if it is invalid."""
 
     @abstractmethod
     def name(self, key: K, count: int) -> str:
-        """Return the name of one of `count` keys for messages."""
+        """Return the name of one of `count` keys, for messages."""
 
     def write(self, numbers: Mapping[K, int], marks: Mapping[K, M] | None = None) -> StoredOffset:
-        """Return the offset as Spark stores it."""
+        """Return the offset in the form that Spark stores."""
         plain = {str(key): numbers[key] for key in sorted(numbers)}
         stored: StoredOffset = {**plain} if self.numbers_field is None else {self.numbers_field: plain}
         if marks:
@@ -86,10 +86,12 @@ class Offsets(ABC, Generic[K, M]):
         return stored
 
     def read(self, stored: object) -> tuple[dict[K, int], dict[K, M]]:
-        """Return the numbers and the marks in a checkpoint. Raises `gap` if they are not those of a source
-        of this kind."""
+        """Return the numbers and the marks in a checkpoint.
+
+        Raise `gap` if the checkpoint belongs to another kind of source.
+        """
         try:
-            if not isinstance(stored, Mapping):  # the checkpoint of another kind of source
+            if not isinstance(stored, Mapping):  # a checkpoint of another kind of source
                 raise TypeError(f"{stored!r} is not an object")
             numbers = (
                 {key: value for key, value in stored.items() if key != self.marks_field}
@@ -114,16 +116,16 @@ class Offsets(ABC, Generic[K, M]):
     def resolve(
         self, position: Place | Mapping[K, Place], bounds: Mapping[K, Bounds], option: str
     ) -> dict[K, int]:
-        """Return the position in numbers. Raises `ConfigError` for keys that are missing or do not exist."""
+        """Return the position as numbers. Raise `ConfigError` for missing or unknown keys."""
         if isinstance(position, int) and len(bounds) > 1:
             held = ", ".join(self.name(key, len(bounds)) for key in sorted(bounds))
-            raise ConfigError(f"{option}: {held} have numbers of their own; give JSON with all of them")
+            raise ConfigError(f"{option}: {held} have separate numbers; give JSON with all of them")
         places = position if isinstance(position, Mapping) else dict.fromkeys(bounds, position)
         self.check_keys(places, bounds, option)
         return {key: _at(places.get(key, "earliest"), bounds[key]) for key in sorted(bounds)}
 
     def check_keys(self, given: Collection[K], bounds: Mapping[K, Bounds], option: str) -> None:
-        """Raise `ConfigError` unless a position names each key once."""
+        """Raise `ConfigError` unless a position contains exactly the keys of the source."""
         if sorted(given) != sorted(bounds):
             held = ", ".join(self.name(key, len(bounds)) for key in sorted(bounds))
             raise ConfigError(f"{option}: the query reads {held}; name each of them once")
@@ -136,29 +138,29 @@ class Offsets(ABC, Generic[K, M]):
         *,
         earlier: bool = True,
     ) -> tuple[dict[K, int], dict[K, int]]:
-        """Return the numbers between which a batch query reads.
+        """Return the start and the end of a batch query.
 
-        Raises `ConfigError` for a range that runs backwards, and what `resolve` and `check_asked` raise.
+        Raise `ConfigError` if the start is after the end, and the errors of `resolve` and `check_requested`.
         """
         start = self.resolve(starting, bounds, "startingOffsets")
         end = self.resolve(ending, bounds, "endingOffsets")
-        self.check_asked(start, bounds, "startingOffsets", earlier=earlier)
-        self.check_asked(end, bounds, "endingOffsets", earlier=earlier)
+        self.check_requested(start, bounds, "startingOffsets", earlier=earlier)
+        self.check_requested(end, bounds, "endingOffsets", earlier=earlier)
         for key, number in start.items():
             if number > end[key]:
                 name = self.name(key, len(start))
                 raise ConfigError(f"startingOffsets {number} is after endingOffsets {end[key]} in {name}")
         return start, end
 
-    def check_asked(
-        self, asked: Mapping[K, int], bounds: Mapping[K, Bounds], option: str, *, earlier: bool = True
+    def check_requested(
+        self, requested: Mapping[K, int], bounds: Mapping[K, Bounds], option: str, *, earlier: bool = True
     ) -> None:
-        """Raise `InvalidInput` unless the source has reached every number the user gave.
+        """Raise `InvalidInput` unless the source has reached every number in the user's option.
 
-        Without `earlier` it must also still hold each of them.
+        Without `earlier`, the source must also still have each of them.
         """
         for key, held in bounds.items():
-            number, name = asked[key], self.name(key, len(bounds))
+            number, name = requested[key], self.name(key, len(bounds))
             if (0 if earlier else held.first) <= number <= held.following:
                 continue
             raise InvalidInput(
@@ -168,7 +170,7 @@ class Offsets(ABC, Generic[K, M]):
             )
 
     def check_reached(self, numbers: Mapping[K, int], bounds: Mapping[K, Bounds]) -> None:
-        """Raise `gap` if the checkpoint is ahead of the source: then it belongs to another one."""
+        """Raise `gap` if the checkpoint is ahead of the source and therefore belongs to another one."""
         for key, held in bounds.items():
             if numbers[key] > held.following:
                 raise self.gap(
@@ -177,8 +179,10 @@ class Offsets(ABC, Generic[K, M]):
                 )
 
     def check_order(self, start: Mapping[K, int], end: Mapping[K, int]) -> None:
-        """Raise `gap` if a micro-batch would end before it starts: it would be empty, and the records planned
-        for it would be lost."""
+        """Raise `gap` if a micro-batch would end before it starts.
+
+        It would be empty, and the records planned for it would be lost.
+        """
         for key, number in start.items():
             if number > end.get(key, 0):
                 raise self.gap(
@@ -218,10 +222,9 @@ class QueueOffsets(Offsets[int, str]):
         return self._queue if count == 1 else f"shard {key} of {self._queue}"
 
     def fit(self, numbers: Offset, marks: Mapping[int, str], shards: Collection[int]) -> Offset:
-        """Return the numbers for all shards. Raises `QueueGap` unless they are of this queue's shards.
+        """Return the numbers for all shards. Raise `QueueGap` unless the keys are the queue's shards.
 
-        An offset that has read nothing of fewer shards is from before the queue had its shards: all of them
-        start at 0.
+        An offset at 0 with fewer shards is from before the queue had its shards. All of them then start at 0.
         """
         if not marks and _is_nothing(numbers, shards):
             return dict.fromkeys(sorted(shards), 0)
@@ -234,9 +237,9 @@ class QueueOffsets(Offsets[int, str]):
     def check_identity(
         self, offset: Offset, marks: Mapping[int, str], location_of: Callable[[int, int], str | None]
     ) -> None:
-        """Raise `QueueGap` if the last entry that was read has another location: this is another queue.
+        """Raise `QueueGap` if the last read entry now has another location, so this is another queue.
 
-        `location_of(shard, sequence)` is None for an entry that is no longer known, and then not checked.
+        `location_of(shard, sequence)` returns None for an entry that is no longer known. It is not checked.
         """
         for shard, location in marks.items():
             last = offset.get(shard, 0) - 1
@@ -259,18 +262,21 @@ class QueueOffsets(Offsets[int, str]):
 
 
 def _is_nothing(places: Mapping[int, Place], shards: Collection[int]) -> bool:
-    """Return whether these are zeros for some of the shards only."""
+    """Return whether all positions are 0 and cover only some of the shards."""
     return bool(places) and set(places) < set(shards) and all(place == 0 for place in places.values())
 
 
 def spread_start(position: Position, shards: Collection[int]) -> Position:
-    """Spread a start at 0 that was given before the queue had its shards; return any other as it is."""
+    """Return a start at 0, from before the queue had its shards, for all shards.
+
+    Return any other position unchanged.
+    """
     places: Mapping[int, Place] = position if isinstance(position, Mapping) else {0: position}
     return dict.fromkeys(shards, 0) if _is_nothing(places, shards) else position
 
 
 def sequence_of(value: object) -> int:
-    """Check a number in a checkpoint or an option. Raises `ValueError`."""
+    """Return a sequence from a checkpoint or an option. Raise `ValueError` if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is not a sequence")
     return value
@@ -279,7 +285,7 @@ def sequence_of(value: object) -> int:
 def parse_position(text: str, option: str) -> Position:
     """Parse `earliest`, `latest`, a sequence, or JSON with one of them for each shard.
 
-    Raises `ConfigError`.
+    Raise `ConfigError` for other text.
     """
     return parse_places(text, option, lambda shard: sequence_of(int(shard)), example='{"0": 17}')
 
@@ -295,7 +301,7 @@ def parse_places(
 ) -> Place | dict[K, Place]:
     """Parse `earliest`, `latest`, a number of at least `first`, or JSON with one of them for each key.
 
-    Raises `ConfigError`, in which `number` and `example` say what was expected.
+    Raise `ConfigError` for other text; its message uses `number` and `example`.
     """
     plain = text.strip()
     try:
@@ -324,15 +330,15 @@ def _at(place: Place, bounds: Bounds) -> int:
 
 
 def backlog(offset: Mapping[K, int], following: Mapping[K, int]) -> int:
-    """Return how many entries follow `offset`; a key that `following` lacks has none."""
+    """Return the number of entries after `offset`. A key that is not in `following` has none."""
     return sum(max(0, following.get(key, place) - place) for key, place in offset.items())
 
 
 def admit(start: Mapping[K, int], end: Mapping[K, int], limit: int) -> dict[K, int]:
     """Advance from `start` towards `end` by `limit` entries, taken evenly from all keys.
 
-    Entries that a short key does not use go to the others; when less than one each is left, the keys with the
-    longest backlog get them.
+    The share that a short key does not use goes to the others. If less than one entry per key is left, the
+    keys with the longest backlog get the rest.
     """
     left = limit
     taken = dict.fromkeys(start, 0)
@@ -354,7 +360,7 @@ def admit_bytes(
     limit: int,
     size_of: Callable[[int, int], int],
 ) -> Offset:
-    """Advance by up to `limit` bytes, one batch from each shard in turn, and by one batch at least.
+    """Advance by up to `limit` bytes but at least one batch, taking one batch from each shard in turn.
 
     `size_of(shard, sequence)` returns the bytes of a batch.
     """

@@ -1,4 +1,7 @@
-"""Options of sources and sinks. Spark ignores the case of their names, and `_` in them is optional."""
+"""Parsers for the options of sources and sinks.
+
+Spark ignores the case of option names. An `_` in a name is optional.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from penstock.errors import ConfigError
 from penstock.units import parse_size
 
 STORE_PREFIX: Final = "store."
-"""The prefix of the settings of a store's backend."""
+"""The prefix of options for a store's backend."""
 SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})
-"""Options of Spark itself that a sink sees too."""
+"""Options of Spark itself that it also passes to a sink."""
 PARTITIONS_MAX: Final = 10_000
 
 _FLAGS: Final = {"true": True, "false": False}
@@ -30,8 +33,8 @@ def named_options(
 ) -> dict[str, str]:
     """Return the options by their canonical names, without those of Spark.
 
-    `with_store` accepts settings of the store's backend, and leaves them out. Raises `ConfigError` for an
-    unknown name, with the closest one.
+    With `with_store`, accept and omit the options of the store's backend. Raise `ConfigError` for an unknown
+    name, and suggest the closest one.
     """
     folded = {name.replace("_", "").lower(): name for name in names}
     known = [*names, STORE_PREFIX + "*"] if with_store else names
@@ -47,12 +50,12 @@ def named_options(
 
 
 def backend_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the store's backend, without their prefix."""
+    """Return the options of the store's backend, without their prefix."""
     return {key[len(STORE_PREFIX) :]: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
 
 
 def count_option(plain: Mapping[str, str], name: str) -> int | None:
-    """Return a whole number of at least 1, or None if it is not given. Raises `ConfigError`."""
+    """Return a whole number of at least 1, or None if absent. Raise `ConfigError` if it is invalid."""
     if name not in plain:
         return None
     try:
@@ -65,7 +68,7 @@ def count_option(plain: Mapping[str, str], name: str) -> int | None:
 
 
 def size_option(plain: Mapping[str, str], name: str, most: int | None = None) -> int | None:
-    """Return a size in bytes from 1 to `most`, or None if it is not given. Raises `ConfigError`."""
+    """Return a size in bytes from 1 to `most`, or None if absent. Raise `ConfigError` if it is invalid."""
     if name not in plain:
         return None
     size = parse_size(plain[name])
@@ -76,7 +79,7 @@ def size_option(plain: Mapping[str, str], name: str, most: int | None = None) ->
 
 
 def flag_option(plain: Mapping[str, str], name: str) -> bool | None:
-    """Return true or false, or None if it is not given. Raises `ConfigError`."""
+    """Return a boolean, or None if absent. Raise `ConfigError` if it is invalid."""
     if name not in plain:
         return None
     flag = _FLAGS.get(plain[name].strip().lower())
@@ -86,7 +89,7 @@ def flag_option(plain: Mapping[str, str], name: str) -> bool | None:
 
 
 def choice_option(plain: Mapping[str, str], name: str, choices: Sequence[C], default: C) -> C:
-    """Return one of `choices`. Raises `ConfigError`."""
+    """Return one of `choices`, or `default` if absent. Raise `ConfigError` for another value."""
     folded = plain.get(name, default).strip().lower()
     for choice in choices:
         if folded == choice:

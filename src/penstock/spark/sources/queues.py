@@ -1,8 +1,8 @@
-"""The driver's side of the queue: its entries, their numbers, and acknowledging them.
+"""The driver's access to a queue: reading its entries and bounds, and acknowledging entries.
 
-Blocking, because Spark calls it from blocking code. `ConsumedQueue` owns the queue: opening one raises the
-epoch of every shard once and fences the previous owner. `ReadQueue` only reads, and `QueueWatch` counts the
-entries that are still to come.
+The calls block, because Spark calls them from blocking code. `ConsumedQueue` owns the queue: opening one
+raises the epoch of every shard once and fences the previous owner. `ReadQueue` only reads. `QueueWatch`
+counts the entries that a query has not processed yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.offsets import Bounds, Offset, backlog
 
 Indexes = Mapping[int, EntryIndex]
-"""Every entry of every shard at one moment."""
+"""All entries of every shard, read by one call."""
 
 C = TypeVar("C", ConsumerConfig, ProducerConfig)
 
@@ -45,25 +45,25 @@ _SIZES_AT_ONCE = 64
 
 
 class Queue(Protocol):
-    """The operations of a query on its queue."""
+    """The operations that a query performs on its queue."""
 
     store: ObjectStore
 
     @property
     def manifests(self) -> Mapping[int, str]:
-        """The manifest of every shard."""
+        """The key of every shard's manifest."""
         ...
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Return sequence to location of entries that are known to have left a shard."""
+        """Return a map of sequence to location for entries that are known to have left a shard."""
         ...
 
     def look(self) -> Indexes:
-        """Read all entries. Passing faults are retried; raises `FencedError` if a newer consumer owns it."""
+        """Return all entries. Retry transient errors. Raise `FencedError` if a newer consumer owns it."""
         ...
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """Acknowledge everything below `offset`. Repeating it is harmless."""
+        """Acknowledge everything before `offset`. Safe to repeat."""
         ...
 
 
@@ -81,7 +81,7 @@ def entries_between(index: EntryIndex, start: int, end: int) -> list[Entry]:
 
 
 def location_at(index: EntryIndex, sequence: int) -> str | None:
-    """Return the location of an entry; None if the queue does not hold it."""
+    """Return the location of an entry, or None if it is not in the queue."""
     place = sequence - index.first
     return index[place].location if 0 <= place < len(index) else None
 
@@ -98,7 +98,7 @@ class ConsumedQueue:
 
     @classmethod
     def open(cls, options: BufferOptions) -> ConsumedQueue:
-        """Take the queue over, from its earliest entry on. Creates it if it does not exist."""
+        """Take over the queue, and create it if it does not exist."""
 
         async def take_over() -> ConsumedQueue:
             store = open_store(options.store)
@@ -119,11 +119,11 @@ class ConsumedQueue:
         self.manifests = _manifests(shards)
 
     def look(self) -> Indexes:
-        """Read all entries. An unused queue may turn out to have shards, which are then taken over."""
+        """Return all entries. If an unused queue has become sharded, take over its shards first."""
         try:
             return loop_thread().run(self._entries())
         except FencedError as error:
-            raise self._lost(error) from error
+            raise self._fenced(error) from error
 
     async def _entries(self) -> Indexes:
         found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
@@ -136,9 +136,9 @@ class ConsumedQueue:
         return indexes
 
     async def _move_to(self, shards: Shards[ConsumerConfig]) -> None:
-        """Continue with shards that did not exist when this query started.
+        """Take over shards that did not exist when this query started.
 
-        Raises `FencedError` if another query has consumed them: it came later, and keeps them.
+        Raise `FencedError` if another query has consumed them: it started later and owns them.
         """
         readers = [QueueReader(self.store, path) for path in _manifests(shards).values()]
         for index in await asyncio.gather(*(reader.index() for reader in readers)):
@@ -150,11 +150,11 @@ class ConsumedQueue:
             await consumer.release()
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Return the ledger, which is read once: acknowledgements of this query are known anyway."""
+        """Return the dequeued log. It is read once, because the consumer knows its own acknowledgements."""
         return loop_thread().run(self._consumers[shard].dequeued())
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """Acknowledge with one manifest write per shard that has something to remove."""
+        """Acknowledge, with one manifest write for each shard that has entries to remove."""
 
         async def ack_through() -> None:
             await asyncio.gather(*(self._ack(shard, following - 1) for shard, following in offset.items()))
@@ -162,18 +162,18 @@ class ConsumedQueue:
         try:
             loop_thread().run(ack_through())
         except FencedError as error:
-            raise self._lost(error) from error
+            raise self._fenced(error) from error
 
     async def _ack(self, shard: int, last: int) -> None:
         consumer = self._consumers[shard]
         if last >= 0 and (consumer.acked is None or last > consumer.acked):
             await consumer.ack_through(last)
 
-    def _lost(self, error: FencedError) -> FencedError:
+    def _fenced(self, error: FencedError) -> FencedError:
         return FencedError(
             f"this query no longer owns {self._options.manifest_path} in {self.store.url}: a newer "
-            "query or consumer has taken it over, and only one may acknowledge. Stop one of the two; to look "
-            f"without owning, set mode=read ({error})"
+            "query or consumer has taken it over, and only one may acknowledge. Stop one of the two; to read "
+            f"without owning the queue, set mode=read ({error})"
         )
 
 
@@ -197,7 +197,7 @@ class ReadQueue:
 
     @classmethod
     def open(cls, options: BufferOptions, *, must_exist: bool) -> ReadQueue:
-        """Raises `StorageRejected` if the queue must exist and does not."""
+        """Open the queue for reading. Raise `StorageRejected` if it must exist and does not."""
 
         async def find() -> ReadQueue:
             store = open_store(options.store)
@@ -210,7 +210,7 @@ class ReadQueue:
         return loop_thread().run(find())
 
     def look(self) -> Indexes:
-        """Read all entries. An unused queue may turn out to have shards, which are then read instead."""
+        """Return all entries. If an unused queue has become sharded, read its shards instead."""
         indexes = loop_thread().run(self._entries())
         self._first = {shard: index.first for shard, index in indexes.items()}
         return indexes
@@ -226,10 +226,10 @@ class ReadQueue:
         return indexes
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
-        """Return the ledger, which is read once: entries that leave the queue later are not checked.
+        """Return the dequeued log. It is read once; entries that leave the queue later are not checked.
 
-        Only entries that had left by then count: a ledger that outlived its manifest still names the entries
-        of that queue, until those of this one take their numbers.
+        Include only entries that have left this queue. If a dequeued log outlived its manifest, it still has
+        entries of the old queue under numbers that the new queue has not reached.
         """
         if shard not in self._dequeued:
             first = self._first.get(shard, 0)
@@ -238,7 +238,7 @@ class ReadQueue:
         return self._dequeued[shard]
 
     def ack(self, offset: Mapping[int, int]) -> None:
-        """Do nothing: a reader leaves the queue as it is."""
+        """Do nothing: a reader does not change the queue."""
 
     def close(self) -> None:
         loop_thread().run(self.store.close())
@@ -250,28 +250,27 @@ class Backlog:
 
     batches: int
     oldest_ms: int | None
-    """The ingestion time of the next record; None if there is none. Now less this is the lag."""
+    """The ingestion time of the next record, or None if there is none. Its age is the lag."""
     next: Offset
     """The end of the queue: the next sequence of every shard."""
 
 
 class QueueWatch:
-    """Measures the backlog of a query for displays on the driver. Fences and changes nothing."""
+    """A read-only monitor of a query's backlog, for displays on the driver."""
 
     def __init__(self, queue: ReadQueue) -> None:
         self._queue = queue
 
     @classmethod
     def open(cls, options: BufferOptions) -> QueueWatch:
-        """Open a watch; the queue need not exist yet. Raises `StorageError` or `ConfigError`."""
+        """Open a watch. The queue need not exist yet. Raise `StorageError` or `ConfigError`."""
         return cls(ReadQueue.open(options, must_exist=False))
 
     def look(self, done: Mapping[int, int]) -> Backlog:
-        """Return the backlog after `done`, the first undelivered sequence of every shard; 0 for a shard that
-        it does not name.
+        """Return the backlog after `done`, the first undelivered sequence of every shard (0 if missing).
 
-        One small request per shard while nothing changes. The age is that of the first batch of each shard
-        that is still to come: batches are in the queue in the order in which they were stored.
+        This costs one small request per shard while nothing changes. `oldest_ms` is the minimum over the next
+        batch of each shard, because batches are in the queue in the order in which they were stored.
         """
         indexes = self._queue.look()
         bounds = bounds_of(indexes)
@@ -290,7 +289,7 @@ class QueueWatch:
 
 
 def _is_unused(indexes: Indexes) -> bool:
-    """Return whether nothing was ever produced: its producers may still store the number of shards."""
+    """Return whether nothing was ever produced. The producers may then still store the number of shards."""
     return not any(index.footer.next_sequence for index in indexes.values())
 
 
@@ -299,9 +298,9 @@ def _manifests(shards: Shards[ConsumerConfig]) -> dict[int, str]:
 
 
 async def find_shards(store: ObjectStore, config: C, sharded: bool | None) -> Shards[C]:
-    """Find out whether a queue has shards; `sharded` is the user's option.
+    """Return the shards of a queue, if it has any. `sharded` is the user's option.
 
-    Raises `ConfigError` if it should have shards and has none, and `StorageError`.
+    Raise `ConfigError` if the option requires shards and there are none, or `StorageError`.
     """
     try:
         return await retry(
@@ -314,7 +313,7 @@ async def find_shards(store: ObjectStore, config: C, sharded: bool | None) -> Sh
 
 
 class ObjectSizes:
-    """The sizes of batch objects, requested a few dozen ahead and kept while they are needed."""
+    """The sizes of batch objects, requested in groups and cached while they are needed."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -324,17 +323,17 @@ class ObjectSizes:
         self._known = {place: size for place, size in self._known.items() if place[1] >= offset[place[0]]}
 
     def size(self, index: EntryIndex, shard: int, sequence: int) -> int:
-        """Return the size of one batch object; 0 if it is missing, which the task that fetches it reports."""
+        """Return the size of a batch object, or 0 if it is missing: the task that fetches it reports that."""
         if (shard, sequence) not in self._known:
             entries = entries_between(index, sequence, sequence + _SIZES_AT_ONCE)
-            for entry, size in zip(entries, loop_thread().run(self._ask(entries)), strict=True):
+            for entry, size in zip(entries, loop_thread().run(self._fetch_sizes(entries)), strict=True):
                 self._known[shard, entry.sequence] = size
         return self._known[shard, sequence]
 
-    async def _ask(self, entries: list[Entry]) -> list[int]:
-        return await asyncio.gather(*(self._ask_one(entry.location) for entry in entries))
+    async def _fetch_sizes(self, entries: list[Entry]) -> list[int]:
+        return await asyncio.gather(*(self._fetch_size(entry.location) for entry in entries))
 
-    async def _ask_one(self, location: str) -> int:
+    async def _fetch_size(self, location: str) -> int:
         try:
             info = await retry(
                 lambda: self._store.head(location), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
@@ -342,5 +341,5 @@ class ObjectSizes:
         except NotFound:
             return 0
         except PenstockError as error:
-            raise storage_error(error, f"asking for the size of {location}") from error
+            raise storage_error(error, f"reading the size of {location}") from error
         return info.size

@@ -1,4 +1,4 @@
-"""The format `penstock-quiver`: a batch query, a stream, and the tasks of both, which map segments."""
+"""The format `penstock-quiver`: batch queries, streams, and the tasks of both, which map segments."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 
 class QuiverFormat(DataSource):
-    """Rows of one signal. `QuiverOptions` describes the options.
+    """A data source for the rows of one signal. `QuiverOptions` describes the options.
 
-    The columns are those of the segments, all of them together; spans, logs and metrics have theirs even
-    before the first segment. Another schema may be given: columns are found by name.
+    The columns are the union over all segments. Spans, logs and metrics have columns even before the first
+    segment exists. You may give another schema; columns are matched by name.
     """
 
     @property
@@ -71,7 +71,8 @@ class QuiverFormat(DataSource):
         options = self._parsed
         if options.subscriber is not None:
             raise ConfigError(
-                "subscriber: a batch query reads what is there and keeps nothing; use readStream"
+                "subscriber: a batch query only reads the current segments and acknowledges nothing; use "
+                "readStream"
             )
         return QuiverReader(options, schema)
 
@@ -88,7 +89,7 @@ class SegmentPartition(InputPartition):
 
 
 class QuiverReader(DataSourceReader):
-    """A batch query over the segments there are now, or over a range of them."""
+    """The reader of a batch query over the current segments, or over a range of them."""
 
     def __init__(self, options: QuiverOptions, schema: StructType) -> None:
         self._options = options
@@ -109,7 +110,7 @@ class QuiverReader(DataSourceReader):
 
 
 class QuiverStreamReader(SourceStreamReader[int, str]):
-    """A stream over segments; with a `subscriber`, the directory keeps them until they are read."""
+    """The stream reader of segments. With a `subscriber`, the directory keeps unread segments."""
 
     _offsets: SegmentOffsets
 
@@ -158,12 +159,12 @@ class QuiverStreamReader(SourceStreamReader[int, str]):
         return read_segments(self._options, partition.infos, self._schema)
 
     def commit(self, end: StoredOffset) -> None:
-        """Record in the directory that everything before `end` is done, if the query is a subscriber."""
+        """Acknowledge everything before `end` in the directory, if the query has a subscriber."""
         numbers, _ = self._offsets.read(end)
         self._store_acks({core: number - 1 for core, number in numbers.items()})
 
     def _announce(self, cores: Mapping[int, Bounds]) -> None:
-        """Make the subscriber known to cores that are new: from then on they keep what it has not read."""
+        """Register the subscriber with new cores, which then keep the segments that it has not read."""
         new = {core: 0 for core in cores if core not in self._announced}
         self._announced.update(new)
         self._store_acks(new)
@@ -177,7 +178,7 @@ class QuiverStreamReader(SourceStreamReader[int, str]):
 
 
 def list_segments(source: SegmentSource) -> list[SegmentInfo]:
-    """Return every segment. Raises `Corrupt` if one has a sidecar that cannot be read."""
+    """Return every segment. Raise `Corrupt` if one has an unreadable sidecar."""
     infos = source.infos()
     for error in source.damaged.values():
         raise error
@@ -187,7 +188,7 @@ def list_segments(source: SegmentSource) -> list[SegmentInfo]:
 def check_gaps(
     options: QuiverOptions, infos: Sequence[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> None:
-    """Raise `SegmentGap`, or warn, if segments between two offsets are gone."""
+    """Raise `SegmentGap`, or log a warning, if segments between two offsets are missing."""
     missing = missing_segments(infos, start, end)
     if missing:
         _report_gap(options, f"segments {segment_ranges(missing)} are gone")
@@ -205,14 +206,16 @@ def _report_gap(options: QuiverOptions, text: str) -> None:
 def plan_segments(
     options: QuiverOptions, infos: Sequence[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[SegmentPartition]:
-    """Return the tasks for the chosen kind of segments between two offsets."""
+    """Return the tasks for the segments of the chosen slot between two offsets."""
     chosen = [info for info in segments_between(infos, start, end) if info.slot == options.slot]
     return partition_segments(chosen, options.tasks)
 
 
 def partition_segments(infos: Sequence[SegmentInfo], tasks: int) -> list[SegmentPartition]:
-    """Divide segments into at most `tasks` partitions of neighbours of about the same size: the same for the
-    same segments."""
+    """Split segments into at most `tasks` contiguous partitions of about the same size.
+
+    The same segments give the same partitions.
+    """
     total = sum(info.file_size for info in infos)
     runs: list[list[SegmentInfo]] = [[] for _ in range(max(1, min(tasks, len(infos))))]
     passed = 0
@@ -228,7 +231,7 @@ def read_segments(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the segments, in order, in record batches of the declared schema.
 
-    Raises `SegmentGap` where a segment is gone, unless `onGap` says otherwise, and `Corrupt`.
+    Raise `SegmentGap` for a missing segment, unless `onGap` is `skip`, and `Corrupt` for a damaged one.
     """
     yield from regroup(_batches(options, infos, arrow_target(schema)))
     freeze_modules()
@@ -252,7 +255,7 @@ def _batches(
 
 
 def _report_columns(info: SegmentInfo, names: Sequence[str], reported: set[str]) -> None:
-    """Warn of columns that the query does not read, once for each column in a task."""
+    """Log a warning for columns that the query does not read, once per column and task."""
     if not reported.issuperset(names):
         reported.update(names)
         text = ", ".join(names)

@@ -1,4 +1,4 @@
-"""The columns of segments in Spark's types, and the rows of a segment in the columns of a query."""
+"""Conversion of segments for Spark: their columns to Spark's types, and their rows to a query's columns."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _PLAIN: Final = {
 
 
 def spark_struct(schemas: Sequence[pa.Schema], slot: int, *, view: bool) -> StructType:
-    """Return the columns of all schemas, in Spark's types. Raises `InvalidInput` if there is none."""
+    """Return the union of all schemas in Spark's types. Raise `InvalidInput` if there are no schemas."""
     if not schemas:
         raise InvalidInput(
-            f"there is no segment of {slot_name(slot)} to take the columns from: wait for the first, or give "
-            "the columns with .schema(…)"
+            f"there is no segment of {slot_name(slot)} yet, so its columns are unknown: wait for the first, "
+            "or give the columns with .schema(…)"
         )
     if view:
         schemas = [text_view(_empty(schema), slot).schema for schema in schemas]
@@ -53,15 +53,15 @@ def _adapted(schema: pa.Schema) -> pa.Schema:
 
 
 def arrow_target(struct: StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark takes rows of this schema."""
+    """Return the Arrow schema in which Spark accepts rows of this schema."""
     schema: pa.Schema = to_arrow_schema(struct, timezone="UTC")
     return schema
 
 
 def spark_arrow_type(kind: pa.DataType, name: str) -> pa.DataType:
-    """Return the nearest type that Spark has; only digits below the microsecond are lost.
+    """Return the nearest type that Spark has. Only digits below the microsecond are lost.
 
-    Raises `Unsupported` for unions, naming the column.
+    Raise `Unsupported`, naming the column, for a union.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return spark_arrow_type(kind.storage_type, name)
@@ -98,9 +98,9 @@ def _nested(kind: pa.DataType, name: str) -> pa.DataType:
 
 
 def to_target(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the columns of `target`: missing ones are null, additional ones are left out.
+    """Return the batch with the columns of `target`. Missing columns are null; additional ones are omitted.
 
-    Raises `InvalidInput` if a column's values do not fit the type of `target`.
+    Raise `InvalidInput` if a column's values do not fit the type in `target`.
     """
     arrays = [_column(batch, field) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
@@ -116,7 +116,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     try:
         return _cast(column, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidInput(f"column {field.name!r} does not go into {field.type}: {error}") from error
+        raise InvalidInput(f"column {field.name!r} does not fit into {field.type}: {error}") from error
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -127,10 +127,10 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_time(column.type):
         wide = pa.int32() if pa.types.is_time32(column.type) else pa.int64()
         return column.view(wide).cast(kind)
-    # Only times may lose digits; a number that does not fit is an error.
+    # Only times may lose precision; a number that does not fit is an error.
     return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
 
 
 def columns_left_out(schema: pa.Schema, target: pa.Schema) -> list[str]:
-    """Return the columns that a segment has and a query does not."""
+    """Return the columns of a segment that the query does not read."""
     return sorted(set(schema.names) - set(target.names))

@@ -1,8 +1,8 @@
 """The offsets of streams over segments, and the segments between two of them. Plain arithmetic, no I/O.
 
-An offset, `{"next": {"0": 18}, "after": {"0": "4c1d…@1748450001000000000"}}`, names the first segment of each
-core that has not been read, and the checksum and time of the one before it. A core that appears while a
-stream runs enters at its first segment.
+An offset, `{"next": {"0": 18}, "after": {"0": "4c1d…@1748450001000000000"}}`, contains the first unread
+segment of each core, and the checksum and time of the segment before it. A core that appears while a stream
+runs starts at its first segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOUR_NS: Final = 3_600_000_000_000
 
 
 class SegmentGap(Corrupt):
-    """Segments were removed before they were read, or are not the ones that were there before."""
+    """Segments were removed before they were read, or are not the segments that the checkpoint has read."""
 
 
 def bounds_of(infos: Iterable[SegmentInfo]) -> dict[int, Bounds]:
@@ -30,14 +30,17 @@ def bounds_of(infos: Iterable[SegmentInfo]) -> dict[int, Bounds]:
 
 
 def parse_position(text: str, option: str) -> Position:
-    """Parse `earliest`, `latest`, a number, or JSON with one of them for each core. Raises `ConfigError`."""
+    """Parse `earliest`, `latest`, a number, or JSON with one of them for each core.
+
+    Raise `ConfigError` for other text.
+    """
     return parse_places(
         text, option, lambda core: sequence_of(int(core)), example='{"0": 17}', number="a number", first=1
     )
 
 
 class SegmentOffsets(Offsets[int, str]):
-    """The offsets of segments: numbers by core, marked with checksum and time of the last segment."""
+    """The offsets of segments: numbers by core, marked with the checksum and time of the last segment."""
 
     gap = SegmentGap
     another = (
@@ -56,24 +59,23 @@ class SegmentOffsets(Offsets[int, str]):
         return f"core {key}"
 
     def check_keys(self, given: Collection[int], bounds: Mapping[int, Bounds], option: str) -> None:
-        """Raise `ConfigError` for a core that does not exist; one that is not named starts at its earliest
-        segment."""
+        """Raise `ConfigError` for an unknown core. A missing core starts at its earliest segment."""
         unknown = sorted(set(given) - set(bounds))
         if unknown:
             raise ConfigError(f"{option}: there is no core {unknown[0]}; there are {sorted(bounds)}")
 
-    def check_asked(
-        self, asked: Mapping[int, int], bounds: Mapping[int, Bounds], option: str, *, earlier: bool = True
+    def check_requested(
+        self, requested: Mapping[int, int], bounds: Mapping[int, Bounds], option: str, *, earlier: bool = True
     ) -> None:
-        """Accept every number: a directory does not show which segments it has had."""
+        """Accept every number: a directory does not show which segments it had in the past."""
 
     def check_identity(
         self, infos: Iterable[SegmentInfo], numbers: Mapping[int, int], marks: Mapping[int, str]
     ) -> None:
         """Raise `SegmentGap` if these are not the segments that were read.
 
-        Either the last one that was read has another checksum, or a segment that counts as read came in long
-        after it, which happens only if the numbers started over.
+        Then either the last read segment has another checksum, or a segment that counts as read is much newer
+        than the last read one, which happens only if the numbers started over.
         """
         for info in infos:
             mark = marks.get(info.core_id)
@@ -93,7 +95,7 @@ class SegmentOffsets(Offsets[int, str]):
 def marks_at(
     infos: Iterable[SegmentInfo], numbers: Mapping[int, int], known: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the mark of the last segment before each number; where that is gone, the known mark stays."""
+    """Return the mark of the last segment before each number, or the known mark if that segment is gone."""
     found = {
         info.core_id: f"{info.xxh3}@{info.ingest_ns_max}"
         for info in infos
@@ -105,7 +107,7 @@ def marks_at(
 def segments_between(
     infos: Iterable[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[SegmentInfo]:
-    """Return the segments between two offsets; a core that `start` does not have gives none."""
+    """Return the segments between two offsets, without cores that are missing in `start`."""
     return [
         info
         for info in infos
@@ -116,7 +118,7 @@ def segments_between(
 def missing_segments(
     infos: Iterable[SegmentInfo], start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[tuple[int, int]]:
-    """Return core and number of every segment between two offsets that does not exist."""
+    """Return the core and number of every missing segment between two offsets."""
     held = {(info.core_id, info.seq) for info in segments_between(infos, start, end)}
     return [
         (core, seq)
@@ -127,7 +129,7 @@ def missing_segments(
 
 
 def segment_ranges(missing: Sequence[tuple[int, int]]) -> str:
-    """Return segments, given by core and number, as text; neighbours become a range."""
+    """Return segments, given by core and number, as text. Adjacent segments become a range."""
     runs: list[list[int]] = []
     for core, seq in missing:
         if runs and runs[-1][0] == core and runs[-1][2] == seq - 1:

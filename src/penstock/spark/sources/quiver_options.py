@@ -1,4 +1,4 @@
-"""The options of reading `penstock-quiver`, read and checked once."""
+"""The options for reading `penstock-quiver`, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OnSegmentGap = Literal["fail", "skip"]
 
 QUIVER_FORMAT: Final = "penstock-quiver"
 SEGMENTS_PER_TRIGGER: Final = 100
-"""Bounds the memory that a micro-batch over a long backlog takes in its tasks and in a retry."""
+"""A bound on the tasks' memory for a micro-batch over a long backlog, and on the cost of a retry."""
 
 _NAMES: Final = (
     "endingOffsets",
@@ -59,25 +59,28 @@ class QuiverOptions:
     path: str
     """`path` (or `load(path)`): the data directory, or the address of a store with uploaded segments."""
     store: StoreConfig | None
-    """The store, with the settings of the backend from `store.*`; None for a directory."""
+    """The store with the backend options `store.*`, or None for a directory."""
     slot: int
-    """`signal` selects its wide table, `slot` a table by name or number."""
+    """The table: `signal` selects its wide table, `slot` any table by name or number."""
     starting: Position = "earliest"
     ending: Position = "latest"
     """Batch queries only: the first segment of each core that is not read."""
     segments_per_trigger: int = SEGMENTS_PER_TRIGGER
     on_gap: OnSegmentGap = "fail"
-    """What a segment that was removed before it was read becomes: an error, or a warning in the log."""
+    """The handling of a segment that was removed before it was read: an error, or a warning in the log."""
     partitions: int | None = None
-    """By default two tasks per core of the driver."""
+    """The most tasks of a read. None: two per core of the driver."""
     subscriber: str | None = None
-    """Streams only: the subscriber that keeps unread segments, and acknowledges those that were read."""
+    """Streams only: the subscriber under which unread segments are kept and read ones acknowledged."""
     view: bool = False
-    """Whether values are converted for reading: attributes to text, ids to hexadecimal, and so on."""
+    """Whether to convert values to readable forms: attributes to text, ids to hexadecimal, and so on."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> QuiverOptions:
-        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        """Parse the options.
+
+        Raise a `ConfigError` that names the option, and suggests one if it is unknown.
+        """
         backend = backend_options(given)
         plain = named_options(given, _NAMES, QUIVER_FORMAT, with_store=True)
         path, store = _place(plain.get("path", ""), backend)
@@ -101,11 +104,11 @@ class QuiverOptions:
 
     @property
     def tasks(self) -> int:
-        """The most tasks that a read is divided into."""
+        """The most tasks of a read."""
         return self.partitions or 2 * cores()
 
     def open(self) -> SegmentSource:
-        """Open the segments, without reading them."""
+        """Open the source of the segments without reading them."""
         return StoredSegments(open_store(self.store)) if self.store is not None else LocalSegments(self.path)
 
 
@@ -117,8 +120,8 @@ def _place(path: str, backend: Mapping[str, str]) -> tuple[str, StoreConfig | No
             raise ConfigError("path: memory:// lives in one process and Spark runs in several")
         return path, StoreConfig(url=path, options=dict(backend))
     if backend:
-        raise ConfigError("store.*: these options are for a store, and the path is a directory")
-    # An executor has another working directory.
+        raise ConfigError("store.*: these options are for a store, but the path is a directory")
+    # Executors have other working directories.
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://"))), None
 
 

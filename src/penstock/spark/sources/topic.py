@@ -1,4 +1,4 @@
-"""Reading `penstock-topic`: a batch query, a stream, and the tasks of both, which fetch pages ahead."""
+"""The readers of `penstock-topic`: batch queries, streams, and the tasks of both, which prefetch pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.topics import DIFF_LIMIT_MAX
 _log = logging.getLogger(__name__)
 
 PAGE_SEQS: Final = DIFF_LIMIT_MAX
-"""Sequences of one request: never more records than a page may have."""
+"""The most sequences of one request, so that their records fit into one page."""
 
 
 class RangePartition(InputPartition):
@@ -35,7 +35,7 @@ class RangePartition(InputPartition):
 
 
 class TopicReader(DataSourceReader):
-    """A batch query over the records that the topics hold now, or over a range of them."""
+    """The reader of a batch query over the current records of the topics, or over a range of them."""
 
     def __init__(self, options: TopicOptions) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class TopicReader(DataSourceReader):
 
 
 class TopicStreamReader(SourceStreamReader[str, int]):
-    """A stream over topics. Reading takes nothing out of a topic."""
+    """The stream reader of topics. Reading does not remove records from a topic."""
 
     _offsets: TopicOffsets
 
@@ -89,24 +89,24 @@ class TopicStreamReader(SourceStreamReader[str, int]):
 
 
 def partition_ranges(ranges: Sequence[TopicRange], tasks: int) -> list[RangePartition]:
-    """Divide ranges into at most `tasks` partitions of neighbours: the same for the same ranges."""
+    """Split ranges into at most `tasks` contiguous partitions. The same ranges give the same partitions."""
     return [RangePartition(run) for run in runs_of(cut(ranges, PAGE_SEQS), tasks)]
 
 
 def read_ranges(options: TopicOptions, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of the ranges, in order, in record batches of the declared schema.
 
-    Raises `TopicGap` where records are gone, unless `onGap` says otherwise, and what the client raises.
+    Raise `TopicGap` for records that are gone, unless `onGap` is `skip` or `record`, and the client's errors.
     """
     yield from regroup(load_ahead(partial(_load, options, _EmptyRanges()), cut(ranges, PAGE_SEQS)))
     freeze_modules()
 
 
 class _EmptyRanges:
-    """Ranges without records, so that a long deleted range is not requested page by page.
+    """A cache of ranges without records, so that a long deleted range is not requested page by page.
 
-    Without this, each of its pages would return the records after it. Sequences up to the head that have no
-    record never will, so the result of one request stays true for the next ones.
+    Without it, each of those requests would return the records after the range. A sequence before the head
+    that has no record never gets one, so the result of a request stays valid.
     """
 
     def __init__(self) -> None:
@@ -117,9 +117,9 @@ class _EmptyRanges:
         return first <= wanted.first and wanted.last <= last
 
     def learn(self, wanted: TopicRange, page: RecordPage) -> None:
-        """Remember which sequences after `wanted` have no record, as its page shows."""
+        """Record the sequences after `wanted` that have no record, according to its page."""
         if page.tombstone is not None:
-            return  # lost ranges are reported piece by piece
+            return  # every piece of a lost range must be requested and reported
         following = next((record.seq for record in page.records if record.seq > wanted.last), None)
         last = page.next_from_seq if following is None else following - 1
         if last > wanted.last:
@@ -127,7 +127,7 @@ class _EmptyRanges:
 
 
 def _load(options: TopicOptions, empty: _EmptyRanges, wanted: TopicRange) -> pa.RecordBatch:
-    """Load a range, in as many requests as its bytes need."""
+    """Load a range, with several requests if one response cannot hold it."""
     if empty.cover(wanted):
         return empty_batch(options.columns)
     batches: list[pa.RecordBatch] = []
@@ -138,7 +138,7 @@ def _load(options: TopicOptions, empty: _EmptyRanges, wanted: TopicRange) -> pa.
         batches += _gaps(options, wanted, reached, page)
         empty.learn(wanted, page)
         records = page.records
-        while records and records[-1].seq > wanted.last:  # the page went on past deleted records
+        while records and records[-1].seq > wanted.last:  # the page continued past deleted records
             records.pop()
         if records:
             batches.append(build_records(wanted.topic, records, options.columns))
@@ -149,7 +149,10 @@ def _load(options: TopicOptions, empty: _EmptyRanges, wanted: TopicRange) -> pa.
 
 
 def _gaps(options: TopicOptions, wanted: TopicRange, reached: int, page: RecordPage) -> list[pa.RecordBatch]:
-    """Return the row for the records that are gone from the rest of the range, if `onGap` asks for one."""
+    """Return a row for the records that are gone from the rest of the range, if `onGap` is `record`.
+
+    Raise `TopicGap` if `onGap` is `fail` or the topic was created again.
+    """
     gone = page.tombstone
     if gone is None:
         return []

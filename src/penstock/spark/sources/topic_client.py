@@ -1,4 +1,4 @@
-"""Requests of the driver and the tasks to a server of topics: pages of records, bounds, times of records."""
+"""Requests of the driver and the tasks to a topics server: record pages, bounds, and record times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _connections: dict[tuple[int, TopicAddress], Connection] = {}
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of records; their `data` and `meta` are slices of the response."""
+    """A page of records whose `data` and `meta` are slices of the response."""
 
     records: list[Record]
     next_from_seq: int
@@ -68,7 +68,7 @@ def topic_connection(address: TopicAddress) -> Connection:
 def fetch_page(
     address: TopicAddress, topic: str, from_seq: int, limit: int = DIFF_LIMIT_MAX, *, with_meta: bool = True
 ) -> RecordPage:
-    """Fetch records after `from_seq`. Raises what the client raises: `TopicNotFound`, `Unreachable`, …"""
+    """Fetch records after `from_seq`. Raise the client's errors: `TopicNotFound`, `Unreachable`, …"""
     body = diff_body(
         from_seq,
         limit=limit,
@@ -84,12 +84,12 @@ def fetch_page(
         return _read_page(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnexpectedAnswer(
-            f"the response to a diff of {topic} is not one of a topics server: {error}"
+            f"the response to a diff of {topic} is not that of a topics server: {error}"
         ) from error
 
 
 def _read_page(content: bytes) -> RecordPage:
-    """Decode a page; a record nested deeper than the decoder's limit is kept as text."""
+    """Decode a page. Keep a record as text if it is nested deeper than the decoder's limit."""
     try:
         return _PAGE.decode(content)
     except RecursionError:
@@ -115,7 +115,7 @@ def _bounds(address: TopicAddress, topic: str) -> Bounds:
 
 
 def record_time(address: TopicAddress, topic: str, seq: int) -> int | None:
-    """Return the time of record `seq`; None if it does not exist."""
+    """Return the time of record `seq`, or None if it does not exist."""
     if seq < 1:
         return None
     page = fetch_page(address, topic, seq - 1, limit=1, with_meta=False)

@@ -21,19 +21,19 @@ TOPIC_COLUMNS: Final[KnownColumns] = {
     "meta": ("string", pa.string()),
 }
 GAP_COLUMNS: Final = ("seq", "data", "meta")
-"""The columns that tell a gap's row from a record."""
+"""The columns that distinguish the row of a gap from a record."""
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 def parse_topic_columns(text: str) -> tuple[str, ...]:
-    """Parse names of columns. Raises `ConfigError` for an unknown or repeated one, or for none."""
+    """Parse column names. Raise `ConfigError` for an unknown or repeated name, or if there are none."""
     return parse_columns(text, TOPIC_COLUMNS)
 
 
 def topic_schema(columns: Sequence[str]) -> str:
-    """Return the schema in Spark's notation."""
+    """Return the schema in Spark's DDL notation."""
     return spark_schema(columns, TOPIC_COLUMNS)
 
 
@@ -49,7 +49,7 @@ def build_records(topic: str, records: Sequence[Record], columns: Sequence[str])
 
 
 def build_gap(topic: str, first: int, last: int, reason: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """Build the row that takes the place of records that are gone; unlike a record's, its `data` is null."""
+    """Build the row that replaces records that are gone. Unlike in a record, its `data` is null."""
     meta = _ENCODER.encode({"gap": {"first": first, "last": last, "reason": reason}}).decode()
     known: dict[str, int | str | None] = {"topic": topic, "seq": first, "meta": meta}
     return one_row(known, columns, TOPIC_COLUMNS)

@@ -1,8 +1,8 @@
 """The offsets of streams over topics, and the ranges of records between two of them. Plain arithmetic.
 
-An offset, `{"next": {"clicks": 18}, "ts": {"clicks": 1748450001000}}`, names the first sequence of each topic
-that has not been read, and the time of the record before it. The time is missing where that record is not
-known: nothing was read, or it is deleted.
+An offset, `{"next": {"clicks": 18}, "ts": {"clicks": 1748450001000}}`, contains the first unread sequence of
+each topic and the time of the record before it. The time is missing if that record is unknown: nothing was
+read, or the record was deleted.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from penstock.errors import Corrupt
 from penstock.spark.sources.offsets import Bounds, Offsets, Place, parse_places, sequence_of
 
 Position: TypeAlias = Place | Mapping[str, Place]
-"""One place for all topics, or one for each."""
+"""One position for all topics, or one for each."""
 
 
 class TopicGap(Corrupt):
-    """A topic no longer holds the records that are needed, or is not the one that was read before."""
+    """A topic no longer has the required records, or is not the topic that the checkpoint has read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRange:
-    """Records `first` to `last` of a topic."""
+    """A range of records in a topic, `first` to `last`."""
 
     topic: str
     first: int
     last: int
     gone: bool = False
-    """Whether the topic held none of them when the range was planned; a request gives the reason."""
+    """Whether the topic had none of them when the range was planned. A request returns the reason."""
 
 
 def parse_position(text: str, option: str) -> Position:
     """Parse `earliest`, `latest`, a sequence, or JSON with one of them for each topic.
 
-    Raises `ConfigError`.
+    Raise `ConfigError` for other text.
     """
     return parse_places(text, option, str, example='{"clicks": 17}', first=1)
 
@@ -65,30 +65,32 @@ class TopicOffsets(Offsets[str, int]):
         return key
 
     def read(self, stored: object) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the sequences and the times in a checkpoint. Raises `TopicGap` if they are not of these
-        topics."""
+        """Return the sequences and the times in a checkpoint.
+
+        Raise `TopicGap` if the checkpoint belongs to other topics.
+        """
         numbers, times = super().read(stored)
         if sorted(numbers) != self._topics:
             raise TopicGap(
                 f"the checkpoint has read {', '.join(sorted(numbers))} and the query reads "
-                f"{', '.join(self._topics)}: a query keeps its topics. Start with a new checkpoint, or read "
-                "the new ones with a query of their own"
+                f"{', '.join(self._topics)}: the topics of a query cannot change. Start with a new "
+                "checkpoint, or read the new topics in a separate query"
             )
         return numbers, times
 
     def check_time(self, topic: str, seq: int, known_ms: int, found_ms: int) -> None:
-        """Raise `TopicGap` if the last record that was read now has another time."""
+        """Raise `TopicGap` if the last read record now has another time."""
         if known_ms != found_ms:
-            raise TopicGap(
-                f"record {seq} of {topic}, the last that was read, is not the same now: {self.another}"
-            )
+            raise TopicGap(f"record {seq} of {topic}, the last one read, has changed since: {self.another}")
 
 
 def ranges_between(
     start: Mapping[str, int], end: Mapping[str, int], bounds: Mapping[str, Bounds]
 ) -> list[TopicRange]:
-    """Return the ranges between two offsets, topic by topic; records that have left a topic are a range of
-    their own."""
+    """Return the ranges between two offsets, topic by topic.
+
+    Records that have left a topic form a separate range.
+    """
     ranges: list[TopicRange] = []
     for topic in sorted(start):
         held = min(max(start[topic], bounds[topic].first), end[topic])
@@ -99,7 +101,7 @@ def ranges_between(
 
 
 def cut(ranges: Sequence[TopicRange], length: int) -> list[TopicRange]:
-    """Cut ranges into pieces of up to `length` sequences; a range that is gone stays in one piece."""
+    """Split ranges into pieces of up to `length` sequences. A range that is gone stays in one piece."""
     pieces: list[TopicRange] = []
     for whole in ranges:
         step = whole.last - whole.first + 1 if whole.gone else length

@@ -1,4 +1,4 @@
-"""The options of reading `penstock-topic`, read and checked once."""
+"""The options for reading `penstock-topic`, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnTopicGap = Literal["fail", "skip", "record"]
 TOPIC_FORMAT: Final = "penstock-topic"
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 RECORDS_PER_TRIGGER: Final = 1_000_000
-"""Bounds the memory that a micro-batch over a long backlog takes in its tasks and in a retry."""
+"""A bound on the tasks' memory for a micro-batch over a long backlog, and on the cost of a retry."""
 
 _NAMES: Final = (
     "apiKey",
@@ -36,14 +36,14 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAddress:
-    """The URL of a server and its key, which `repr` does not show."""
+    """The URL of a server and its API key, which `repr` omits."""
 
     url: str
     key: str | None = field(repr=False)
 
     @classmethod
     def of(cls, plain: Mapping[str, str]) -> TopicAddress:
-        """Take `url` and `apiKey`, or TOPICS_URL and TOPICS_API_KEY of the driver's environment."""
+        """Return the address from `url` and `apiKey`, or from TOPICS_URL and TOPICS_API_KEY on the driver."""
         url = plain.get("url") or os.environ.get("TOPICS_URL") or DEFAULT_URL
         return cls(url=url, key=plain.get("apiKey") or os.environ.get("TOPICS_API_KEY") or None)
 
@@ -54,20 +54,23 @@ class TopicOptions:
 
     address: TopicAddress
     topics: tuple[str, ...]
-    """`topic` (or `load(path)`): one name or several, separated by commas; sorted."""
+    """`topic` (or `load(path)`): one or several comma-separated names, sorted here."""
     columns: tuple[str, ...] = tuple(TOPIC_COLUMNS)
     starting: Position = "earliest"
     ending: Position = "latest"
     """Batch queries only: the first sequence that is not read."""
     records_per_trigger: int = RECORDS_PER_TRIGGER
     on_gap: OnTopicGap = "fail"
-    """What deleted records become: an error, a warning in the log, or a row that describes the gap."""
+    """The handling of deleted records: an error, a warning in the log, or a row that describes the gap."""
     partitions: int | None = None
-    """By default two tasks per core of the driver."""
+    """The most tasks of a read. None: two per core of the driver."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> TopicOptions:
-        """Read the options. Raises `ConfigError` naming the option, and the closest one if it is unknown."""
+        """Parse the options.
+
+        Raise a `ConfigError` that names the option, and suggests one if it is unknown.
+        """
         plain = named_options(given, _NAMES, TOPIC_FORMAT)
         if ("topic" in plain) == ("path" in plain):
             raise ConfigError(
@@ -83,16 +86,16 @@ class TopicOptions:
             on_gap=choice_option(plain, "onGap", ("fail", "skip", "record"), "fail"),
             partitions=count_option(plain, "partitions"),
         )
-        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
-        if options.on_gap == "record" and lacking:
+        missing = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.on_gap == "record" and missing:
             raise ConfigError(
-                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(lacking)}"
+                f"columns: onGap=record describes gaps in {', '.join(GAP_COLUMNS)}; add {', '.join(missing)}"
             )
         return options
 
     @property
     def tasks(self) -> int:
-        """The most tasks that a read is divided into."""
+        """The most tasks of a read."""
         return self.partitions or 2 * cores()
 
 

@@ -1,7 +1,7 @@
-"""Tables as sinks: Delta, Iceberg and plain Parquet folders, each micro-batch in them once.
+"""Table sinks: Delta, Iceberg and plain Parquet folders. Each micro-batch is added exactly once.
 
-Tasks write Parquet files that no reader can see; the driver makes all files of a micro-batch part of the
-table in one step and records in the same step which micro-batch of which query they were. Doing it again is a
+Tasks write Parquet files that readers cannot see yet. The driver adds all files of a micro-batch to the
+table in one step. The same step records the query and the number of the micro-batch, so repeating it is a
 no-op.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["DataFile", "Table", "TableKind", "TableSpec", "open_table"]
 
 
 def open_table(spec: TableSpec) -> Table:
-    """Open the table of a spec. Nothing is contacted yet; raises `Unsupported` if its library is missing."""
+    """Open a table without contacting its store. Raise `Unsupported` if its library is missing."""
     if spec.kind == "delta":
         from penstock.spark.tables.delta import DeltaLog
 

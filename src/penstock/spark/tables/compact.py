@@ -1,8 +1,8 @@
 """Compaction: a Spark batch job that replaces the small files of streams with fewer, larger ones.
 
-Readers and a running stream are not disturbed: new files replace old ones in a commit of their own, the rows
-stay the same, and the versions of the stream's micro-batches are not touched. The old files stay on disk for
-readers that still use them; remove them when none can be left, for Delta with
+Readers and a running stream are not disturbed. New files replace old ones in a separate commit, the rows
+stay the same, and the recorded micro-batch versions of the stream do not change. The old files stay on disk
+for readers that still use them. Remove them once no reader can: for Delta with
 `DeltaTable(path).vacuum(dry_run=False)`, for Iceberg by expiring snapshots and removing orphan files with the
 catalog's own tools.
 """
@@ -37,7 +37,7 @@ OnProgress: TypeAlias = Callable[[str], None]
 
 _ROW: Final = pa.schema([("result", pa.binary())])
 _SMALL: Final = 0.75
-"""A file of at least this part of the target is left alone: rewriting it would gain little."""
+"""Files of at least this fraction of the target size are not rewritten: it would gain little."""
 _DELTA_ATTEMPTS: Final = 5
 _ICEBERG_ATTEMPTS: Final = 20
 _SUMMARY: Final = {"penstock.compaction": "true"}
@@ -49,7 +49,7 @@ J = TypeVar("J")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallFiles(Generic[J]):
-    """Files of one partition that are to become one, or a few."""
+    """A group of files in one partition to merge into one file, or a few."""
 
     partition: PartitionValues
     files: tuple[J, ...]
@@ -58,7 +58,7 @@ class SmallFiles(Generic[J]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionReport:
-    """The result of a compaction. `skipped` names what it left alone, and why."""
+    """The result of a compaction. `skipped` lists the reason for each partition or group left unchanged."""
 
     partitions: int = 0
     files_before: int = 0
@@ -96,16 +96,16 @@ def compact(
 ) -> CompactionReport:
     """Rewrite the small files of every partition of the table that has at least `min_files` of them.
 
-    Raises `Unsupported` for a Parquet folder: its readers take every file they see, so that none can be
-    replaced without being seen twice or not at all.
+    Raise `Unsupported` for a Parquet folder. Its readers read every file they find, so during a replacement
+    they would see rows twice or not at all.
     """
     if target_bytes < 1 or min_files < 2:
         raise ConfigError("compaction: expected target_bytes of at least 1 and min_files of at least 2")
-    tell = on_progress or (lambda _: None)
+    report_progress = on_progress or (lambda _: None)
     if spec.kind == "delta":
-        return _compact_delta(spark, spec, target_bytes, min_files, tell)
+        return _compact_delta(spark, spec, target_bytes, min_files, report_progress)
     if spec.kind == "iceberg":
-        return _compact_iceberg(spark, spec, target_bytes, min_files, tell)
+        return _compact_iceberg(spark, spec, target_bytes, min_files, report_progress)
     raise Unsupported(
         f"{spec.where}: a folder without a table format cannot be compacted under its readers; write it as a "
         "new folder with spark.read.parquet(old).repartition(n).write.parquet(new) and have them read that "
@@ -116,7 +116,10 @@ def compact(
 def pack(
     sized: Mapping[PartitionValues, Sequence[tuple[J, int]]], target_bytes: int, min_files: int
 ) -> list[SmallFiles[J]]:
-    """Group the small files of each partition that has enough, in groups of about `target_bytes`."""
+    """Group the small files of each partition into groups of about `target_bytes`.
+
+    Skip partitions with fewer than `min_files` small files.
+    """
     packs: list[SmallFiles[J]] = []
     for partition, files in sorted(sized.items(), key=repr):
         small = [(file, size) for file, size in files if size < _SMALL * target_bytes]
@@ -136,7 +139,7 @@ def pack(
 
 
 def in_tasks(spark: SparkSession, jobs: Sequence[J], work: Callable[[J], bytes]) -> list[bytes]:
-    """Run `work` for each job in a Spark task of its own. Return the results, in no order."""
+    """Run `work` for each job in a separate Spark task. Return the results in arbitrary order."""
     if not jobs:
         return []
 
@@ -150,11 +153,11 @@ def in_tasks(spark: SparkSession, jobs: Sequence[J], work: Callable[[J], bytes])
 
 
 def _compact_delta(
-    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, tell: OnProgress
+    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, report_progress: OnProgress
 ) -> CompactionReport:
-    """Compact with one task and one commit for each partition that has small files.
+    """Compact each partition that has small files, with one task and one commit per partition.
 
-    A partition that other writers keep changing is skipped and reported.
+    Skip and report a partition that other writers keep changing.
     """
     from penstock.spark.tables.delta import load_delta
 
@@ -164,14 +167,14 @@ def _compact_delta(
     partitions = sorted(
         {found.partition for found in pack(_delta_files(table), target_bytes, min_files)}, key=repr
     )
-    tell(f"{spec.where}: {len(partitions)} partitions have small files")
+    report_progress(f"{spec.where}: {len(partitions)} partitions have small files")
 
     def work(partition: PartitionValues) -> bytes:
         return msgspec.json.encode(_optimize(spec, partition, target_bytes))
 
     results = in_tasks(spark, partitions, work)
     report = CompactionReport.total(msgspec.json.decode(found, type=CompactionReport) for found in results)
-    tell(f"{spec.where}: {report}")
+    report_progress(f"{spec.where}: {report}")
     return report
 
 
@@ -192,12 +195,12 @@ def _text(value: object) -> str | None:
 
 
 def _optimize(spec: TableSpec, partition: PartitionValues, target_bytes: int) -> CompactionReport:
-    """Compact one partition, in a task. After a lost race, start again from the new state."""
+    """Compact one partition, in a task. After a commit conflict, start again from the new state."""
     from deltalake.exceptions import CommitFailedError
 
     from penstock.spark.tables.delta import load_delta
 
-    # Its filters know null as the empty string, as the log does.
+    # The filters represent null as the empty string, as the log does.
     chosen = [(name, "=", value or "") for name, value in partition]
     for _ in range(_DELTA_ATTEMPTS):
         table = load_delta(spec)
@@ -216,7 +219,7 @@ def _optimize(spec: TableSpec, partition: PartitionValues, target_bytes: int) ->
             bytes_after=_total(done["filesAdded"]),
         )
     place = ", ".join(f"{name}={value}" for name, value in partition) or "the table"
-    return CompactionReport(skipped=(f"{place}: other writers changed it each time",))
+    return CompactionReport(skipped=(f"{place}: other writers changed it during every attempt",))
 
 
 def _total(reported: str | dict[str, int]) -> int:
@@ -233,13 +236,13 @@ class _Merged:
 
 
 def _compact_iceberg(
-    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, tell: OnProgress
+    spark: SparkSession, spec: TableSpec, target_bytes: int, min_files: int, report_progress: OnProgress
 ) -> CompactionReport:
-    """Merge small files in tasks, and swap them in one commit.
+    """Merge small files in tasks, then replace them in one commit.
 
-    Files with deletes, of an older schema or outside the data folder are left alone. The commit rests on the
-    snapshot it was made for. If a stream has committed in the meantime, the swap is made again on the new
-    snapshot, after checking that every file it replaces is still there and nothing was deleted from it.
+    Skip files that have deletes, an older schema, or a path outside the data folder. The commit is
+    conditional on the snapshot it was prepared for. If a stream has committed in the meantime, repeat the
+    commit on the new snapshot, after checking that every replaced file is still there without deletes.
     """
     from penstock.spark.tables.iceberg import IcebergTable, load_iceberg
 
@@ -248,7 +251,7 @@ def _compact_iceberg(
         raise NotFound(f"{spec.where} does not exist; check the options table and catalog.*")
     layout = replace(IcebergTable(spec).layout_of(table), target_file_bytes=target_bytes)
     packs = pack(_sized(table, layout), target_bytes, min_files)
-    tell(f"{spec.where}: {len(packs)} groups of small files")
+    report_progress(f"{spec.where}: {len(packs)} groups of small files")
 
     def work(small: SmallFiles[str]) -> bytes:
         return msgspec.json.encode(_merge(layout, small))
@@ -265,12 +268,12 @@ def _compact_iceberg(
         bytes_after=sum(file.size for found in done for file in found.new),
         skipped=tuple(found.reason for found in merged if found.reason),
     )
-    tell(f"{spec.where}: {report}")
+    report_progress(f"{spec.where}: {report}")
     return report
 
 
 def _live(table: CatalogTable) -> dict[str, ManifestFile]:
-    """Return the files of the current snapshot that nothing was deleted from."""
+    """Return the files of the current snapshot that have no deletes."""
     return {task.file.file_path: task.file for task in table.scan().plan_files() if not task.delete_files}
 
 
@@ -285,7 +288,7 @@ def _sized(table: CatalogTable, layout: FileLayout) -> dict[PartitionValues, lis
 
 
 def _merge(layout: FileLayout, small: SmallFiles[str]) -> _Merged:
-    """Store the rows of small files as files of the usual size, in a task."""
+    """Rewrite the rows of small files into files of the target size. Runs in a task."""
     store = worker_store(layout.store)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -304,7 +307,7 @@ def _merge(layout: FileLayout, small: SmallFiles[str]) -> _Merged:
 
 
 class _OlderSchema(Exception):
-    """A file's columns are not the table's."""
+    """The columns of a file differ from the table's."""
 
 
 def _ids(schema: pa.Schema) -> list[tuple[str, bytes | None]]:
@@ -322,8 +325,8 @@ def _swap(spec: TableSpec, merged: Sequence[_Merged]) -> None:
         gone = [path for found in merged for path in found.old if path not in live]
         if table is None or gone:
             raise Conflict(
-                f"{spec.where}: {len(gone)} of the files that were merged have been rewritten or deleted "
-                "from meanwhile; nothing was changed, compact again"
+                f"{spec.where}: {len(gone)} of the merged files were rewritten or had rows deleted in the "
+                "meantime; nothing was changed, compact again"
             )
         try:
             change = without_blind_retries(table).transaction()
@@ -338,6 +341,6 @@ def _swap(spec: TableSpec, merged: Sequence[_Merged]) -> None:
             continue
         return
     raise Conflict(
-        f"{spec.where}: {_ICEBERG_ATTEMPTS} attempts lost against other writers; nothing was changed, "
+        f"{spec.where}: {_ICEBERG_ATTEMPTS} attempts conflicted with other writers; nothing was changed, "
         "compact again"
     )

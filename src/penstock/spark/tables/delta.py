@@ -1,17 +1,17 @@
-"""A Delta table: tasks write its files, one entry of its log makes them rows.
+"""A Delta table: tasks write its files, and one log entry adds them to the table.
 
-A micro-batch is in the table once, however often and by how many processes it is committed:
+A micro-batch is added once, however often it is committed and by however many processes:
 
-1. A commit loads the table again and reads the last version of its app. If it is equal, nothing is left to
-do.
-2. It writes its files and (app, version) as one log entry, which the store creates if absent.
-3. If another writer has added an entry since step 1, the library reads it first. An append of another app
-does no harm; with an entry of our app the commit fails, and continues at step 1, which finds the version.
-4. If the response is lost, step 1 shows whether the entry was written. One that is still being written is
-   case 3.
+1. A commit reloads the table and reads the last version of its app. If that is this version, nothing is left
+   to do.
+2. It writes its files and (app, version) as one log entry. The store creates the entry only if it is absent.
+3. If another writer has added an entry since step 1, the library reads that entry first. An append of another
+   app does no harm. An entry of our app makes the commit fail. It restarts at step 1 and finds the version.
+4. If the response is lost, step 1 shows whether the entry was written. An entry that is still being written
+   is case 3.
 
-In a local folder, a visible entry may still be lost in a power cut. It is synced before it is reported, even
-if step 1 finds it: its writer may have died before it could sync.
+In a local folder, a power cut may still lose a visible entry. It is synced before it is reported, even if
+step 1 finds it: its writer may have died before it could sync.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ except ImportError as error:
     ) from error
 
 Change: TypeAlias = Callable[[DeltaTable, CommitProperties], object]
-"""Writes one log entry with these properties."""
+"""A function that writes one log entry with the given properties."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ _RULES: Final = ("delta.generationExpression", "delta.identity", "delta.invarian
 
 
 class DeltaLog:
-    """See `Table`. Every call reads the log again: another process may have written to it."""
+    """A `Table` in the Delta format. Every call rereads the log: another process may have written to it."""
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
@@ -125,7 +125,7 @@ class DeltaLog:
             raise type(error)(f"{spec.where} cannot be created: {error}") from None
         created = load_delta(spec)
         if created is None:
-            raise Unavailable(f"{spec.where} was created and is gone; is another process removing it?")
+            raise Unavailable(f"{spec.where} disappeared after its creation; is another process removing it?")
         self._sync(0, own_files=True)
         _log.info("created %s", spec.where)
         return created
@@ -137,7 +137,7 @@ class DeltaLog:
         divided = tuple(table.metadata().partition_columns)
         if self._spec.partition_by not in ((), divided):
             raise SchemaMismatch(
-                f"partitionBy: {where} is divided by ({', '.join(divided)}), not by "
+                f"partitionBy: {where} is partitioned by ({', '.join(divided)}), not by "
                 f"({', '.join(self._spec.partition_by)}); leave the option out, or write to another table"
             )
         check_partitioning(rows, divided, where)
@@ -171,8 +171,8 @@ class DeltaLog:
     def change(self, app: str, version: int, rows: int, apply: Change, *, own_files: bool = True) -> bool:
         """Run `apply` under the transaction (app, version), in the steps above. Return what `commit` returns.
 
-        Nothing is applied when there are no rows. Files that `apply` adds are durable already if they are
-        our own (`own_files`); otherwise they are synced here.
+        Do nothing if there are no rows. With `own_files`, the files that `apply` adds are already durable;
+        otherwise sync them here.
         """
         for _ in range(_ATTEMPTS):
             table = self._load()
@@ -189,12 +189,12 @@ class DeltaLog:
                 self._sync(seen, own_files=own_files)
                 return True
         raise Conflict(
-            f"{self._spec.where}: {_ATTEMPTS} commits lost against other writers; the next start of the "
-            "query tries again"
+            f"{self._spec.where}: {_ATTEMPTS} commits conflicted with other writers; start the query again "
+            "to retry"
         )
 
     def _apply(self, table: DeltaTable, app: str, version: int, rows: int, apply: Change) -> bool:
-        """Write the log entry. False if another writer's entry came first."""
+        """Write the log entry. Return False if another writer's entry came first."""
         properties = CommitProperties(
             app_transactions=[Transaction(app, version)],
             custom_metadata={_APP: app, _VERSION: str(version), _ROWS: str(rows)},
@@ -202,19 +202,19 @@ class DeltaLog:
         try:
             apply(table, properties)
         except CommitFailedError as error:
-            _log.info("%s: %s; looking again", self._spec.where, _text(error))
+            _log.info("%s: %s; checking again", self._spec.where, _text(error))
             return False
         except _FAILURES as error:
             if self.last_version(app) == version:
                 return True
             raise OutcomeUnknown(
                 f"{self._spec.where}: it is not known whether micro-batch {version} was committed "
-                f"({_text(error)}); starting the query again is safe and finds it out"
+                f"({_text(error)}); start the query again, which checks and is safe"
             ) from None
         return True
 
     def _sync(self, since: int | None, *, app: str = "", own_files: bool) -> None:
-        """Make the log durable from entry `since` on, or from the last one of `app`."""
+        """Make the log durable from entry `since` on, or from the last entry of `app` if `since` is None."""
         folder = _local_folder(self._spec)
         if folder is None:
             return
@@ -231,7 +231,7 @@ class DeltaLog:
             ) from None
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """See `Table.rows_by_version`. Goes back as far as the log's own retention (30 days unless set)."""
+        """See `Table.rows_by_version`. It covers the retention of the log (30 days by default)."""
         table = load_delta(self._spec)
         if table is None:
             return {}
@@ -248,13 +248,14 @@ class DeltaLog:
         table = load_delta(self._spec)
         if table is None:
             raise Unavailable(
-                f"{self._spec.where} is gone; was it removed while the query runs? Start the query again"
+                f"{self._spec.where} no longer exists; was it removed while the query was running? "
+                "Start the query again"
             )
         return table
 
 
 def load_delta(spec: TableSpec) -> DeltaTable | None:
-    """Load the table as it is now; None if there is none. Raises `Unavailable` or `PermissionDenied`."""
+    """Return the current table, or None if it does not exist. Raise `Unavailable` or `PermissionDenied`."""
     try:
         return DeltaTable(spec.path, storage_options=_storage(spec))
     except TableNotFoundError:
@@ -264,7 +265,7 @@ def load_delta(spec: TableSpec) -> DeltaTable | None:
 
 
 def _local_folder(spec: TableSpec) -> str | None:
-    """Return the table's local folder, or None for a remote store, whose writes are durable."""
+    """Return the table's local folder, or None for a remote store, where every write is durable."""
     address = StoreAddress.parse(spec.path)
     return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else None
 
@@ -274,7 +275,7 @@ def _entry(folder: str, version: int) -> str:
 
 
 def _log_names(folder: str) -> list[tuple[int, str]]:
-    """Return the files of the log that belong to a version: its entry, and its checkpoint if it has one."""
+    """Return (version, name) for the log's files that have a version: entries and checkpoints."""
     try:
         names = os.listdir(os.path.join(folder, _LOG))
     except OSError as error:
@@ -291,7 +292,7 @@ def _actions(folder: str, version: int) -> list[dict[str, dict[str, object]]]:
 
 
 def _last_entry_of(app: str, folder: str, newest: int) -> int:
-    """The last entry with a transaction of `app`, or the oldest there is."""
+    """Return the last entry with a transaction of `app`, or the oldest entry if there is none."""
     for version in range(newest, -1, -1):
         try:
             actions = _actions(folder, version)
@@ -303,7 +304,7 @@ def _last_entry_of(app: str, folder: str, newest: int) -> int:
 
 
 def _sync_added(folder: str, first: int, newest: int) -> None:
-    """The data files of these entries, and their names."""
+    """Sync the data files that the entries from `first` to `newest` add, and their folders."""
     added = {
         os.path.join(folder, urllib.parse.unquote(str(action["add"]["path"])))
         for version in range(first, newest + 1)
@@ -312,7 +313,7 @@ def _sync_added(folder: str, first: int, newest: int) -> None:
     }
     for path in sorted(added):
         _sync_file(path)
-    # A folder of a partition may be new, and then its name in the folder above is too.
+    # A partition's folder may be new, so its parent folders are synced too.
     folders = {folder}
     for path in added:
         parent = os.path.dirname(path)
@@ -324,7 +325,7 @@ def _sync_added(folder: str, first: int, newest: int) -> None:
 
 
 def _sync_log(folder: str, first: int) -> None:
-    # Also the entry before ours: its writer may be one that does not sync.
+    # `first` is the entry before ours: its writer may not sync.
     for version, name in sorted(_log_names(folder)):
         if version >= first:
             _sync_file(os.path.join(folder, _LOG, name))
@@ -336,7 +337,7 @@ def _sync_log(folder: str, first: int) -> None:
 
 
 def _sync_file(path: str) -> None:
-    """Make durable what another wrote. One that was removed meanwhile needs it no more."""
+    """Sync a file that another process wrote. Ignore it if it was removed in the meantime."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -369,7 +370,7 @@ def _add_action(file: DataFile, now_ms: int) -> AddAction:
 
 
 def _check_features(table: DeltaTable, where: str) -> None:
-    """Refuse a table with rules that appending files does not keep."""
+    """Raise `Unsupported` if the table has rules that appending files does not enforce."""
     configuration = table.metadata().configuration
     rules = [key for key in configuration if key.startswith("delta.constraints.")]
     if configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -383,13 +384,13 @@ def _check_features(table: DeltaTable, where: str) -> None:
     rules += sorted(set(table.protocol().writer_features or ()) - _KNOWN_FEATURES)
     if rules:
         raise Unsupported(
-            f"{where} has rules that this sink does not keep ({', '.join(rules)}); drop them, or write to "
+            f"{where} has rules that this sink does not enforce ({', '.join(rules)}); drop them, or write to "
             "another table and merge from there"
         )
 
 
 def _text(error: BaseException) -> str:
-    """Return the first line: later ones may contain addresses with signatures."""
+    """Return the first line of the error without addresses: an address may contain a signature."""
     return re.sub(r"https?://\S+", "(address)", str(error).partition("\n")[0])[:300]
 
 

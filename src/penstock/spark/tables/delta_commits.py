@@ -1,7 +1,7 @@
-"""The version of a Delta table that a micro-batch made, found in its log without reading all of it.
+"""Search in a Delta log for the table version that a micro-batch wrote, without reading the whole log.
 
-Versions of one app only rise from entry to entry, so a binary search finds its entry. Entries of others, such
-as a compaction or another application's write, are skipped.
+The versions of one app increase from entry to entry, so a binary search finds the entry. The search skips
+entries of other writers, such as compactions and other applications.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS: Final = "penstock.rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCommit:
-    """An entry of the log that a micro-batch wrote."""
+    """A log entry that a micro-batch wrote."""
 
     version: int
     micro_batch: int
@@ -36,13 +36,16 @@ class DeltaCommit:
 
 
 Entry = Callable[[int], Awaitable[DeltaCommit | None]]
-"""The entry of a version, None if it is not of the app. Raises `NotFound` where the log has been cleaned."""
+"""A function that returns the entry of a version, or None if another app wrote it.
+
+It raises `NotFound` if the log no longer has the version.
+"""
 
 
 def find_commit(spec: TableSpec, app: str, micro_batch: int, newest: int) -> DeltaCommit | None:
-    """Find the entry of a micro-batch among the versions up to `newest`. Blocking; raises as the store does.
+    """Return the entry of a micro-batch among the versions up to `newest`. Blocks.
 
-    None if the micro-batch wrote nothing there, or its entry is no longer in the log.
+    Return None if the micro-batch wrote nothing or the log no longer has its entry. Raise as the store does.
     """
     return loop_thread().run(_find(spec, app, micro_batch, newest))
 
@@ -56,12 +59,12 @@ async def _find(spec: TableSpec, app: str, micro_batch: int, newest: int) -> Del
 
 
 async def search(micro_batch: int, newest: int, entry: Entry) -> DeltaCommit | None:
-    """Search with `entry`, which is called for a few versions."""
+    """Return the entry of `micro_batch`, or None. Call `entry` for only a few versions up to `newest`."""
     low, high = 0, newest
     while low <= high:
         middle = (low + high) // 2
         found, at = None, middle
-        while at >= low:  # down to the next entry of this app
+        while at >= low:  # walk back to the nearest entry of this app
             try:
                 found = await entry(at)
             except NotFound:
@@ -91,15 +94,15 @@ async def _entry(store: ObjectStore, app: str, version: int) -> DeltaCommit | No
 
 
 def commit_in(entry: bytes, app: str, version: int) -> DeltaCommit | None:
-    """Decode an app's commit from an entry of the log.
+    """Return the commit of `app` in a log entry, or None if another app wrote the entry.
 
-    Raises a decoder's errors for a damaged entry. Pure.
+    Raise the decoder's error for a damaged entry. Pure.
     """
     for line in entry.splitlines():
         if b'"commitInfo"' not in line:
             continue
         info = json.loads(line).get("commitInfo")
-        if info is None:  # the word is part of a path or a value
+        if info is None:  # "commitInfo" is part of a path or a value
             continue
         if info.get(_APP) != app:
             return None

@@ -1,8 +1,8 @@
 """The formats `penstock-delta`, `penstock-iceberg` and `penstock-parquet`, for `write` and `writeStream`.
 
-In a stream, a micro-batch is identified by the query's id and its own number, both from Spark. A batch write
-is identified by the options `txnAppId` and `txnVersion`, for `foreachBatch` and jobs that may be repeated;
-without them each write is unique.
+In a stream, a micro-batch is identified by the query's id and the batch number, both from Spark. A batch
+write is identified by the options `txnAppId` and `txnVersion`, which `foreachBatch` and repeatable jobs set.
+Without them every write is unique.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """The name under which a batch write is committed."""
+    """The identity of a batch write: its application and version."""
 
     app: str
     version: int
 
     @classmethod
     def take(cls, options: dict[str, str]) -> Txn | None:
-        """Take `txnAppId` and `txnVersion` out of `options`. Raises `ConfigError` for one alone."""
+        """Remove `txnAppId` and `txnVersion` from `options`. Raise `ConfigError` if only one is given."""
         found = {key.lower(): options.pop(key) for key in list(options) if key.lower().startswith("txn")}
         app, version = found.pop("txnappid", None), found.pop("txnversion", None)
         if found:
@@ -55,7 +55,7 @@ class Txn:
 
     @classmethod
     def unique(cls) -> Txn:
-        """Return the name of a write that is never repeated."""
+        """Return an identity for a write that is never repeated."""
         return cls(app=one_time_app(), version=0)
 
 
@@ -68,7 +68,7 @@ class Written(WriterCommitMessage):
 
 
 class TableFormat(DataSource):
-    """A table to append to. `TableSpec` and `Txn` describe the options."""
+    """A data source that appends to a table. `TableSpec` and `Txn` describe the options."""
 
     kind: ClassVar[TableKind]
 
@@ -88,7 +88,7 @@ class TableFormat(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> TableStreamWriter:
         if self._txn is not None:
             raise ConfigError(
-                "txnAppId and txnVersion are for batch writes; a stream has them from its query"
+                "txnAppId and txnVersion are for batch writes; a stream takes them from its query"
             )
         return TableStreamWriter(self._spec, self._layout(schema, overwrite))
 
@@ -121,7 +121,7 @@ class ParquetFormat(TableFormat):
 
 
 class TableWriter(DataSourceArrowWriter):
-    """A batch write: files from the tasks, one commit by the driver."""
+    """The writer of a batch write: tasks write the files, the driver commits them."""
 
     def __init__(self, spec: TableSpec, layout: FileLayout, txn: Txn) -> None:
         self._spec = spec
@@ -139,7 +139,7 @@ class TableWriter(DataSourceArrowWriter):
 
 
 class TableStreamWriter(DataSourceStreamArrowWriter):
-    """A stream's writer: the same for each micro-batch."""
+    """The writer of a stream: tasks write the files of a micro-batch, the driver commits them."""
 
     def __init__(self, spec: TableSpec, layout: FileLayout) -> None:
         self._spec = spec
@@ -155,8 +155,8 @@ class TableStreamWriter(DataSourceStreamArrowWriter):
         query = queries.pop()
         if queries or not query:
             raise Unsupported(
-                "Spark does not tell its tasks which query they work for, so a repeated micro-batch could "
-                "not be recognised; use a Spark version that Penstock supports"
+                "Spark does not pass the query id to its tasks, so a repeated micro-batch could not be "
+                "detected; use a Spark version that Penstock supports"
             )
         open_table(self._spec).commit(query, batchId, _files(messages))
 

@@ -1,14 +1,16 @@
-"""A table of an Iceberg catalog: tasks write its files, one commit makes them rows.
+"""A table of an Iceberg catalog: tasks write its files, and one commit adds them to the table.
 
-A micro-batch is in the table once:
+A micro-batch is added once:
 
-1. A commit loads the table and looks for the last version of its app, in the table's properties. Equal: done.
-2. It requests one change from the catalog: the new snapshot and the new version together, on the condition
-that the snapshot of step 1 is still the current one.
-3. If it is not, the catalog refuses. The library would then retry on the current snapshot, even if that has
-   the same micro-batch of another process: that is switched off, and the commit continues at step 1.
-4. If the response is lost, step 1 shows whether the change was made. If it is still being made, case 3
-applies to one of the two: both are based on the same snapshot.
+1. A commit loads the table and reads the last version of its app from the table's properties. If that is this
+   version, nothing is left to do.
+2. It requests one change from the catalog: the new snapshot together with the new version, on the condition
+   that the snapshot of step 1 is still current.
+3. If it is not, the catalog rejects the change. By default the library would retry on the current snapshot,
+   even if another process has added the same micro-batch there. That retry is disabled; the commit restarts
+   at step 1.
+4. If the response is lost, step 1 shows whether the change was applied. If it is still being applied, both
+   attempts are based on the same snapshot, so case 3 applies to one of them.
 """
 
 from __future__ import annotations
@@ -79,13 +81,16 @@ _catalogs: dict[tuple[int, tuple[tuple[str, str], ...]], Catalog] = {}
 
 
 class IcebergTable:
-    """See `Table`. The last version is kept without limit, rows by version as long as their snapshots."""
+    """A `Table` in the Iceberg format.
+
+    The last version is kept indefinitely; the rows by version are kept until their snapshots expire.
+    """
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
 
     def prepare(self, schema: StructType) -> None:
-        """See `Table.prepare`. Creates the namespace too. Bytes and shorts become ints, which Iceberg has."""
+        """See `Table.prepare`. Also create the namespace. Bytes and shorts become ints for Iceberg."""
         rows = _iceberg_rows(schema)
         self._check_fit(rows, load_iceberg(self._spec) or self._create(rows))
 
@@ -105,7 +110,7 @@ class IcebergTable:
         divided = _identity_columns(table, where)
         if self._spec.partition_by not in ((), divided):
             raise SchemaMismatch(
-                f"partitionBy: {where} is divided by ({', '.join(divided)}), not by "
+                f"partitionBy: {where} is partitioned by ({', '.join(divided)}), not by "
                 f"({', '.join(self._spec.partition_by)}); leave the option out, or write to another table"
             )
         check_partitioning(rows, divided, where)
@@ -131,7 +136,7 @@ class IcebergTable:
         return self.layout_of(self._load(), {field.name for field in schema.fields})
 
     def layout_of(self, table: CatalogTable, names: Collection[str] | None = None) -> FileLayout:
-        """Return the layout for rows of these columns, or of all."""
+        """Return the layout for rows with the columns `names`, or with all columns if None."""
         held = schema_to_pyarrow(table.schema())
         fields = [field for field in held if names is None or field.name in names]
         folder = str(table.properties.get(_DATA_PATH) or f"{table.location()}/data").rstrip("/")
@@ -163,12 +168,12 @@ class IcebergTable:
             if not files or self._append(table, app, version, files):
                 return True
         raise Conflict(
-            f"{self._spec.where}: {_ATTEMPTS} commits lost against other writers; nothing was committed, and "
-            "starting the query again is safe"
+            f"{self._spec.where}: {_ATTEMPTS} commits conflicted with other writers and nothing was "
+            "committed; start the query again to retry"
         )
 
     def _append(self, table: CatalogTable, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """Do steps 2 and 3. False if the table has changed."""
+        """Run steps 2 and 3. Return False if the table has changed."""
         rows = sum(file.rows for file in files)
         summary = {_APP: app, _VERSION: str(version), _ROWS: str(rows)}
         try:
@@ -180,19 +185,19 @@ class IcebergTable:
                     append.append_data_file(manifest_file(table, file))
             change.commit_transaction()
         except CommitFailedException as error:
-            _log.info("%s: %s; looking again", self._spec.where, error)
+            _log.info("%s: %s; checking again", self._spec.where, error)
             return False
         except Exception as error:
             if self.last_version(app) == version:
                 return True
             raise OutcomeUnknown(
                 f"{self._spec.where}: it is not known whether micro-batch {version} was committed "
-                f"({type(error).__name__}); starting the query again is safe and finds it out"
+                f"({type(error).__name__}); start the query again, which checks and is safe"
             ) from error
         return True
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """See `Table.rows_by_version`. Goes back to the oldest snapshot that was not expired."""
+        """See `Table.rows_by_version`. It covers all snapshots that have not expired."""
         table = load_iceberg(self._spec)
         return {} if table is None else dict(_summaries(table, app))
 
@@ -205,16 +210,14 @@ class IcebergTable:
         table = load_iceberg(self._spec)
         if table is None:
             raise Unavailable(
-                f"{self._spec.where} is gone; was it removed while the query runs? Start the query again"
+                f"{self._spec.where} no longer exists; was it removed while the query was running? "
+                "Start the query again"
             )
         return table
 
 
 def load_iceberg(spec: TableSpec) -> CatalogTable | None:
-    """Load the table as it is now;
-
-    None if there is none. Raises `Unavailable` if the catalog does not respond.
-    """
+    """Return the current table, or None if it does not exist. Raise `Unavailable` if the catalog fails."""
     catalog = _catalog(spec)
     with _translated(f"{spec.where} cannot be read"):
         try:
@@ -224,14 +227,14 @@ def load_iceberg(spec: TableSpec) -> CatalogTable | None:
 
 
 def without_blind_retries(table: CatalogTable) -> CatalogTable:
-    """Make a commit fail if the table has changed, as step 3 needs. It applies to this handle only."""
+    """Disable the library's retries on this handle, so that a commit fails if the table has changed."""
     properties = {**table.metadata.properties, _RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
     return table
 
 
 def manifest_file(table: CatalogTable, file: DataFile) -> ManifestFile:
-    """Return a file as Iceberg's manifests list it, with statistics from the footer that the task sent."""
+    """Return the manifest entry of a file, with statistics from the footer that the task sent."""
     schema = table.schema()
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=pq.read_metadata(pa.BufferReader(file.footer)),
@@ -285,14 +288,14 @@ def _summaries(table: CatalogTable, app: str) -> list[tuple[int, int]]:
 
 
 def _identity_columns(table: CatalogTable, where: str) -> tuple[str, ...]:
-    """Return the partition columns of a table. Raises `Unsupported` for transformed values."""
+    """Return the partition columns of a table. Raise `Unsupported` if one has a transform."""
     columns = []
     for field in table.spec().fields:
         column = table.schema().find_column_name(field.source_id)
         if not isinstance(field.transform, IdentityTransform) or column != field.name:
             raise Unsupported(
-                f"{where} is divided by {field.transform}({column}); this sink writes tables that are "
-                "divided by the values of columns. Add such a column, or write to another table"
+                f"{where} is partitioned by {field.transform}({column}); this sink only writes tables that "
+                "are partitioned by column values. Add a column with that value, or write to another table"
             )
         columns.append(field.name)
     return tuple(columns)
@@ -311,7 +314,7 @@ def _identifier(spec: TableSpec) -> tuple[str, ...]:
 
 
 def _catalog(spec: TableSpec) -> Catalog:
-    """Return this process's catalog. `catalog.name` names it; other options go to the library as they are."""
+    """Return this process's catalog. `catalog.name` names it; other options go to the library unchanged."""
     options = spec.catalog_options
     key = (os.getpid(), tuple(sorted(options.items())))
     catalog = _catalogs.get(key)
@@ -329,7 +332,7 @@ def _store_url(folder: str) -> str:
 
 
 def _store_options(spec: TableSpec) -> dict[str, str]:
-    """Return the `store.*` settings, completed by the `catalog.s3.*` ones."""
+    """Return the `store.*` options, with the `catalog.s3.*` options as defaults."""
     given = spec.catalog_options
     found = {name: given[key] for key, name in _S3.items() if key in given}
     if found.get("endpoint", "").startswith("http://"):
@@ -341,8 +344,8 @@ def _store_options(spec: TableSpec) -> dict[str, str]:
 def _translated(what: str) -> Iterator[None]:
     """Translate failures of the library and of its dependencies into our errors.
 
-    They have no common base class. Only their class is shown: their texts may contain an address with a
-    password.
+    They have no common base class. The message shows only their class name: their text may contain an
+    address with a password.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Totals in a Delta table: rows with known keys are added up, others are inserted, each micro-batch once."""
+"""Merging totals into a Delta table: add to rows with known keys, insert others, each micro-batch once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ _SUMMABLE: Final = (DecimalType, DoubleType, FloatType, LongType)
 def merge_into(
     spec: TableSpec, rows: pa.Table, *, keys: Sequence[str], add: Sequence[str], app: str, version: int
 ) -> bool:
-    """Merge `rows` into the Delta table `spec` as micro-batch `version` of `app`; False if it was before.
+    """Merge `rows` into the Delta table `spec` as micro-batch `version` of `app`.
 
-    A row whose `keys` are equal to a row's in the table (null equals null) adds its `add` columns to it and
-    replaces the others; any other row is inserted. Null in an `add` column adds nothing. The table is created
-    if it is absent. Runs on the driver: for aggregates, not for records. Raises as `Table.prepare` and
-    `Table.commit`, `InvalidInput` when two of the rows have the same keys, `SumTooLarge` when a total does
-    not fit its column (the table stays as it is), and `Unsupported` for other tables.
+    Return False if that micro-batch was merged before. If a row of the table has the same `keys` (null equals
+    null), add the `add` columns to it and replace its other columns; otherwise insert the row. A null in an
+    `add` column adds nothing. Create the table if it is absent. The merge runs on the driver, so use it for
+    aggregates, not for records.
+
+    Raise as `Table.prepare` and `Table.commit`, `InvalidInput` if two of the rows have the same keys,
+    `SumTooLarge` if a total does not fit its column (the table is unchanged), and `Unsupported` for other
+    kinds of table.
     """
     if spec.kind != "delta":
         raise Unsupported(f"{spec.where}: only Delta tables can be merged into; use kind delta")
@@ -64,7 +67,7 @@ def merge_into(
         try:
             merger.execute()
         except (ValueError, DeltaError) as error:
-            # Found while the rows are computed, before anything is committed.
+            # The overflow occurs while the rows are computed, before anything is committed.
             if _is_overflow(error):
                 raise sum_too_large(spec.where, add) from None
             raise
@@ -113,8 +116,8 @@ def _is_overflow(error: Exception) -> bool:
 def _check_unique(rows: pa.Table, keys: Sequence[str]) -> None:
     if rows.num_rows and rows.group_by(list(keys)).aggregate([]).num_rows != rows.num_rows:
         raise InvalidInput(
-            f"merge: several rows of a micro-batch have the same {', '.join(keys)}, so what to store is not "
-            f"defined; end the query with GROUP BY {', '.join(keys)}"
+            f"merge: several rows of a micro-batch have the same {', '.join(keys)}, so the result is "
+            f"undefined; end the query with GROUP BY {', '.join(keys)}"
         )
 
 
@@ -122,14 +125,14 @@ def _sum(name: str, schema: StructType) -> str:
     old, new = f"t.{_quoted(name)}", f"s.{_quoted(name)}"
     total, room = f"{old} + {new}", _room(schema[name].dataType)
     if room is not None:
-        # Added up as they are, large numbers wrap around or outgrow their type silently; a cast fails.
+        # A plain sum of large numbers overflows silently; the cast back to the column's type fails.
         wide, fitting = room
         total = f"CAST(CAST({old} AS {wide}) + CAST({new} AS {wide}) AS {fitting})"
     return f"CASE WHEN {new} IS NULL THEN {old} WHEN {old} IS NULL THEN {new} ELSE {total} END"
 
 
 def _room(kind: DataType) -> tuple[str, str] | None:
-    """Return a type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
+    """Return a type that holds the sum of two values of `kind`, and `kind` itself. Return None for floats."""
     if isinstance(kind, LongType):
         return "DECIMAL(20, 0)", "BIGINT"
     if isinstance(kind, DecimalType):
@@ -138,5 +141,5 @@ def _room(kind: DataType) -> tuple[str, str] | None:
 
 
 def _quoted(name: str) -> str:
-    # The library parses plain names as lower case.
+    # The library parses unquoted names as lower case.
     return '"' + name.replace('"', '""') + '"'

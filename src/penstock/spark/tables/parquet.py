@@ -1,27 +1,27 @@
-"""A folder of Parquet files without a table format, in which plain readers see each micro-batch once.
+"""A folder of Parquet files without a table format. Plain readers see each micro-batch once.
 
-Readers take every Parquet file they find, so a file gets its name only when its micro-batch is decided:
+Readers read every Parquet file they find. A file gets its final name only once its micro-batch is decided:
 
-1. Tasks store files under `_penstock/staging/`, which readers skip, with names no other task ever uses.
-2. The driver decides: one compare-and-swap of `_penstock/apps/<app>.json` from the micro-batch before to this
-   one, with the names its files will have. A driver that loses it reads it again and finds the decision.
-3. It publishes: each staged file is moved to its final name, then the micro-batch's record is written.
-4. Before the next decision, and whenever the folder is opened, a decision without a record is published
-   completely. A staged file that is gone has been published: nothing else removes it.
+1. Tasks store files under `_penstock/staging/`, which readers skip. No two tasks use the same name.
+2. The driver decides: one compare-and-swap moves `_penstock/apps/<app>.json` from the previous micro-batch to
+   this one and records the final names of its files. A driver whose swap fails reads the decision.
+3. The driver publishes: it moves each staged file to its final name, then writes the micro-batch's record.
+4. Before the next decision, and whenever the folder is opened, the driver finishes publishing a decision that
+   has no record. A missing staged file has been published: nothing else removes it.
 
-So a crash before 2 leaves staged files without references, one after 2 leaves a decision that is finished
-later, and a micro-batch that is run again finds the decision, finishes it, and adds nothing. Two drivers that
+A crash before step 2 leaves unreferenced staged files. A crash after step 2 leaves a decision that is
+finished later. A repeated micro-batch finds the decision, finishes it, and adds nothing. Two drivers that
 publish the same decision move the same bytes to the same names.
 
 The objects of a folder:
 
 _penstock/schema.json                            the columns, written once
-_penstock/apps/<app>.json                        the last micro-batch of a query: decides, by compare-and-swap
-_penstock/commits/<app>/<version>-<rows>.json    every micro-batch that is published
-_penstock/staging/<file>.staged                  files before they are published
+_penstock/apps/<app>.json                        the decision: a query's last micro-batch, by compare-and-swap
+_penstock/commits/<app>/<version>-<rows>.json    one record for each published micro-batch
+_penstock/staging/<file>.staged                  files that are not published yet
 
 Readers may see the files of a micro-batch appear one after the other. Staged files that no decision in
-`_penstock/apps/` names belong to failed or running attempts; those older than a day can be deleted by hand.
+`_penstock/apps/` names belong to failed or running attempts. You can delete those older than a day.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 class ParquetFolder:
-    """See `Table`."""
+    """A `Table` that is a plain folder of Parquet files."""
 
     def __init__(self, spec: TableSpec, store: ObjectStore | None = None) -> None:
         self._spec = spec
@@ -123,11 +123,11 @@ class ParquetFolder:
         return loop_thread().run(self.commit_async(app, version, files))
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """See `Table.rows_by_version`. What was decided and is not yet published counts."""
+        """See `Table.rows_by_version`. Include a decided micro-batch that is not published yet."""
         return loop_thread().run(self._rows_by_version(app))
 
     def row_count(self) -> int:
-        """Return the rows that readers find: the sum over the footers of all files."""
+        """Return the number of rows that readers find: the sum over the footers of all files."""
         return loop_thread().run(self._row_count())
 
     async def prepare_async(self, schema: StructType) -> None:
@@ -143,7 +143,7 @@ class ParquetFolder:
         check_rows_fit(rows, arrow_schema(held.schema), where, may_omit=False)
         if self._spec.partition_by not in ((), held.partition_by):
             raise SchemaMismatch(
-                f"partitionBy: {where} is divided by ({', '.join(held.partition_by)}), not by "
+                f"partitionBy: {where} is partitioned by ({', '.join(held.partition_by)}), not by "
                 f"({', '.join(self._spec.partition_by)}); leave the option out, or write to another folder"
             )
 
@@ -183,7 +183,7 @@ class ParquetFolder:
                 )
 
     async def commit_async(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """Do the four steps. Raises as `commit`."""
+        """Run the four steps. Raise as `commit`."""
         new = Decision.of(app, version, files)
         for _ in range(_ATTEMPTS):
             found = await self._decision(app_key(app))
@@ -200,12 +200,12 @@ class ParquetFolder:
                 await self._finish(new)
                 return True
         raise OutcomeUnknown(
-            f"{self._spec.where}: it is not known whether micro-batch {version} was committed; starting "
-            "the query again is safe and finds it out"
+            f"{self._spec.where}: it is not known whether micro-batch {version} was committed; start the "
+            "query again, which checks and is safe"
         )
 
     async def _decide(self, new: Decision, before: Blob | None) -> bool:
-        """Do step 2. False if the record has changed, perhaps by this call: read it again."""
+        """Run step 2. Return False if the decision may have changed: the caller must read it again."""
         key, data = app_key(new.app), new.encode()
         try:
             if before is None or before.version is None:
@@ -213,12 +213,12 @@ class ParquetFolder:
             else:
                 await self._store.put_if_match(key, data, before.version)
         except (Conflict, OutcomeUnknown) as error:
-            _log.info("%s: %s; looking again", self._spec.where, error)
+            _log.info("%s: %s; checking again", self._spec.where, error)
             return False
         return True
 
     async def _finish(self, decision: Decision) -> None:
-        """Do steps 3 and 4, unless the record exists."""
+        """Run step 3, unless the record exists."""
         if await self._has(decision.record_key):
             return
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -228,32 +228,32 @@ class ParquetFolder:
                 await publish_file(self._store, path)
 
         await asyncio.gather(*(one(path) for path in decision.files))
-        await _patiently(lambda: self._store.put(decision.record_key, decision.encode()))
+        await _with_retries(lambda: self._store.put(decision.record_key, decision.encode()))
         if is_one_time(decision.app):
             await self._store.delete_many([app_key(decision.app)])
 
     async def _decision(self, key: str) -> tuple[Decision, Blob] | None:
         try:
-            blob = await _patiently(lambda: self._store.get(key))
+            blob = await _with_retries(lambda: self._store.get(key))
         except NotFound:
             return None
         return Decision.decode(blob.data, key), blob
 
     async def _schema(self) -> FolderSchema | None:
         try:
-            return FolderSchema.decode((await _patiently(lambda: self._store.get(SCHEMA))).data)
+            return FolderSchema.decode((await _with_retries(lambda: self._store.get(SCHEMA))).data)
         except NotFound:
             return None
 
     async def _has(self, key: str) -> bool:
         try:
-            await _patiently(lambda: self._store.get(key, ByteRange(start=0, length=1)))
+            await _with_retries(lambda: self._store.get(key, ByteRange(start=0, length=1)))
         except NotFound:
             return False
         return True
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
-        return await _patiently(lambda: self._store.list(folder))
+        return await _with_retries(lambda: self._store.list(folder))
 
     async def _rows_by_version(self, app: str) -> dict[int, int]:
         listed = await self._list(f"{COMMITS}/{app}")
@@ -276,11 +276,11 @@ class ParquetFolder:
 
     async def _rows_of(self, path: str) -> int:
         length = _TAIL_BYTES
-        tail = (await _patiently(lambda: self._store.get(path, ByteRange(start=None, length=length)))).data
+        tail = (await _with_retries(lambda: self._store.get(path, ByteRange(start=None, length=length)))).data
         needed = int.from_bytes(tail[-8:-4], "little") + 16
         if needed > len(tail):
             tail = (
-                await _patiently(lambda: self._store.get(path, ByteRange(start=None, length=needed)))
+                await _with_retries(lambda: self._store.get(path, ByteRange(start=None, length=needed)))
             ).data
         return int(pq.read_metadata(pa.BufferReader(pa.py_buffer(tail))).num_rows)
 
@@ -289,7 +289,7 @@ def _is_hidden(key: str) -> bool:
     return any(part.startswith(("_", ".")) and "=" not in part for part in key.split("/"))
 
 
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+async def _with_retries(call: Callable[[], Awaitable[T]]) -> T:
     return await retry(call, _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
 
 
@@ -309,7 +309,7 @@ class _Columns(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One micro-batch and the names its files have once they are published."""
+    """One micro-batch and the final names of its files."""
 
     app: str
     version: int
@@ -323,7 +323,7 @@ class Decision:
 
     @classmethod
     def decode(cls, data: memoryview, key: str) -> Decision:
-        """Raises `Corrupt`."""
+        """Decode a decision. Raise `Corrupt` if it is damaged or has another format."""
         try:
             found = msgspec.json.decode(data, type=_Decided)
         except msgspec.DecodeError as error:
@@ -340,7 +340,7 @@ class Decision:
 
     @property
     def record_key(self) -> str:
-        """The object that shows that all files are published."""
+        """The key of the object whose existence shows that all files are published."""
         return f"{COMMITS}/{self.app}/{self.version:020}-{self.rows}.json"
 
 
@@ -353,14 +353,14 @@ class FolderSchema:
 
     @classmethod
     def decode(cls, data: memoryview) -> FolderSchema:
-        """Raises `Corrupt`."""
+        """Decode a stored schema. Raise `Corrupt` if it is damaged or has another format."""
         try:
             found = msgspec.json.decode(data, type=_Columns)
             _check_format(found.format, SCHEMA)
             return cls(schema=StructType.fromJson(found.schema), partition_by=found.partition_by)
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             raise Corrupt(
-                f"{SCHEMA} does not hold a schema ({error}); restore it before continuing"
+                f"{SCHEMA} does not contain a schema ({error}); restore it before continuing"
             ) from None
 
     def encode(self) -> bytes:
@@ -375,7 +375,7 @@ def _check_format(number: int, key: str) -> None:
 
 
 def check_app(app: str) -> str:
-    """Return `app` if it can be part of an object's key, as the ids of queries can. Raises `InvalidInput`."""
+    """Return `app`. Raise `InvalidInput` if it cannot be part of an object's key; query ids always can."""
     if not _APP.fullmatch(app):
         raise InvalidInput(
             f"txnAppId: {app!r} cannot name a file; use up to 200 letters, digits, '-', '_', '.' and '='"
@@ -388,25 +388,25 @@ def app_key(app: str) -> str:
 
 
 def rows_in(record_key: str) -> tuple[int, int] | None:
-    """Return (version, rows) from the name of a record; None for another object."""
+    """Return (version, rows) from the name of a record, or None for any other object."""
     found = _RECORD.fullmatch(record_key.rsplit("/", 1)[-1])
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 
 @runtime_checkable
 class CopyingStore(Protocol):
-    """A store that copies objects itself, so that their bytes need not be transferred."""
+    """A store that copies objects on the server side, without transferring their bytes."""
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy `source` to `target`. Raises `NotFound`. Safe to repeat."""
+        """Copy `source` to `target`. Raise `NotFound` if `source` does not exist. Safe to repeat."""
         ...
 
 
 async def publish_file(store: ObjectStore, path: str, *, fs: FileSystem | None = None) -> None:
     """Move a staged file to `path`, durably. Safe to repeat, even concurrently.
 
-    A staged file that is gone has been published: it is removed only after that. Raises `Corrupt` if neither
-    exists.
+    A missing staged file has been published: it is removed only after publication. Raise `Corrupt` if
+    neither the staged file nor `path` exists.
     """
 
     async def move() -> None:
@@ -421,8 +421,8 @@ async def publish_file(store: ObjectStore, path: str, *, fs: FileSystem | None =
         if not await _is_there(store, path):
             raise Corrupt(
                 f"{path} in {store.url} is committed, but neither it nor its staged file "
-                f"{staged_key(path)} is there: it was removed. Restore it, or, if its rows may be "
-                "missing, store an empty Parquet file under that name"
+                f"{staged_key(path)} exists: it was removed. Restore it, or, if you can accept the loss of "
+                "its rows, store an empty Parquet file under that name"
             ) from None
 
 

@@ -1,7 +1,8 @@
-"""The rows of a task as Parquet files in the table's folder, which no reader sees yet.
+"""Writing the rows of a task as Parquet files in the table's folder. Readers do not see them yet.
 
-Rows are gathered per partition value until they fill a row group, row groups until they fill a file. Memory
-is bounded for the whole task: the largest file is finished early when the rows have many values.
+Rows are collected per partition value until they fill a row group, and row groups until they fill a file.
+Memory is bounded for the whole task: if the rows have many partition values, the largest files are finished
+early.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from penstock.spark.tables.table import DataFile, FileLayout, PartitionValues
 from penstock.spark.worker import worker_store
 
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Rows in memory, before encoding. Larger groups compress no better and hold up readers that skip."""
+"""Bytes of rows in memory, before encoding. Larger groups do not compress better and slow selective reads."""
 WAITING_BYTES_MAX: Final = 256 << 20
 OPEN_FILES_MAX: Final = 100
 
@@ -38,14 +39,14 @@ _POLICY: Final = RetryPolicy(deadline_s=60.0)
 
 
 def staged_key(path: str) -> str:
-    """Return the staged name of `path`, in a folder whose readers take every Parquet file they see."""
+    """Return the staged key of `path`, for a folder whose readers read every Parquet file they find."""
     return f"_penstock/staging/{path.rsplit('/', 1)[-1]}.staged"
 
 
 def write_parts(layout: FileLayout, batches: Iterator[pa.RecordBatch]) -> list[DataFile]:
-    """Store the rows as files of `layout` and return them. Every file is durable on return.
+    """Store the rows as files of `layout` and return the files. Every file is durable on return.
 
-    Raises what the store raises. Files already stored then remain, unknown to the table.
+    Raise what the store raises. The files already stored then remain, but the table does not list them.
     """
     writer = _Writer(layout, worker_store(layout.store))
     for batch in batches:
@@ -78,7 +79,7 @@ class _Writer:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Finish the largest files while there are too many or too much waits in memory."""
+        """Finish the largest files while too many are open or they take too much memory."""
         while len(self._open) > OPEN_FILES_MAX or self._waiting() > WAITING_BYTES_MAX:
             largest = sorted(self._open, key=lambda values: self._open[values].held_bytes, reverse=True)
             self._store_files(largest[: max(1, len(largest) // 4)])
@@ -118,7 +119,7 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedPart:
-    """A whole Parquet file in memory."""
+    """A complete Parquet file in memory."""
 
     data: pa.Buffer
     footer: pq.FileMetaData
@@ -143,7 +144,7 @@ class PartBuffer:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of finished row groups."""
+        """The bytes of the finished row groups."""
         return int(self._sink.tell())
 
     @property
@@ -176,21 +177,21 @@ def _footer_bytes(footer: pq.FileMetaData) -> bytes:
 
 
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-"""The folder that every reader of such tables takes for null."""
+"""The folder name that readers of partitioned tables interpret as null."""
 
 _FOLDER_TEXT_MAX: Final = 100
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.+-]")
-# What readers would take apart or decode, and what the stores' own keys leave out.
+# Characters that readers would split at or decode, and characters that the stores' keys do not allow.
 _MISREAD: Final = re.compile(r'[\x00-\x1f"#%\'*/:=?\\{}\[\]^<>|`~\x7f-\x9f]')
 
 
 def split(
     batch: pa.RecordBatch, columns: Sequence[str], *, keep: bool
 ) -> list[tuple[PartitionValues, pa.RecordBatch]]:
-    """Split the rows of `batch` by the values in `columns`, in their order.
+    """Split the rows of `batch` by the values of `columns`. Keep the order of rows with equal values.
 
-    With `keep` the columns stay in the rows. Without, the empty string counts as null: folders cannot tell
-    them apart, and other writers do the same.
+    With `keep`, the columns stay in the rows. Without it, the empty string counts as null: folder names
+    cannot distinguish the two, and other writers do the same.
     """
     if not batch.num_rows:
         return []
@@ -213,8 +214,9 @@ def split(
 
 
 def _groups(codes: np.ndarray) -> tuple[list[int], np.ndarray | None]:
-    """Return the start of each run of equal codes, and the order of rows that makes the runs (None:
-    unchanged).
+    """Return the start of each run of equal codes, and the order of rows that groups them into runs.
+
+    The order is None if the rows need no reordering.
     """
     if (codes == codes[0]).all():
         return [0], None
@@ -225,7 +227,7 @@ def _groups(codes: np.ndarray) -> tuple[list[int], np.ndarray | None]:
 
 
 def _encode(column: pa.Array, keep: bool) -> tuple[np.ndarray, list[str | None]]:
-    """Return for every row the number of its value, and the values as text."""
+    """Return the index of each row's value, and the distinct values as text."""
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False), [
         _text(value) if value != "" or keep else None for value in encoded.dictionary.to_pylist()
@@ -239,7 +241,7 @@ def _text(value: object) -> str | None:
 
 
 def safe_folder(partition: PartitionValues) -> str:
-    """Return a folder for these values, whose name is only informative: the table knows the values."""
+    """Return a folder name for these values. It is only informative: the table stores the exact values."""
     return "/".join(f"{_clean(name)}={_clean(value)}" for name, value in partition)
 
 
@@ -248,23 +250,26 @@ def _clean(text: str | None) -> str:
 
 
 def exact_folder(partition: PartitionValues) -> str:
-    """Return the folder that readers take the values from.
+    """Return the folder name from which readers parse the values.
 
-    Raises `InvalidInput` for one that fits no path.
+    Raise `InvalidInput` for a value that cannot be part of a folder name.
     """
     for name, value in partition:
         misread = _MISREAD.search(value or "")
         if misread:
             raise InvalidInput(
-                f"partition column {name!r} has the value {value!r}: {misread.group()!r} cannot stand in the "
-                "name of a folder that all readers understand. Replace it in the query "
-                f"(regexp_replace({name}, ...)), divide by another column, or write a Delta table"
+                f"partition column {name!r} has the value {value!r}: not all readers understand "
+                f"{misread.group()!r} in the name of a folder. Replace it in the query "
+                f"(regexp_replace({name}, ...)), partition by another column, or write a Delta table"
             )
     return "/".join(f"{name}={NULL_FOLDER if value is None else value}" for name, value in partition)
 
 
 _COLUMNS_MAX: Final = 128
-"""More would bloat the log. Readers expect the first 32 of the table, whose order the rows need not have."""
+"""The most columns with statistics; more would bloat the log.
+
+Readers expect the first 32 columns of the table, but the rows may have another order.
+"""
 _STATISTIC_TEXT_MAX: Final = 64
 _SURROGATES: Final = (0xD800, 0xDFFF)
 _FLOAT_MAX: Final = {"FLOAT": (2 - 2**-23) * 2.0**127, "DOUBLE": (2 - 2**-52) * 2.0**1023}
@@ -274,7 +279,7 @@ Bounds: TypeAlias = tuple[Plain, Plain]
 
 
 def statistics_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns whose least and greatest values are useful: plain ones, but not bytes."""
+    """Return the columns whose minimum and maximum are useful: neither nested nor binary."""
     return _plain_columns(schema)[:_COLUMNS_MAX]
 
 
@@ -287,10 +292,10 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def delta_stats(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Return the `stats` of an add action: rows, nulls of the plain columns, and bounds of all values.
+    """Return the `stats` of an add action: row count, null counts of the plain columns, and value bounds.
 
-    Bounds may be wider than the values: long texts are cut, and a float may be any number. They are left out
-    altogether if a column that has values cannot get any.
+    Bounds may be wider than the values: long texts are cut, and floats get the full range. All bounds are
+    omitted if any column with values cannot have them.
     """
     wanted = set(statistics_columns(schema))
     nulls: dict[str, int] = {}
@@ -315,7 +320,7 @@ def delta_stats(footer: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def _bounds(groups: Sequence[pq.Statistics | None]) -> Bounds | None:
-    # A group of nulls alone has no least value, and takes none away from the others.
+    # A group that contains only nulls has no minimum and does not affect the bounds of the others.
     filled = [group for group in groups if group is not None and group.num_values]
     if not filled or any(group is None for group in groups):
         return None
@@ -326,7 +331,7 @@ def _bounds(groups: Sequence[pq.Statistics | None]) -> Bounds | None:
     try:
         low, high = min(group.min for group in filled), max(group.max for group in filled)
     except (OverflowError, ValueError):
-        return None  # a date beyond what Python can say, or a text that is none
+        return None  # a date out of Python's range, or a text that is not valid UTF-8
     if isinstance(low, str):
         end = _cut_up(high)
         return None if end is None else (low[:_STATISTIC_TEXT_MAX], end)
@@ -335,14 +340,17 @@ def _bounds(groups: Sequence[pq.Statistics | None]) -> Bounds | None:
 
 
 def _float_bounds(groups: Sequence[pq.Statistics]) -> Bounds | None:
-    """Return unlimited bounds: the footer does not show NaN, which engines order differently."""
+    """Return the full range of the type, or None if a bound is infinite.
+
+    The footer does not show whether a group contains NaN, and engines order NaN differently.
+    """
     ends = [end for group in groups if group.has_min_max for end in (group.min, group.max)]
     most = _FLOAT_MAX[groups[0].physical_type]
     return None if any(math.isinf(end) for end in ends) else (-most, most)
 
 
 def _cut_up(text: str) -> str | None:
-    """Return a short text that is not less than `text`; None if there is none."""
+    """Return a short text that sorts at or after `text`, or None if none exists."""
     if len(text) <= _STATISTIC_TEXT_MAX:
         return text
     cut = text[:_STATISTIC_TEXT_MAX].rstrip(chr(0x10FFFF))
@@ -359,6 +367,6 @@ def _plain(value: object) -> Plain | None:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        # A number with all its digits; readers do not know exponents here.
+        # Write all digits: readers do not accept exponents here.
         return msgspec.Raw(format(value, "f").encode())
     return value if isinstance(value, bool | int) else None

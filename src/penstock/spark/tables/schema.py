@@ -1,4 +1,4 @@
-"""Checks that rows fit a table. Pure: Spark's schema and the table's are compared as Arrow schemas."""
+"""Checks that rows fit a table. Pure: both schemas are compared as Arrow schemas."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ _LEAVES: Final = (
     TimestampType,
 )
 _UNFIT: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that table formats refuse in the names of columns."""
+"""Characters that table formats do not allow in column names."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return Spark's schema as Arrow, every column nullable: the schema of a table's files.
+    """Return Spark's schema as an Arrow schema with every column nullable, as a table's files have it.
 
-    Raises `SchemaMismatch` for a column that no table can hold.
+    Raise `SchemaMismatch` for a column that no table can store.
     """
     folded: dict[str, str] = {}
     for field in schema.fields:
         _check_type(field.name, field.dataType)
         if not field.name or _UNFIT & set(field.name):
             raise SchemaMismatch(
-                f"column {field.name!r}: a column of a table has a name without spaces and any of "
-                f"',;{{}}()='; rename it in the query (AS ...)"
+                f"column {field.name!r}: the name of a table's column cannot be empty or contain whitespace "
+                f"or any of ',;{{}}()='; rename it in the query (AS ...)"
             )
         twin = folded.setdefault(field.name.lower(), field.name)
         if twin is not field.name:
             raise SchemaMismatch(
-                f"columns {twin!r} and {field.name!r} are the same for a table; rename one in the query"
+                f"columns {twin!r} and {field.name!r} have the same name to a table, which ignores case; "
+                "rename one in the query"
             )
     if not schema.fields:
         raise SchemaMismatch("the query has no columns to write")
@@ -84,15 +85,15 @@ def _check_type(name: str, kind: DataType) -> None:
             _check_type(f"{name}.{field.name}", field.dataType)
     elif not isinstance(kind, _LEAVES):
         raise SchemaMismatch(
-            f"column {name!r} is of type {kind.simpleString()}, which a table cannot hold; "
+            f"column {name!r} is of type {kind.simpleString()}, which a table cannot store; "
             f"cast it in the query, for example CAST({name} AS STRING)"
         )
 
 
 def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambda kind: kind) -> pa.DataType:
-    """Apply `leaf` to every plain type in `kind`, and return it in the form that we compare and write.
+    """Apply `leaf` to every plain type in `kind`, and return the normalised form used to compare and write.
 
-    Large and view types become plain ones, children are nullable and named as Parquet names them.
+    Large and view types become plain ones. Children are nullable and have the names that Parquet gives them.
     """
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(pa.field("element", retype(kind.value_type, leaf)))
@@ -111,14 +112,15 @@ def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambd
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Return the type in SQL."""
+    """Return the SQL name of the type."""
     return from_arrow_type(kind).simpleString()
 
 
 def check_rows_fit(rows: pa.Schema, table: pa.Schema, where: str, *, may_omit: bool) -> None:
-    """Raise `SchemaMismatch` unless rows of `rows` can be appended to `where`, which holds `table`.
+    """Raise `SchemaMismatch` unless rows with the schema `rows` can be appended to `where`.
 
-    With `may_omit`, nullable columns of the table may be missing from the rows and become null there.
+    `table` is the schema of `where`. With `may_omit`, nullable columns of the table may be missing from the
+    rows and are filled with null.
     """
     held = {field.name: field for field in table}
     for field in rows:
@@ -134,8 +136,8 @@ def check_rows_fit(rows: pa.Schema, table: pa.Schema, where: str, *, may_omit: b
     for field in table:
         if field.name not in rows.names and not (may_omit and field.nullable):
             raise SchemaMismatch(
-                f"{where} has a column {field.name!r} that the rows lack; add it to the query, for example "
-                f"CAST(NULL AS {type_name(retype(field.type))}) AS {field.name}"
+                f"{where} has a column {field.name!r} that the rows do not have; add it to the query, "
+                f"for example CAST(NULL AS {type_name(retype(field.type))}) AS {field.name}"
             )
         if field.name in rows.names and not field.nullable:
             raise SchemaMismatch(
@@ -154,7 +156,7 @@ def _surplus(field: pa.Field, held: list[str], where: str) -> str:
 
 
 def check_partitioning(rows: pa.Schema, columns: Sequence[str], where: str) -> None:
-    """Raise `SchemaMismatch` unless the files can be divided by the values of `columns`."""
+    """Raise `SchemaMismatch` unless the files can be partitioned by the values of `columns`."""
     for name in columns:
         if name not in rows.names:
             near = closest(name, rows.names)
@@ -163,11 +165,11 @@ def check_partitioning(rows: pa.Schema, columns: Sequence[str], where: str) -> N
         kind = rows.field(name).type
         if not _can_partition(kind):
             raise SchemaMismatch(
-                f"partitionBy: column {name!r} is {type_name(kind)}; divide {where} by strings, whole "
+                f"partitionBy: column {name!r} is {type_name(kind)}; partition {where} by strings, whole "
                 f"numbers, booleans or dates, for example CAST({name} AS DATE)"
             )
     if columns and set(rows.names) == set(columns):
-        raise SchemaMismatch(f"partitionBy: {where} needs a column that it is not divided by")
+        raise SchemaMismatch(f"partitionBy: {where} needs a column that it is not partitioned by")
 
 
 def _can_partition(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Which table, where, and how its files are written."""
+"""The specification of a table: its kind, its location, and how its files are written."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TableKind: TypeAlias = Literal["delta", "iceberg", "parquet"]
 KINDS: Final[tuple[TableKind, ...]] = ("delta", "iceberg", "parquet")
 COMPRESSIONS: Final = ("gzip", "lz4", "none", "snappy", "zstd")
 TARGET_FILE_BYTES: Final = 128 << 20
-"""Large enough for scans, small enough that a task holds a file being written in memory."""
+"""Large enough for fast scans, small enough that a task can hold an open file in memory."""
 
 _STORE: Final = "store."
 _CATALOG: Final = "catalog."
 _IGNORED: Final = frozenset({"checkpointlocation", "queryname"})
-"""What Spark itself takes from a stream's options, and passes on."""
+"""Options of a stream that Spark uses itself and also passes on."""
 _NAMES: Final = {
     "delta": ("compression", "partitionBy", "path", "targetFileBytes"),
     "iceberg": ("compression", "partitionBy", "table", "targetFileBytes"),
@@ -32,7 +32,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """A table as the options of `df.write` describe it. Raises `ConfigError` for what cannot be one."""
+    """A table as the options of `df.write` describe it. Raises `ConfigError` for invalid options."""
 
     kind: TableKind
     path: str = ""
@@ -40,7 +40,7 @@ class TableSpec:
     table: str = ""
     """Iceberg: `namespace.name` in the catalog."""
     partition_by: tuple[str, ...] = ()
-    """Columns whose values divide the files. For a table that exists, the same or none."""
+    """Columns whose values partition the files. For an existing table, its own columns or none."""
     options: Mapping[str, str] = field(default_factory=dict)
     """`store.*` and `catalog.*` settings with their prefix; they may hold secrets and are never shown."""
     compression: str = "snappy"
@@ -70,7 +70,7 @@ class TableSpec:
 
     @classmethod
     def parse(cls, kind: TableKind, given: Mapping[str, str]) -> TableSpec:
-        """Parse Spark's options, whose names have any case. Raises `ConfigError` naming the option."""
+        """Parse Spark's options, ignoring the case of names. Raise a `ConfigError` that names the option."""
         plain = {_known(kind, key): value for key, value in given.items() if not _is_passed_on(kind, key)}
         plain.pop("", None)
         return cls(
@@ -86,7 +86,7 @@ class TableSpec:
         )
 
     def to_options(self) -> dict[str, str]:
-        """Return the options of `df.write`; secrets are in clear there."""
+        """Return the options for `df.write`, with secrets in clear text."""
         place = {"table": self.table} if self.kind == "iceberg" else {"path": self.path}
         return {
             **place,
@@ -98,21 +98,21 @@ class TableSpec:
 
     @property
     def format(self) -> str:
-        """The name for `df.write.format(...)`."""
+        """The format name for `df.write.format(...)`."""
         return f"penstock-{self.kind}"
 
     @property
     def where(self) -> str:
-        """The table's address as text."""
+        """The kind and address of the table, for messages."""
         return f"{self.kind} table {self.table or self.path}"
 
     @property
     def store_options(self) -> dict[str, str]:
-        return _below(_STORE, self.options)
+        return _without_prefix(_STORE, self.options)
 
     @property
     def catalog_options(self) -> dict[str, str]:
-        return _below(_CATALOG, self.options)
+        return _without_prefix(_CATALOG, self.options)
 
     @property
     def store(self) -> StoreConfig:
@@ -149,7 +149,7 @@ def _known(kind: TableKind, key: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Executors have working directories of their own."""
+    """Return a local path as absolute: executors have other working directories."""
     if not path:
         return path
     address = StoreAddress.parse(path)
@@ -163,5 +163,5 @@ def _size(text: str | None) -> int:
     return parse_size(int(text) if text.isdigit() else text)
 
 
-def _below(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
+def _without_prefix(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
     return {key[len(prefix) :]: value for key, value in options.items() if key.startswith(prefix)}

@@ -23,35 +23,35 @@ PartitionValues: TypeAlias = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A Parquet file a task has stored, not yet part of the table: what the task sends to the driver."""
+    """A Parquet file that a task has stored and reports to the driver. It is not part of the table yet."""
 
     path: str
-    """Below the table's folder, or a whole address where the table keeps its files elsewhere."""
+    """Relative to the table's folder, or a full address if the table lists full addresses."""
     size: int
     rows: int
     partition: PartitionValues = ()
     stats: str = ""
-    """Delta's statistics, as JSON."""
+    """Statistics in Delta's format, as JSON; empty for other formats."""
     footer: bytes = b""
-    """The Parquet footer's column statistics, where the table format keeps them on its own."""
+    """The Parquet footer, for table formats that store its column statistics separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLayout:
-    """The layout of files that tasks write for a table. Sent to the tasks; it may contain secrets."""
+    """The layout of the files that tasks write. It is sent to the tasks and may contain secrets."""
 
     store: StoreConfig
     rows: pa.Schema
-    """The rows as the table takes them."""
+    """The schema of the rows that the table accepts."""
     files: pa.Schema
-    """The columns in the files."""
+    """The schema of the files, which may omit the partition columns."""
     address: str = ""
-    """What goes before a file's path when the table lists whole addresses."""
+    """The prefix of a file's path if the table lists full addresses."""
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
     target_file_bytes: int
     staged: bool = False
-    """Readers take every Parquet file in the folder, so files wait under another name until committed."""
+    """Whether files have a staged name until the commit, since readers read every Parquet file they find."""
     statistics: Literal["delta", "footer", "none"] = "none"
 
     @property
@@ -62,51 +62,51 @@ class FileLayout:
 class Table(Protocol):
     """Micro-batches of files, each added once under (app, version).
 
-    `app` is the streaming query's id, `version` the micro-batch's. Spark runs only its last micro-batch
-    again.
+    `app` is the id of the streaming query, `version` the number of the micro-batch. Spark repeats only the
+    last micro-batch.
     """
 
     def prepare(self, schema: StructType) -> None:
-        """Create the table if it is absent, else check that the rows fit it, and finish interrupted commits.
+        """Create the table if it is absent, otherwise check that the rows fit it. Finish interrupted commits.
 
-        Raises `SchemaMismatch` naming the column and what to do, or says why the place cannot be written.
+        Raise `SchemaMismatch` if the rows do not fit, or another error if the location cannot be written.
         """
         ...
 
     def check(self, schema: StructType) -> bool:
-        """Return whether the table exists. Raises as `prepare` if the rows do not fit it; changes nothing."""
+        """Return whether the table exists. Raise as `prepare` if the rows do not fit it. Change nothing."""
         ...
 
     def layout(self, schema: StructType) -> FileLayout:
-        """Return the layout of the rows' files. The table is prepared."""
+        """Return the layout for files with these rows. The table must be prepared."""
         ...
 
     def last_version(self, app: str) -> int | None:
-        """Return the last micro-batch of `app` in the table."""
+        """Return the number of the last micro-batch of `app` in the table, or None."""
         ...
 
     def commit(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """Add the files, all or none. False when the table has this micro-batch: nothing is done then.
+        """Add all of the files or none. Return False, without a change, if the table has this micro-batch.
 
-        Raises `VersionBehind` when it has a later one, and leaves the table as it is. After any other error
+        Raise `VersionBehind`, without a change, if the table has a later micro-batch. After any other error
         the outcome may be unknown; committing again is safe. No file is ever deleted.
         """
         ...
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """Return the rows that each micro-batch of `app` added, as the table itself records it."""
+        """Return the number of rows that each micro-batch of `app` added, as recorded in the table."""
         ...
 
     def row_count(self) -> int:
-        """Return the rows in the table now."""
+        """Return the current number of rows in the table."""
         ...
 
 
 def one_time_app() -> str:
-    """Return an app for a write that is never repeated."""
+    """Return a new app id for a write that is never repeated."""
     return _ONE_TIME + mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)
 
 
 def is_one_time(app: str) -> bool:
-    """Return whether `app` is of a write that is never repeated, so that its version need not be kept."""
+    """Return whether `app` identifies a write that is never repeated, whose version need not be kept."""
     return app.startswith(_ONE_TIME) and is_ulid(app[len(_ONE_TIME) :])

@@ -1,4 +1,4 @@
-"""The books of a pipeline, over tables and a ledger that the real code wrote."""
+"""The durable state of a pipeline, with tables and a ledger that the real code wrote."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def books(folder: Path) -> PipelineBooks:
     return PipelineBooks(folder / "pipeline.yaml")
 
 
-def test_the_last_micro_batches_and_how_far_each_book_is(books: PipelineBooks) -> None:
+def test_progress_lists_the_last_micro_batches_checkpoint_and_sinks(books: PipelineBooks) -> None:
     reading = books.read(1)
     assert (reading.query, reading.planned, reading.done) == (QUERY, 1, 1)
     (last,) = reading.batches
@@ -65,7 +65,7 @@ def test_the_last_micro_batches_and_how_far_each_book_is(books: PipelineBooks) -
     ]
 
 
-def test_a_pipeline_that_never_ran_has_empty_books(tmp_path: Path) -> None:
+def test_a_pipeline_that_never_ran_has_no_progress(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(pipeline_settings(str(tmp_path / "queue"))))
     fresh = PipelineBooks(tmp_path / "p.yaml")
     reading = fresh.read(10)
@@ -101,7 +101,7 @@ def test_dead_letters_come_in_pages(books: PipelineBooks) -> None:
     assert books.letter(0, 1, 0) is None
 
 
-def test_the_account_balances(books: PipelineBooks) -> None:
+def test_the_audit_balances(books: PipelineBooks) -> None:
     report = books.audit()
     (account,) = report.balance.sinks
     assert (account.produced, account.delivered, account.dead, account.in_flight) == (12, 4, 4, 4)
@@ -132,8 +132,8 @@ def test_ten_thousand_micro_batches_are_searched_in_a_few_reads(tmp_path: Path) 
     ledger.close()
 
 
-async def test_a_table_s_version_is_found_by_halves() -> None:
-    """Every third entry is somebody else's, and the log begins at 40."""
+async def test_a_table_version_is_found_by_binary_search() -> None:
+    """Every third entry is from another writer, and the log begins at 40."""
     asked: list[int] = []
 
     async def entry(version: int) -> DeltaCommit | None:
@@ -155,7 +155,7 @@ async def test_a_table_s_version_is_found_by_halves() -> None:
     assert await search(1, -1, entry) is None
 
 
-def test_a_damaged_file_of_dead_letters_is_a_book_that_cannot_be_read(folder: Path) -> None:
+def test_a_damaged_dead_letter_file_is_reported_as_corrupt(folder: Path) -> None:
     file = next((folder / "lake_dead_letters").glob("*.parquet"))
     whole = file.read_bytes()
     file.write_bytes(b"no parquet")

@@ -1,4 +1,4 @@
-"""The balance of a pipeline: what adds up, and every way in which it may not, with the exact sequences."""
+"""The reconciliation of a pipeline: balanced books, and every kind of damage with its exact sequences."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_pipeline_that_never_ran_has_everything_in_flight() -> None:
     assert (found.sinks[0].produced, found.in_flight) == (50, 50)
 
 
-def test_a_lost_line_is_named_with_its_sequences_and_what_the_tables_have_of_it() -> None:
+def test_a_lost_line_is_reported_with_its_sequences_and_the_rows_in_the_tables() -> None:
     finding = only(balance(replace(FACTS, lines=(LINES[0], LINES[2]))))
     assert finding.subject == "micro-batch 1"
     assert (
@@ -136,7 +136,7 @@ def test_a_committed_batch_without_a_line_is_found_by_the_checkpoint() -> None:
     assert found.shards[0].next == 5
 
 
-def test_lost_lines_between_which_nothing_is_known_are_one_finding() -> None:
+def test_lost_lines_without_a_known_boundary_are_one_finding() -> None:
     lines = (LINES[0], replace_line(LINES[2], batch=40))
     facts = replace(FACTS, lines=lines, planned={40: {0: 5}}, done=frozenset({40}))
     subjects = [finding.subject for finding in problems(balance(facts))]
@@ -178,7 +178,7 @@ def test_a_checkpoint_older_than_the_ledger_was_rolled_back() -> None:
     assert (finding.subject, finding.spans) == ("checkpoint", (Span(shard=0, first=2, last=4),))
 
 
-def test_a_planned_batch_is_in_flight_and_no_problem() -> None:
+def test_a_planned_batch_is_in_flight_and_not_a_problem() -> None:
     found = balance(replace(FACTS, planned={2: {0: 5}, 3: {0: 6}}))
     assert found.balanced
     assert "is planned and not delivered yet: sequence 5 in flight" in notes(found)
@@ -196,7 +196,7 @@ def test_a_table_that_is_ahead_of_the_ledger_is_being_committed() -> None:
     assert found.sinks[0].delivered == 45
 
 
-def test_a_batch_that_a_table_lacks_is_named() -> None:
+def test_a_batch_that_is_missing_in_a_table_is_named() -> None:
     found = balance(with_table(rows={0: 20, 2: 18}))
     assert only(found).text == (
         "micro-batch 1 delivered 7 rows by the ledger, and lake/t does not have it: sequence 2"
@@ -219,7 +219,7 @@ def test_rows_that_vanished_later_are_counted() -> None:
     assert "holds 44 rows, 1 fewer than were added" in only(balance(with_table(row_count=44))).text
 
 
-def test_a_cleaned_history_is_no_problem_and_said() -> None:
+def test_a_cleaned_history_is_a_note_and_not_a_problem() -> None:
     found = balance(with_table(rows={2: 18}, complete=False))
     assert found.balanced
     assert "2 micro-batches up to 1 could not be compared" in notes(found)
@@ -269,12 +269,12 @@ def test_a_queue_that_is_shorter_than_what_was_delivered_is_another_one() -> Non
     assert "only up to 2" in only(balance(replace(FACTS, queue={0: shard}, ends={0: 3}))).text
 
 
-def test_a_queue_that_grew_while_it_was_read_is_no_problem() -> None:
+def test_a_queue_that_grew_while_it_was_read_is_not_a_problem() -> None:
     shard = ShardFacts(first=2, following=4, counts={})
     assert balance(replace(FACTS, queue={0: shard}, ends={0: 9})).balanced
 
 
-def test_gaps_are_reported_and_make_no_difference() -> None:
+def test_gaps_are_reported_and_do_not_change_the_balance() -> None:
     lines = (LINES[0], line(1, 2, 3, read=0, rows=0, gaps=1), LINES[2])
     facts = replace(FACTS, lines=lines, sinks={"t": replace(TABLE, rows={0: 20, 2: 18}, row_count=38)})
     found = balance(facts)
@@ -314,7 +314,7 @@ def test_shards_are_distinguished() -> None:
     assert only(balance(facts)).text.endswith("sequences 0 to 1 of shard 0, sequences 4 to 5 of shard 1")
 
 
-def test_lines_that_never_had_the_sink_are_not_its_account() -> None:
+def test_lines_without_the_sink_do_not_count_for_it() -> None:
     earlier = replace_line(LINES[0], rows={"other": 20}, one_to_one={"other": True})
     facts = replace(
         FACTS, lines=(earlier, *LINES[1:]), sinks={"t": replace(TABLE, rows={1: 7, 2: 18}, row_count=25)}
@@ -334,16 +334,16 @@ WHOLE = [(sequence, index) for sequence in (3, 4) for index in range(10)]
 PAIR = line(0, 3, 5, read=20, rows=20)
 
 
-def test_records_that_are_all_there_once_are_well() -> None:
+def test_records_that_are_all_present_once_give_no_finding() -> None:
     assert not compare_places("t", [PAIR], places(*WHOLE), NOTHING, FACTS)
 
 
-def test_a_record_that_is_there_twice_is_named() -> None:
+def test_a_duplicate_record_is_named() -> None:
     (finding,) = compare_places("t", [PAIR], places(*WHOLE, (4, 7), (4, 7)), NOTHING, FACTS)
     assert finding.text == "2 rows too many in micro-batches 0 to 0, dead letters included: (4, 7)"
 
 
-def test_a_record_in_the_table_and_among_the_dead_letters_is_there_twice() -> None:
+def test_a_record_in_the_table_and_in_the_dead_letters_is_a_duplicate() -> None:
     (finding,) = compare_places("t", [PAIR], places(*WHOLE), places((3, 0)), FACTS)
     assert "(3, 0)" in finding.text
 
@@ -359,7 +359,7 @@ def test_dead_letters_are_not_missing() -> None:
     assert not compare_places("t", lines, places(*WHOLE[1:]), places(WHOLE[0], (3, -1)), FACTS)
 
 
-def test_of_a_collected_batch_only_inner_records_can_be_named() -> None:
+def test_in_a_collected_batch_only_missing_inner_records_can_be_named() -> None:
     collected = replace(FACTS, queue={0: replace(SHARD, counts={})})
     there = [place for place in WHOLE if place not in ((3, 4), (4, 9))]
     (finding,) = compare_places("t", [PAIR], places(*there), NOTHING, collected)
@@ -377,17 +377,17 @@ def test_records_beyond_the_ledger_are_counted() -> None:
     assert "has 5 records more than the ledger says" in finding.text
 
 
-def test_only_twenty_places_are_named() -> None:
+def test_only_twenty_positions_are_listed() -> None:
     (finding,) = compare_places("t", [PAIR], places(*WHOLE, *WHOLE, *WHOLE), NOTHING, FACTS)
     assert finding.text.startswith("40 rows too many")
     assert finding.text.endswith("and 20 more")
 
 
-def test_rows_of_other_micro_batches_are_left_alone() -> None:
+def test_rows_of_other_micro_batches_are_ignored() -> None:
     assert not compare_places("t", [PAIR], places(*WHOLE, (5, 0), (5, 0), (2, 0)), NOTHING, FACTS)
 
 
-def test_windows_are_runs_of_lines_of_about_so_many_records() -> None:
+def test_windows_are_runs_of_consecutive_lines_of_bounded_size() -> None:
     assert [[one.batch for one in window] for window in windows(LINES, records=30)] == [[0, 1], [2]]
     assert [[one.batch for one in window] for window in windows((LINES[0], LINES[2]))] == [[0], [2]]
     assert list(windows(())) == []

@@ -1,4 +1,4 @@
-"""Reading what Spark wrote into a checkpoint."""
+"""Reading a checkpoint that Spark wrote."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_a_checkpoint_gives_its_query_and_its_batches(folder: Path, prefix: str)
     assert checkpoint.offset(2) is None
 
 
-def test_a_checkpoint_that_does_not_exist_yet_knows_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path / "none"))
     assert (checkpoint.query_id, checkpoint.planned(), checkpoint.offset(0)) == (None, [], None)
 
 
 @pytest.mark.parametrize("text", ["", "v2\n{}\n{}", "v1\n{}", "v1\n{}\nnonsense", "v1\n{}\n[1]"])
-def test_a_file_that_is_no_offset_file_is_refused(text: str) -> None:
+def test_a_file_that_is_not_an_offset_file_is_refused(text: str) -> None:
     with pytest.raises(Corrupt):
         parse_offsets(text, "offsets/0")
 

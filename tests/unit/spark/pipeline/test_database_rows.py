@@ -1,4 +1,4 @@
-"""The sections `timeseries` and `vector` of a pipeline, and the columns they ask for."""
+"""The sections `timeseries` and `vector` of a pipeline, and the columns that they require."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(sink: dict[str, Setting]) -> PipelineSpec:
     return read_spec(settings, where="p.yaml", base=Path("/base"))
 
 
-def test_a_database_is_a_queue_with_a_format_of_its_own() -> None:
+def test_a_database_sink_is_a_queue_with_its_own_format() -> None:
     read = spec(merge(POINTS, {"timeseries": {"labels": ["user"], "manifest_path": "m/manifest"}}))
     check_options(read)
     sink = read.outputs["timeseries"]
@@ -38,13 +38,13 @@ def test_a_database_is_a_queue_with_a_format_of_its_own() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Setting], str]] = {
-    "no metric": ({"timeseries": {"store": "x"}}, "give the name of the metric"),
+    "no metric": ({"timeseries": {"store": "x"}}, "give either `metric`"),
     "a bad metric": ({"timeseries": {"store": "x", "metric": "a-b"}}, "metric: expected letters"),
     "a bad policy": (merge(POINTS, {"timeseries": {"on_null": "skip"}}), "on_null"),
     "an unknown key": (merge(DOCS, {"vector": {"atributes": ["a"]}}), "did you mean 'attributes'"),
-    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not show which row is the last"),
+    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "cannot decide which row is the last"),
     "no dimensions": (merge(DOCS, {"vector": {"dimensions": 0}}), "expected 1 to 65535"),
-    "its own queue": ({"vector": {"store": "queue"}}, "the queue that is read"),
+    "its own queue": ({"vector": {"store": "queue"}}, "the pipeline's own source"),
     "two kinds": (POINTS | DOCS, "exactly one of delta, parquet, iceberg, buffer, timeseries, vector"),
 }
 
@@ -57,7 +57,7 @@ def test_problems_are_reported_with_its_place(case: str) -> None:
     assert str(caught.value).startswith("p.yaml")
 
 
-def test_the_pipeline_of_the_how_to_is_one() -> None:
+def test_the_pipeline_in_the_how_to_is_valid() -> None:
     text = (Path(__file__).parents[4] / "docs" / "how-to" / "spark-into-databases.md").read_text("utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     read = read_spec(yaml.safe_load(example))
@@ -65,7 +65,7 @@ def test_the_pipeline_of_the_how_to_is_one() -> None:
     assert [sink.kind for sink in read.outputs.values()] == ["timeseries", "vector"]
 
 
-def test_bad_records_beside_a_database_need_a_table_of_their_own() -> None:
+def test_a_pipeline_into_a_database_needs_a_dead_letter_table() -> None:
     settings = {"name": "p", "source": {"buffer": {"store": "queue"}}, "sink": DOCS}
     with pytest.raises(ConfigError, match="required when the first sink is a vector"):
         read_spec(settings)
@@ -73,7 +73,7 @@ def test_bad_records_beside_a_database_need_a_table_of_their_own() -> None:
         read_spec(settings | {"dead_letter": POINTS})
 
 
-def test_columns_are_checked_without_those_that_only_tell_the_order() -> None:
+def test_columns_that_are_only_for_ordering_are_not_checked() -> None:
     docs = spec(merge(DOCS, {"vector": {"order_by": ["at", "_index"]}})).outputs["vector"]
     columns = "id string, vector array<float>, title string"
     check_database_columns(docs, schema_of(f"{columns}, at timestamp, _index int"))
@@ -97,13 +97,13 @@ def test_columns_are_checked_without_those_that_only_tell_the_order() -> None:
     ],
     ids=["points", "points without nulls", "vectors", "the last vectors", "another queue"],
 )
-def test_rows_are_left_out_only_where_the_section_says_so(sink: dict[str, Setting], leaves: bool) -> None:
+def test_rows_are_dropped_only_if_the_sink_is_configured_to(sink: dict[str, Setting], leaves: bool) -> None:
     assert leaves_rows_out(next(iter(spec(sink).outputs.values()))) is leaves
 
 
 def test_groups_of_a_micro_batch_would_replace_each_other_in_a_series() -> None:
     plain = spec(POINTS).outputs["timeseries"]
     check_shape("points", plain, Shape.ONE_TO_ONE)
-    with pytest.raises(ConfigError, match="the later one would count alone"):
+    with pytest.raises(ConfigError, match="the later point replaces the earlier"):
         check_shape("points", plain, Shape.GROUPED)
     check_shape("points", spec(POINTS | {"per_batch": True}).outputs["timeseries"], Shape.GROUPED)

@@ -1,4 +1,4 @@
-"""A pipeline whose micro-batches run in another process tells of them by way of the ledger."""
+"""A pipeline whose micro-batches run in another process, which reports them through the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line(batch: int) -> BatchLine:
 
 
 class Query:
-    """As much of a query as is asked about."""
+    """A stand-in for a query, with the attributes that the pipeline reads."""
 
     id = APP
 
@@ -82,7 +82,7 @@ def test_the_ledger_gives_the_lines_after_a_micro_batch(tmp_path: Path) -> None:
         assert [one.batch for one in ledger.lines(APP, after=after)] == batches
 
 
-def test_a_ledger_out_of_reach_does_not_end_the_wait(tmp_path: Path) -> None:
+def test_an_unreachable_ledger_does_not_end_the_wait(tmp_path: Path) -> None:
     told: list[BatchLine] = []
     run, query = following(tmp_path, -1, told)
     ledger = run.pipeline.ledger

@@ -1,4 +1,4 @@
-"""The limits of JSON as Spark is given them; `tests/spark/test_pipeline.py` shows what they do."""
+"""The JSON limits that are passed to Spark. `tests/spark/test_pipeline.py` tests their effect."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HIGHER = {"maxNestingDepth": "100000", "maxNumLen": "100000"}
 
 
 class Stop(Exception):
-    """What was looked for has been seen."""
+    """The error that ends a test once it has seen the options."""
 
 
 class Frame:
-    """A frame, a session and a reader that answer everything with themselves; `json` ends it."""
+    """A frame, session and reader whose methods return itself. `json` ends the test."""
 
     given: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The books: a line per micro-batch, durable, repeatable, and safe from an old driver."""
+"""The ledger: one line per micro-batch, durable, repeatable, and safe from an old driver."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_line_that_is_written_again_replaces_itself(tmp_path: Path) -> None:
     assert ledger(tmp_path).lines("app") == [line(0, rows=8)]
 
 
-def test_an_old_driver_cannot_take_back_what_its_successor_wrote(tmp_path: Path) -> None:
+def test_an_old_driver_cannot_overwrite_its_successors_lines(tmp_path: Path) -> None:
     old, new = ledger(tmp_path), ledger(tmp_path)
     old.write("app", line(0))
     new.write("app", line(1))
@@ -78,7 +78,7 @@ def test_an_old_driver_cannot_take_back_what_its_successor_wrote(tmp_path: Path)
     assert [found.batch for found in new.lines("app")] == [0, 1, 2]
 
 
-def test_damage_is_reported_with_the_object_and_nothing_is_written_over_it(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_object_and_nothing_overwrites_it(tmp_path: Path) -> None:
     ledger(tmp_path).write("app", line(0))
     (file,) = (tmp_path / "ledger/app").glob("*.jsonl")
     file.write_bytes(b"{broken")
@@ -89,7 +89,7 @@ def test_damage_is_reported_with_the_object_and_nothing_is_written_over_it(tmp_p
     assert file.read_bytes() == b"{broken"
 
 
-def test_what_a_transform_left_out_is_the_difference() -> None:
+def test_the_records_that_a_transform_dropped_are_the_difference() -> None:
     assert line(0, rows=7).dropped("delta") == 2
     grouped = BatchLine(batch=0, start={}, end={}, read=10, rows={"totals": 2}, at_ms=1)
     assert grouped.dropped("totals") is None

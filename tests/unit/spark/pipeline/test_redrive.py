@@ -1,4 +1,4 @@
-"""Dead letters go back into the queue once, wherever a redrive is cut short."""
+"""Dead letters go back into the queue once, wherever a redrive is interrupted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WRITES = ("the plan", "the identity", "the batch", "the manifest", "the book", "
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class MortalStore(MemoryStore):
-    """Dies at one of its writes, before or after it is applied."""
+    """A store that dies at one of its writes, before or after it is applied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Bench:
         return asyncio.run(self.driver().run(wanted or Wanted()))
 
     def queued(self) -> list[bytes]:
-        """Every record in the queue behind the first."""
+        """Return every record in the queue after the first."""
 
         async def work() -> list[bytes]:
             found: list[bytes] = []
@@ -142,7 +142,7 @@ def test_letters_are_appended_in_order_and_never_again() -> None:
     assert bench.queued() == [b"0-1-0", b"0-2-1", b"0-3-0"]
 
 
-def test_chosen_letters_go_back_alone_and_are_remembered() -> None:
+def test_only_chosen_letters_are_redriven_and_they_are_recorded() -> None:
     bench = Bench(letters((0, 1, 0), (0, 1, 1), (0, 2, 0)))
     done = bench.run(Wanted(positions=frozenset({(0, 1, 1), (0, 9, 9)})))
     assert (done.found, done.left) == (1, 0)
@@ -170,13 +170,13 @@ def test_a_redrive_that_is_killed_is_finished_by_the_next(write: int, applied: b
     assert bench.run() == Redrive()
 
 
-def test_the_writes_of_a_redrive_are_those_that_are_cut() -> None:
+def test_the_crash_test_covers_every_write_of_a_redrive() -> None:
     bench = Bench(letters((0, 1, 0)))
     bench.run()
     assert len(bench.store.written) == len(WRITES)
 
 
-def test_what_was_cut_short_keeps_its_letters_whatever_is_wanted_next() -> None:
+def test_an_interrupted_redrive_keeps_its_letters_for_any_next_selection() -> None:
     bench = Bench(letters((0, 1, 0), (0, 2, 0)))
     bench.store.dies_at = (0, True)
     with pytest.raises(Killed):
@@ -188,14 +188,14 @@ def test_what_was_cut_short_keeps_its_letters_whatever_is_wanted_next() -> None:
     assert bench.queued() == [b"0-1-0"]
 
 
-def test_a_lost_answer_about_the_plan_is_looked_up() -> None:
+def test_the_plan_is_read_after_a_lost_response() -> None:
     bench = Bench(letters((0, 1, 0)))
     bench.store.dies_at, bench.store.answer = (0, True), OutcomeUnknown("no answer")
     assert bench.run().done is not None
     assert bench.queued() == [b"0-1-0"]
 
 
-def test_of_two_concurrent_redrives_the_second_chooses_nothing() -> None:
+def test_the_second_of_two_concurrent_redrives_has_no_effect() -> None:
     bench = Bench(letters((0, 1, 0)))
 
     async def both() -> list[Redrive | BaseException]:
@@ -254,7 +254,7 @@ def test_a_redrive_whose_letters_are_lost_does_not_swallow_the_next(
     assert "has lost redrive/00000001.json" in report
 
 
-def test_a_redrive_that_was_cut_short_is_not_finished_under_another_identity() -> None:
+def test_an_interrupted_redrive_is_not_finished_under_another_identity() -> None:
     bench = Bench(letters((0, 1, 0)))
     bench.run()
     bench.letters = pa.concat_tables([bench.letters, letters((0, 2, 0))])
@@ -267,7 +267,7 @@ def test_a_redrive_that_was_cut_short_is_not_finished_under_another_identity() -
     assert bench.queued() == [b"0-1-0", b"0-2-0"]
 
 
-def test_a_preview_changes_nothing_and_names_what_was_cut_short() -> None:
+def test_a_preview_changes_nothing_and_lists_interrupted_redrives() -> None:
     bench = Bench(letters((0, 1, 0), (0, 2, 0)))
     bench.store.dies_at = (0, True)
     with pytest.raises(Killed):
@@ -307,7 +307,7 @@ def test_a_pipeline_without_dead_letters_has_nothing_to_redrive() -> None:
         RedriveDriver(plain, store, store)
 
 
-def test_holes_and_other_pipelines_are_left_and_a_position_counts_once() -> None:
+def test_gaps_and_other_pipelines_are_skipped_and_a_position_counts_once() -> None:
     heads = pa.concat_tables(
         [letters((0, 1, -1), (0, 2, 0), (0, 2, 0)), letters((0, 3, 0), pipeline="orders")]
     )

@@ -1,4 +1,4 @@
-"""The YAML of a pipeline: what is right is read in full, what is wrong is told with its place."""
+"""The YAML of a pipeline: valid files are read in full, errors are reported with their place."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_relative_paths_are_relative_to_the_file() -> None:
     assert read.checkpoint_path == "/base/state/c"
 
 
-def test_environment_variables_stand_in_for_secrets_and_stay_out_of_repr() -> None:
+def test_environment_variables_replace_secrets_and_stay_out_of_repr() -> None:
     read = spec(source={"buffer": {"store_options": {"secret_access_key": "${KEY}", "allow_http": True}}})
     assert source_options(read, ("value",))["store.secret_access_key"] == "s3cret"
     assert source_options(read, ("value",))["store.allow_http"] == "true"
@@ -93,12 +93,15 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "bad name": ({"name": "a b"}, "name: expected letters"),
     "short interval": ({"trigger": {"interval": "1ms"}}, "at least 10ms"),
     "raw with schema": ({"decode": {"schema": "a int"}}, "raw records have no schema"),
-    "useless letters": ({"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}}, "nothing goes there"),
+    "useless letters": (
+        {"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}},
+        "this on_error does not use it",
+    ),
     "letters to a buffer": ({"dead_letter": {"buffer": {"store": "x"}}}, "plain delta, parquet or iceberg"),
     "one place twice": ({"dead_letter": {"delta": {"path": "table/"}}}, "two outputs write to"),
     "its own queue": (
         {"sinks": {"q": {"buffer": {"store": "queue"}}}, "sink": None, "on_error": "skip"},
-        "the queue that is read",
+        "the pipeline's own source",
     ),
     "the place of the letters": (
         {"sinks": {"a": {"delta": {"path": "x"}}, "b": {"delta": {"path": "x_dead_letters"}}}, "sink": None},
@@ -122,7 +125,7 @@ def test_problems_are_reported_with_its_place(case: str) -> None:
     assert str(caught.value).startswith("clicks.yaml")
 
 
-def test_bad_records_beside_a_buffer_need_a_table_of_their_own() -> None:
+def test_a_pipeline_into_a_buffer_needs_a_dead_letter_table() -> None:
     buffer: dict[str, Setting] = {"name": "c", "source": PLAIN["source"], "sink": {"buffer": {"store": "x"}}}
     with pytest.raises(ConfigError, match="give a table for bad records"):
         read_spec(buffer)
@@ -136,7 +139,7 @@ def test_a_checkpoint_on_a_file_system_of_sparks_own_needs_a_ledger() -> None:
     assert spec(checkpoint="hdfs://n/c", ledger="s3://books").ledger_store == "s3://books"
 
 
-def test_a_sink_says_all_of_it_to_sparks_writer() -> None:
+def test_a_sink_passes_all_its_settings_to_sparks_writer() -> None:
     read = spec(sink={"delta": {"partition_by": ["day"], "store_options": {"region": "eu"}}})
     options = Output.of(read.outputs["delta"]).options
     assert (options["path"], options["partitionBy"], options["store.region"]) == ("/base/table", "day", "eu")

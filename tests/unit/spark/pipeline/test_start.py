@@ -1,4 +1,4 @@
-"""What a start compares before Spark runs: the checkpoint, the ledger, and where the query began."""
+"""The checks of a start before Spark runs: the checkpoint, the ledger, and the origin of the query."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_has_lost_its_query_is_refused(tmp_path: Path) -> None
 
 
 class _Remote(Checkpoint):
-    """One that can be read but not listed, such as a Spark Connect server's."""
+    """A checkpoint that can be read but not listed, such as that of a Spark Connect server."""
 
     @property
     def query_id(self) -> str | None:

@@ -1,4 +1,4 @@
-"""How the rows of a transform relate to records, judged by Spark's plan."""
+"""The relation of a transform's rows to records, derived from Spark's plan."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PLANS = {
 
 
 @pytest.mark.parametrize("case", sorted(PLANS))
-def test_the_operators_of_a_plan_tell_its_shape(case: str) -> None:
+def test_the_shape_follows_from_the_operators_of_a_plan(case: str) -> None:
     plan, shape = PLANS[case]
     assert shape_of_plan(plan) is shape
 
 
-def test_partial_groups_are_refused_unless_they_are_merged_or_meant() -> None:
+def test_partial_groups_are_refused_unless_merged_or_accepted() -> None:
     plain = DeltaSinkSpec(path="t")
     merged = DeltaSinkSpec(path="t", merge=MergeSpec(keys=("user",), add=("n",)))
     with pytest.raises(ConfigError, match="partial results"):

@@ -1,4 +1,4 @@
-"""What Spark 4.3 prints for each of these faults stands in `failures/`, with the stacks of Java shortened."""
+"""`failures/` contains the output of Spark 4.3 for each fault, with shortened Java stacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[type[PenstockError], str]] = {
     "connect-missing-batch": (BatchMissing, LOST),
     "connect-option": (ConfigError, "option 'colums': unknown key, did you mean 'columns'?"),
     "connect-scheme-s3": (Unsupported, NO_S3),
-    "connect-server": (Unavailable, "the Spark Connect server does not answer"),
+    "connect-server": (Unavailable, "the Spark Connect server does not respond"),
     "connect-slow-worker": (Unavailable, "waits ten seconds for a Python worker to start"),
     "connect-unwritable": (ConfigError, "Spark cannot write to file:/proc/nowhere/cp"),
     "died": (Unavailable, "a Python worker died"),
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[type[PenstockError], str]] = {
     "java-exits": (Unsupported, "Java is missing or older than 17"),
     "killed-stream": (Unavailable, "a Python worker died"),
     "log-version": (Unsupported, "written by a newer Spark"),
-    "master": (Unavailable, "the master did not answer"),
+    "master": (Unavailable, "the master did not respond"),
     "missing-batch": (BatchMissing, LOST),
     "missing-stream": (BatchMissing, LOST),
     "nomodule-udf": (Unsupported, "executors cannot import obstoreless"),
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[type[PenstockError], str]] = {
     "nopython-batch": (Unsupported, "Spark cannot start /opt/none/python3 as the Python of its workers"),
     "option": (ConfigError, "option 'colums': unknown key, did you mean 'columns'?"),
     "other-source-kind": (ConfigError, "another kind of source"),
-    "other-sources": (ConfigError, "another query, whose sources number 1 and not 2"),
+    "other-sources": (ConfigError, "another query, which has 1 sources instead of 2"),
     "other-state": (ConfigError, "aggregates or joins in another way"),
     "range": (InvalidInput, "ingest/manifest holds the sequences 0 to 0; 9 is outside"),
     "scheme-s3": (Unsupported, "no file system for s3://"),
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[type[PenstockError], str]] = {
 
 
 class FromSpark(Exception):
-    """In the place of Spark's many classes: only the text counts."""
+    """A stand-in for Spark's many classes: only the text counts."""
 
 
 def explained(text: str) -> PenstockError:
@@ -82,7 +82,7 @@ def test_every_text_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
+def test_the_output_of_spark_becomes_one_sentence(name: str) -> None:
     kind, sentence = CASES[name]
     error = explained(TEXTS[name])
     assert type(error) is kind
@@ -99,7 +99,7 @@ def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
         ("java.io.FileNotFoundException: /cp/0 (Permission denied)", ConfigError, "cannot write to /cp/0"),
         ("java.lang.OutOfMemoryError: Java heap space", Unavailable, "spark.driver.memory"),
         ("java.net.ConnectException: Connection refused", Unavailable, "could not connect"),
-        ("All masters are unresponsive! Giving up.", Unavailable, "the master did not answer"),
+        ("All masters are unresponsive! Giving up.", Unavailable, "the master did not respond"),
         (
             "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: penstock-topic. Make sure the provider",
             Unsupported,
@@ -108,17 +108,17 @@ def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
         (
             "ImportError: cannot import name 'Hole' from 'penstock.spark.sources.gaps' (/x.py)",
             Unsupported,
-            "penstock.spark.sources.gaps on the workers has no Hole: they run another version",
+            "penstock.spark.sources.gaps on the workers has no Hole: their version of Penstock",
         ),
         (
             "AttributeError: Can't get attribute 'Hole' on <module 'penstock.spark.sources.gaps' from '/x'>",
             Unsupported,
-            "they run another version of Penstock",
+            "their version of Penstock differs",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,
 )
-def test_other_known_words_of_spark_become_a_sentence(
+def test_other_known_messages_of_spark_become_one_sentence(
     text: str, kind: type[PenstockError], sentence: str
 ) -> None:
     error = explained(f"Job aborted due to stage failure: {text}")
@@ -154,7 +154,7 @@ def test_an_unknown_error_of_ours_is_reported_as_the_base_class(name: str) -> No
     assert (type(error), str(error)) == (PenstockError, "that is that")
 
 
-def test_an_error_of_ours_in_the_chain_is_handed_back_as_it_is() -> None:
+def test_an_error_of_ours_in_the_chain_is_returned_unchanged() -> None:
     cause = Conflict("first")
     error = FromSpark("the wrapper")
     error.__cause__ = cause
@@ -169,12 +169,12 @@ def test_the_plan_after_the_message_is_not_searched() -> None:
     assert explain(FromSpark(text)) is None
 
 
-def test_what_is_unknown_is_not_explained() -> None:
+def test_an_unknown_error_is_not_explained() -> None:
     assert explain(ValueError("unheard of")) is None
     assert explain(ModuleNotFoundError("No module named 'penstock'")) is None
 
 
-def test_an_error_that_cannot_tell_its_text_is_not_explained() -> None:
+def test_an_error_without_a_readable_message_is_not_explained() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise ConnectionError("Java has ended")

@@ -1,4 +1,4 @@
-"""What the end of Spark's Java means: wrong settings, or a fault that may pass."""
+"""The meaning of the end of Spark's Java: wrong settings, or a temporary fault."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_JAVA = ["/opt/spark/bin/spark-class: line 71: /opt/none/bin/java: No such fil
         (255, None, "ended with exit code 255"),
     ],
 )
-def test_an_exit_status_says_which_signal_it_was(returncode: int, signal: int | None, sentence: str) -> None:
+def test_an_exit_status_gives_the_signal(returncode: int, signal: int | None, sentence: str) -> None:
     ending = Ending(returncode=returncode)
     assert (ending.signal, str(ending)) == (signal, sentence)
 
@@ -60,7 +60,7 @@ def test_an_exit_status_says_which_signal_it_was(returncode: int, signal: int | 
     "words", [None, [], NOISE, REFUSED], ids=["not read", "none", "noise", "older words"]
 )
 @pytest.mark.parametrize("returncode", [-9, -11, 143])
-def test_a_killed_java_is_a_fault_that_may_pass(returncode: int, words: list[str] | None) -> None:
+def test_a_killed_java_is_a_temporary_fault(returncode: int, words: list[str] | None) -> None:
     error = not_ready(Ending(returncode=returncode), words)
     assert type(error) is Unavailable
     assert f"was killed by signal {Ending(returncode=returncode).signal} before Spark was ready" in str(error)
@@ -96,22 +96,20 @@ def test_a_java_that_exited_is_judged_by_its_output(
     assert "\n" not in str(error)
 
 
-def test_output_that_was_not_captured_is_on_the_screen() -> None:
+def test_the_message_refers_to_output_that_was_not_captured() -> None:
     error = not_ready(Ending(returncode=1), None)
     assert type(error) is Unsupported
     assert "has printed the reason above" in str(error)
 
 
-def test_the_end_in_the_middle_of_the_work_has_its_signal() -> None:
-    assert "was killed by signal 9 in the middle of the work" in str(lost(Ending(returncode=-9)))
+def test_the_end_of_a_working_java_is_reported_with_its_signal() -> None:
+    assert "was killed by signal 9 while it was working" in str(lost(Ending(returncode=-9)))
     assert "had no memory left" in str(lost(Ending(returncode=-9)))
-    assert (
-        str(lost(Ending(returncode=143))) == "Spark's Java was killed by signal 15 in the middle of the work"
-    )
+    assert str(lost(Ending(returncode=143))) == "Spark's Java was killed by signal 15 while it was working"
 
 
 def launch(command: str) -> None:
-    """As PySpark does it: the status is known to a local name only."""
+    """Fail as PySpark does: only a local variable has the status."""
     proc = subprocess.Popen(["/bin/sh", "-c", command])
     proc.wait()
     raise RuntimeError(EXITED)

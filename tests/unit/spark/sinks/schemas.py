@@ -1,4 +1,4 @@
-"""Columns in SQL's words without a Spark that could parse them."""
+"""Columns in SQL notation, parsed without Spark."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ _TYPES: dict[str, T.DataType] = {
 
 
 def schema_of(words: str) -> T.StructType:
-    """`name type, name type`; names with blanks stand in backticks."""
+    """Return the schema for `name type, name type`. Names with spaces are in backticks."""
     found = re.findall(r"(?:`([^`]+)`|(\w+)) ([a-z]+(?:<[a-z,]+>)?)(?:, |$)", words)
     return T.StructType([T.StructField(quoted or plain, _TYPES[kind]) for quoted, plain, kind in found])

@@ -51,7 +51,7 @@ def batch(rows: list[Row], **types: pa.DataType) -> pa.RecordBatch:
 
 
 def written(rows: list[Row], columns: SeriesColumns, ddl: str = DDL) -> list[Series]:
-    """The series of the records of these rows, as the database reads them."""
+    """Return the series in the records of these rows, as the database reads them."""
     found: list[Series] = []
     for made in metrics_records([batch(rows)], columns, columns.layout(schema_of(ddl))):
         assert set(made.column("metadata").to_pylist()) == {METRICS_PAYLOAD}
@@ -155,7 +155,7 @@ def test_many_points_make_records_of_a_bounded_size() -> None:
 
 
 @pytest.mark.parametrize("metrics", [1, 3])
-def test_years_of_points_in_any_order_are_records_that_the_database_takes(metrics: int) -> None:
+def test_years_of_points_in_any_order_become_records_that_the_database_accepts(metrics: int) -> None:
     hours = np.random.default_rng(0).permutation(2 * HOURS_MAX + 1).tolist()
     rows = [row(timestamp=AT - timedelta(hours=hour), metric=f"m{hour % metrics}") for hour in hours]
     rows += [one | {"value": 2.0} for one in rows]
@@ -175,7 +175,7 @@ def test_whole_numbers_become_the_nearest_float() -> None:
     assert one.samples.values.tolist() == [float(largest)]
 
 
-def test_of_two_points_of_one_series_and_time_the_later_row_comes_later() -> None:
+def test_points_of_one_series_and_time_keep_the_order_of_their_rows() -> None:
     (one,) = written([row(value=1.0), row(value=2.0)], SeriesColumns(metric="m"))
     assert one.samples.values.tolist() == [1.0, 2.0]
 
@@ -184,10 +184,10 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
     "no value": ([row(), row(value=None)], "value is null in 1 rows"),
     "no time": ([row(timestamp=None)], "timestamp is null in 1 rows"),
     "before 1970": ([row(timestamp=datetime(1969, 1, 1, tzinfo=UTC))], "not between 1970 and 2554"),
-    "a label too long": ([row(page="x" * LABEL_BYTES_MAX)], "page holds a text of 16384 bytes"),
+    "a label too long": ([row(page="x" * LABEL_BYTES_MAX)], "page has a text of 16384 bytes"),
     "labels too long": (
         [row(tags=[(f"t{n}", "x" * 15_000) for n in range(5)])],
-        "labels of some rows take more than 65536 bytes",
+        "labels of a row together exceed 65536 bytes",
     ),
     "no metric": ([row(metric=None)], "metric is null in 1 rows"),
     "a metric's name": ([row(metric="a b")], "metric is 'a b' in some rows"),
@@ -198,7 +198,7 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_database_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_database_would_reject_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     named = {"metric_column": "metric"} if "metric" in rows[0] else {"metric": "m"}
     more = "".join(f", {name} {ddl}" for name, ddl in MORE.items() if name in rows[0])
@@ -212,7 +212,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
     "no value": ("timestamp timestamp", {}, "no column 'value'; they have timestamp"),
     "a text as value": ("timestamp timestamp, value string", {}, "'value' is string, and must be a number"),
     "a text as time": ("timestamp string, value int", {}, "'timestamp' is string, and must be a timestamp"),
-    "a number as label": (f"{DDL}, n int", {}, "'n' is int, and a label is a string"),
+    "a number as label": (f"{DDL}, n int", {}, "'n' is int, but a label is a string"),
     "a name that is none": (f"{DDL}, `a b` string", {}, "'a b' cannot be the name of a label"),
     "a reserved name": (f"{DDL}, __x string", {}, "'__x' cannot be the name of a label"),
     "no such label": (DDL, {"labels": "page, town"}, "no column 'town'"),
@@ -221,15 +221,15 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_point_are_reported_before_anything_runs(case: str) -> None:
+def test_columns_that_are_not_a_point_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         SeriesColumns.parse({"metric": "m"} | options).layout(schema_of(ddl))
 
 
 WRONG_OPTIONS: dict[str, tuple[dict[str, str], str]] = {
-    "no metric": ({}, "give the name of the metric"),
-    "two metrics": ({"metric": "a", "metric_column": "b"}, "give the name of the metric"),
+    "no metric": ({}, "give either `metric`"),
+    "two metrics": ({"metric": "a", "metric_column": "b"}, "give either `metric`"),
     "a bad name": ({"metric": "1a"}, "metric: expected letters"),
     "a kind": ({"metric": "a", "kind": "sum"}, "expected counter or gauge, found 'sum'"),
     "a column twice": ({"metric": "a", "labels": "value"}, "named twice"),
@@ -245,7 +245,7 @@ def test_options_that_cannot_work_are_reported(case: str) -> None:
         SeriesColumns.parse(split_options({"store": "q"} | options, SERIES_OPTIONS, SERIES_FORMAT)[0])
 
 
-def test_options_come_back_as_they_were() -> None:
+def test_options_survive_a_round_trip() -> None:
     columns = SeriesColumns(metric_column="m", value="v", labels=("a", "b"), kind="counter", unit="s")
     assert SeriesColumns.parse(columns.to_options()) == columns
     none = SeriesColumns(metric="m", labels=())

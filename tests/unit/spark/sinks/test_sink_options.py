@@ -65,12 +65,12 @@ def test_a_wrong_option_is_named(given: dict[str, str], complaint: str) -> None:
         parse(**given)
 
 
-def test_a_stream_goes_by_its_own_transactions() -> None:
+def test_a_stream_uses_its_own_transactions() -> None:
     with pytest.raises(ConfigError, match="for batch writes"):
         BufferStreamWriter(parse(txnAppId="query", txnVersion="1"))
 
 
-def test_settings_of_the_store_travel_to_the_tasks_and_are_never_shown() -> None:
+def test_store_options_reach_the_tasks_and_are_never_shown() -> None:
     options = SinkOptions.parse({"store": "s3://bucket", "store.secret_access_key": "hush"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert options.store.options["secret_access_key"] == "hush"

@@ -23,8 +23,8 @@ def read(rows: BatchRows) -> list[bytes]:
     return decode_batch(memoryview(encode_batch(rows.chunks, CompressionType.NONE).to_bytes())).to_list()
 
 
-def said(rows: BatchRows) -> list[bytes]:
-    """The metadata of every record, as a reader would assign it."""
+def metadata_of_records(rows: BatchRows) -> list[bytes]:
+    """Return the metadata of every record, as a reader would assign it."""
     starts = [start for start, _ in rows.runs] + [rows.count]
     return [run for place, (start, run) in enumerate(rows.runs) for _ in range(start, starts[place + 1])]
 
@@ -42,7 +42,7 @@ def test_rows_keep_their_order_and_their_metadata(
     found = list(gather((batch([v for v, _ in rows], [m for _, m in rows]) for rows in task), bytes_max))
     expected = [row for rows in task for row in rows]
     assert [record for rows in found for record in read(rows)] == [value for value, _ in expected]
-    assert [payload for rows in found for payload in said(rows)] == [
+    assert [payload for rows in found for payload in metadata_of_records(rows)] == [
         payload or b"" for _, payload in expected
     ]
     for rows in found:
@@ -51,7 +51,7 @@ def test_rows_keep_their_order_and_their_metadata(
         assert all(before[1] != after[1] for before, after in zip(rows.runs, rows.runs[1:], strict=False))
 
 
-def test_no_rows_are_no_batch() -> None:
+def test_no_rows_give_no_batch() -> None:
     assert list(gather([], 100)) == []
     assert list(gather([batch([]), batch([], [])], 100)) == []
 
@@ -69,7 +69,7 @@ def test_text_is_stored_as_its_bytes(kind: pa.DataType) -> None:
     assert rows.runs == [(0, b"")]
 
 
-def test_a_null_is_no_record() -> None:
+def test_a_null_value_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="null in 2 rows"):
         list(gather([batch([b"a", None, None])], 1000))
 
@@ -88,10 +88,10 @@ def test_metadata_that_changes_with_every_row_is_refused_before_it_fills_the_man
         ("value: binary", None),
         ("value: string, metadata: binary", None),
         ("metadata: binary, value: binary", None),
-        ("value: string, id: bigint", "no place for 'id'"),
+        ("value: string, id: bigint", "not 'id'"),
         ("value: bigint", "is bigint, and must be binary or string"),
         ("value: string, metadata: string", "is string, and must be binary"),
-        ("metadata: binary", "the rows have none"),
+        ("metadata: binary", "the rows do not have"),
         ("value: string, value: string", "twice"),
     ],
 )

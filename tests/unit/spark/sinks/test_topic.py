@@ -43,9 +43,9 @@ def test_a_row_without_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        ("data string, user string", "no place for 'user'"),
+        ("data string, user string", "not 'user'"),
         ("data binary", "'data' is binary, and must be string"),
-        ("tag string", "the rows have none"),
+        ("tag string", "the rows do not have"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(schema: str, expected: str) -> None:

@@ -110,7 +110,7 @@ def test_every_row_is_one_upsert_or_one_deletion(rows: list[Row], before: int) -
         Collection(dimensions=DIMENSIONS).check(entry)
 
 
-def test_a_deletion_needs_no_vector() -> None:
+def test_a_deletion_does_not_need_a_vector() -> None:
     assert written(batch([row("a", vector=None, gone=True)])) == [("a", TOMBSTONE)]
 
 
@@ -135,21 +135,21 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
     "no id": ([{"id": None, "vector": [1.0]}], "id is null or empty"),
     "an empty id": ([row("")], "id is null or empty"),
     "a long id": ([row(), row("é" * 33)], "at most 64 bytes: 'ééé"),
-    "an id twice": ([row("a"), row("b"), row("a")], "id 'a' is in several rows of one write"),
-    "deleted as well": ([row("a"), row("a", gone=True)], "id 'a' is in several rows of one write"),
+    "an id twice": ([row("a"), row("b"), row("a")], "id 'a' occurs in several rows of one write"),
+    "deleted as well": ([row("a"), row("a", gone=True)], "id 'a' occurs in several rows of one write"),
     "no vector": ([row("a"), row("b", vector=None)], "null in 1 rows, such as that of 'b'"),
     "an empty vector": ([row("a", vector=[])], "'a' has 0 components"),
     "another length": ([row("a"), row("b", vector=[1.0])], "'b' has 1 components, not 3"),
-    "a null component": ([row("a", vector=[1.0, None, 2.0])], "components that are null"),
-    "no number": ([row("a", vector=[1.0, math.nan, 2.0])], "not between -1e15 and 1e15"),
-    "too large": ([row("a", vector=[1.0, 1e300, 2.0])], "not between -1e15 and 1e15"),
-    "a long text": ([row("a", title="x" * 65_536)], "title holds a text of 65536 bytes"),
+    "a null component": ([row("a", vector=[1.0, None, 2.0])], "null components"),
+    "no number": ([row("a", vector=[1.0, math.nan, 2.0])], "outside -1e15 to 1e15"),
+    "too large": ([row("a", vector=[1.0, 1e300, 2.0])], "outside -1e15 to 1e15"),
+    "a long text": ([row("a", title="x" * 65_536)], "title has a text of 65536 bytes"),
     "an attribute that is no number": ([row("a", price=math.nan)], "price is infinite or NaN"),
 }
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_collection_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_collection_would_reject_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     with pytest.raises(InvalidInput, match=re.escape(problem)):
         written(batch(rows))
@@ -169,7 +169,7 @@ def test_an_id_in_two_tasks_is_found_by_the_whole_write() -> None:
     written(batch([row("d")]), rows=tasks[1])
     repeated_ids(task.digests for task in tasks)
     written(batch([row("c")]), rows=tasks[1])
-    with pytest.raises(InvalidInput, match="1 rows have an id that is in another row"):
+    with pytest.raises(InvalidInput, match="1 rows repeat the id of another row"):
         repeated_ids(task.digests for task in tasks)
     repeated_ids([])
 
@@ -194,7 +194,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_vector_are_reported_before_anything_runs(case: str) -> None:
+def test_columns_that_are_not_a_vector_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         VectorColumns.parse(options).attribute_columns(schema_of(ddl))
@@ -216,7 +216,7 @@ def test_options_that_cannot_work_are_reported(case: str) -> None:
         VectorColumns.parse(split_options({"store": "q"} | options, VECTOR_OPTIONS, VECTOR_FORMAT)[0])
 
 
-def test_options_come_back_as_they_were() -> None:
+def test_options_survive_a_round_trip() -> None:
     columns = VectorColumns(id="i", vector="v", attributes=("a",), delete="d", dimensions=4)
     assert VectorColumns.parse(columns.to_options()) == columns
     assert VectorColumns.parse(VectorColumns().to_options()) == VectorColumns()

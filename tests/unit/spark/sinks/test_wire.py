@@ -1,4 +1,4 @@
-"""Columns of bytes against what Google's own encoder writes."""
+"""Columns of bytes, compared with the output of Google's own encoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ texts = st.lists(st.one_of(st.none(), st.text(max_size=300)), min_size=1, max_si
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=30))
-def test_numbers_are_as_the_wire_has_them(numbers: list[int]) -> None:
+def test_varints_match_the_wire_format(numbers: list[int]) -> None:
     expected = [_VarintBytes(number) for number in numbers]
     assert varints(np.array(numbers, np.uint64)).to_pylist() == expected
     assert [varint(number) for number in numbers] == expected

@@ -1,4 +1,4 @@
-"""The driver's part of a stream on a real queue in a directory, called as Spark calls it."""
+"""The driver's part of a stream on a real queue in a directory, called in the way Spark does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = ReadAllAvailable()
 
 
 def slices(stream: BufferStreamReader, start: StoredOffset, end: StoredOffset) -> list[tuple[int, int]]:
-    """(first, last) of everything that the tasks get, holes included."""
+    """Return (first, last) of everything in the tasks, including gaps."""
     found: list[tuple[int, int]] = []
     for partition in stream.partitions(start, end):
         assert isinstance(partition, SlicePartition)

@@ -44,7 +44,7 @@ def test_records_that_no_call_claims_have_no_time(metas: tuple[Metadata, ...]) -
     assert rows == {"ingestion_time": [None, None], "metadata": [None, None]}
 
 
-def test_a_time_that_microseconds_cannot_express_is_unknown() -> None:
+def test_a_time_that_does_not_fit_into_microseconds_is_null() -> None:
     slice_ = entry_of(Metadata(start_index=0, ingestion_time_ms=-(2**63)))
     assert build_batch(slice_, block_of([b"x"]), ["ingestion_time"]).to_pydict() == {"ingestion_time": [None]}
 
@@ -81,7 +81,7 @@ def test_work_is_divided_evenly_in_order_and_without_empty_tasks(count: int, par
     assert not lengths or max(lengths) - min(lengths) <= 1
 
 
-def test_metadata_that_no_column_shows_does_not_travel() -> None:
+def test_metadata_without_a_column_is_not_sent_to_the_tasks() -> None:
     entry = Entry(
         sequence=1, location="x", metadata=(Metadata(start_index=0, ingestion_time_ms=1, payload=b"p"),)
     )

@@ -65,7 +65,7 @@ def rows(options: BufferOptions, slices: list[BatchSlice], *, set_aside: bool) -
     return [(row["sequence"], row["index"]) for row in table.to_pylist()]
 
 
-def test_bad_batches_are_rows_in_their_place_and_their_remains_are_kept_before(queue: Queue) -> None:
+def test_bad_batches_become_rows_and_their_data_is_stored_first(queue: Queue) -> None:
     queue.produce(4)
     slices = slices_of(queue)
     (queue.root / slices[1].location).unlink()
@@ -82,7 +82,7 @@ def test_bad_batches_are_rows_in_their_place_and_their_remains_are_kept_before(q
     ]
 
 
-def test_bad_batches_are_errors_unless_they_are_to_be_recorded(queue: Queue) -> None:
+def test_bad_batches_are_errors_unless_gaps_are_recorded(queue: Queue) -> None:
     queue.produce(2)
     slices = slices_of(queue)
     (queue.root / slices[0].location).unlink()

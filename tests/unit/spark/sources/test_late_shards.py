@@ -1,4 +1,4 @@
-"""A query that is there before the producers say how many shards the queue has."""
+"""A query that starts before the producers store the number of shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: StoredOffset = {"0": 0}
 
 
 def places(stream: BufferStreamReader, start: StoredOffset, end: StoredOffset) -> list[tuple[int, int]]:
-    """(shard, sequence) of everything that the tasks get."""
+    """Return (shard, sequence) of everything in the tasks."""
     found: list[tuple[int, int]] = []
     for partition in stream.partitions(start, end):
         assert isinstance(partition, SlicePartition)
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_has_read_nothing_continues_with_the_shards(queue: Que
     assert numbers(stream.latestOffset(NOTHING, ALL)) == {"0": 1, "1": 1}
 
 
-def test_shards_without_records_are_no_news(queue: Queue) -> None:
+def test_new_shards_without_records_do_not_change_the_offset(queue: Queue) -> None:
     stream = queue.stream()
     start = stream.initialOffset()
     queue.produce_sharded(0, shards=2)
@@ -103,7 +103,7 @@ def test_an_older_query_does_not_take_the_shards_from_a_newer_one(queue: Queue) 
 
 
 @pytest.mark.parametrize("mode", ["read", "consume"])
-def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
+def test_the_search_for_shards_ends_with_the_first_sequence(
     queue: Queue, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
@@ -125,7 +125,7 @@ def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
 
 
 @pytest.mark.parametrize("mode", ["read", "consume"])
-def test_shards_that_the_user_forbids_are_never_looked_for(
+def test_there_is_no_search_for_shards_that_the_user_excludes(
     queue: Queue, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = queue.stream(mode=mode, sharded="false")
@@ -139,7 +139,7 @@ def test_shards_that_the_user_forbids_are_never_looked_for(
 
 
 @pytest.mark.parametrize("given", ["0", '{"0": 0}', "earliest"])
-def test_a_start_at_nothing_is_the_beginning_of_every_shard(queue: Queue, given: str) -> None:
+def test_a_start_at_zero_is_the_beginning_of_every_shard(queue: Queue, given: str) -> None:
     assert queue.stream(startingOffsets=given).initialOffset() == NOTHING
     queue.produce_sharded(2, shards=2)
     assert queue.stream(startingOffsets=given).initialOffset() == {"0": 0, "1": 0}
@@ -152,7 +152,7 @@ def test_any_other_start_still_names_each_shard(queue: Queue, given: str) -> Non
         queue.stream(startingOffsets=given).initialOffset()
 
 
-def test_an_offset_at_nothing_is_the_beginning_of_a_queue_with_more_shards() -> None:
+def test_an_offset_at_zero_is_the_beginning_of_a_queue_with_more_shards() -> None:
     offsets = QueueOffsets("q")
     for stored in ({"0": 0}, {"1": 0, "0": 0}):
         assert offsets.fit(*offsets.read(stored), [0, 1, 2]) == {0: 0, 1: 0, 2: 0}

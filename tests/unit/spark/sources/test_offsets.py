@@ -57,7 +57,7 @@ def test_any_other_position_is_refused(text: str) -> None:
         parse_position(text, "startingOffsets")
 
 
-def test_one_number_cannot_stand_for_several_shards() -> None:
+def test_one_number_is_refused_for_several_shards() -> None:
     with pytest.raises(ConfigError, match="give JSON"):
         OFFSETS.resolve(5, TWO, "startingOffsets")
     assert OFFSETS.resolve("latest", TWO, "startingOffsets") == {0: 9, 1: 0}
@@ -127,13 +127,13 @@ def test_an_entry_that_is_no_longer_known_is_not_checked() -> None:
 @pytest.mark.parametrize("asked", [2, 10])
 def test_a_number_outside_the_queue_is_refused_with_its_bounds(asked: int) -> None:
     with pytest.raises(InvalidInput, match="q holds 3 to 8"):
-        OFFSETS.check_asked({0: asked}, HELD, "startingOffsets", earlier=False)
+        OFFSETS.check_requested({0: asked}, HELD, "startingOffsets", earlier=False)
 
 
-def test_a_number_that_has_left_the_queue_may_be_asked_for_when_gaps_are_recorded() -> None:
-    OFFSETS.check_asked({0: 0}, HELD, "startingOffsets", earlier=True)
+def test_a_number_that_has_left_the_queue_is_accepted_if_gaps_are_recorded() -> None:
+    OFFSETS.check_requested({0: 0}, HELD, "startingOffsets", earlier=True)
     with pytest.raises(InvalidInput, match="10 is outside"):
-        OFFSETS.check_asked({0: 10}, HELD, "startingOffsets", earlier=True)
+        OFFSETS.check_requested({0: 10}, HELD, "startingOffsets", earlier=True)
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=6)

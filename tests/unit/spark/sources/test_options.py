@@ -25,7 +25,7 @@ def test_only_the_store_must_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["maxBatchesPerTrigger", "maxbatchespertrigger", "max_batches_per_trigger"])
-def test_names_are_taken_in_any_case_and_with_or_without_underscores(name: str) -> None:
+def test_option_names_ignore_case_and_underscores(name: str) -> None:
     assert BufferOptions.parse({"store": "s3://b", name: "7"}).batches_per_trigger == 7
 
 
@@ -36,13 +36,13 @@ def test_the_path_of_load_is_the_store() -> None:
             BufferOptions.parse(given)
 
 
-def test_settings_of_the_store_are_handed_on_and_never_shown() -> None:
+def test_store_options_are_passed_on_and_never_shown() -> None:
     options = BufferOptions.parse({"store": "s3://b", "store.secret_access_key": "hush"})
     assert options.store.options == {"secret_access_key": "hush"}
     assert "hush" not in repr(options)
 
 
-def test_a_path_is_made_absolute_because_executors_stand_elsewhere() -> None:
+def test_a_path_is_made_absolute_for_the_executors() -> None:
     assert BufferOptions.parse({"store": "queue"}).store.url == os.path.abspath("queue")
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_value_names_its_option(name: str, value: str, sentence: str) ->
     assert sentence in str(raised.value)
 
 
-def test_a_gap_is_an_error_unless_it_is_to_be_recorded() -> None:
+def test_a_gap_is_an_error_unless_gaps_are_recorded() -> None:
     assert BufferOptions.parse({"store": "s3://b"}).records_gaps is False
     assert BufferOptions.parse({"store": "s3://b", "on_gap": "Record"}).records_gaps is True
 

@@ -28,7 +28,7 @@ def test_undelivered_batches_are_counted_with_the_age_of_the_next(queue: Queue) 
     watch.close()
 
 
-def test_a_watch_sees_what_comes_and_goes_and_changes_nothing(queue: Queue) -> None:
+def test_a_watch_follows_the_queue_without_changing_it(queue: Queue) -> None:
     queue.produce(2)
     watch = QueueWatch.open(queue.options())
     footer = queue.entries().footer
@@ -52,7 +52,7 @@ def test_all_shards_are_counted_together(queue: Queue) -> None:
     watch.close()
 
 
-def test_shards_that_come_later_are_counted_too(queue: Queue) -> None:
+def test_shards_that_appear_later_are_counted_too(queue: Queue) -> None:
     watch = QueueWatch.open(queue.options())
     assert watch.look({}).next == {0: 0}
     queue.produce_sharded(3, shards=2)
@@ -61,12 +61,12 @@ def test_shards_that_come_later_are_counted_too(queue: Queue) -> None:
     watch.close()
 
 
-def test_looking_again_reads_nothing_while_nothing_changes(
+def test_a_repeated_look_reads_nothing_while_nothing_changes(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.produce(1)
     watch = QueueWatch.open(queue.options())
     first = watch.look({})
-    monkeypatch.setattr("penstock.buffer.manifest.index", None)  # what decodes a manifest that was read
+    monkeypatch.setattr("penstock.buffer.manifest.index", None)  # the decoder of a manifest
     assert watch.look({}) == first
     watch.close()

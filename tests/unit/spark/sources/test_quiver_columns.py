@@ -1,4 +1,4 @@
-"""Arrow's types in Spark, and batches brought into the schema of a query."""
+"""Arrow's types in Spark, and the conversion of batches to the schema of a query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 
 def through_spark(array: pa.Array) -> pa.Array:
-    """The array as Spark would get it."""
+    """Return the array in the form that Spark receives."""
     batch = pa.record_batch({"c": array})
     target = arrow_target(spark_struct([batch.schema], 63, view=False))
     return to_target(batch, target).column(0)
@@ -46,7 +46,7 @@ def through_spark(array: pa.Array) -> pa.Array:
         (pa.array([True, None]), [True, None]),
     ],
 )
-def test_values_come_through_whatever_type_they_had(array: pa.Array, expected: list[object]) -> None:
+def test_values_of_every_type_are_preserved(array: pa.Array, expected: list[object]) -> None:
     assert through_spark(array).to_pylist() == expected
 
 
@@ -60,7 +60,7 @@ def test_times_are_cut_to_microseconds_at_any_depth() -> None:
     assert through_spark(inside).to_pylist() == [[{"t": moment}]]
 
 
-def test_attributes_come_through_as_a_map_of_structs() -> None:
+def test_attributes_become_a_map_of_structs() -> None:
     kind = pa.map_(pa.string(), pa.struct([("type", pa.int8()), ("int", pa.int64())]))
     array = pa.array([[("k", {"type": 3, "int": 7})], None, []], kind)
     assert through_spark(array).to_pylist() == array.to_pylist()
@@ -88,7 +88,7 @@ def test_the_schema_has_the_columns_of_all_segments() -> None:
     assert spark_struct([one, two], 63, view=False).names == ["a", "b"]
 
 
-def test_without_a_segment_there_is_nothing_to_take_columns_from() -> None:
+def test_unknown_columns_are_an_error_before_the_first_segment() -> None:
     with pytest.raises(InvalidInput, match=r"\.schema"):
         spark_struct([], 63, view=False)
 

@@ -1,4 +1,4 @@
-"""Offsets over segments: places, gaps, and another directory under an old checkpoint."""
+"""Offsets over segments: positions, gaps, and another directory under an old checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def info(seq: int, core: int = 0, *, second: int = 0, xxh3: str = "") -> Segment
     )
 
 
-def test_an_offset_travels_as_json_with_cores_in_numeric_order() -> None:
+def test_an_offset_is_json_with_cores_in_numeric_order() -> None:
     stored = OFFSETS.write({10: 5, 2: 7}, {2: "ab@3"})
     assert list(stored["next"]) == ["2", "10"]
     assert OFFSETS.read(stored) == ({2: 7, 10: 5}, {2: "ab@3"})
@@ -58,7 +58,7 @@ def test_other_values_than_offsets_are_refused(stored: object) -> None:
         OFFSETS.read(stored)
 
 
-def test_positions_are_places_or_one_per_core() -> None:
+def test_a_position_is_for_all_cores_or_for_each() -> None:
     assert parse_position(" earliest ", "x") == "earliest"
     assert parse_position("7", "x") == 7
     assert parse_position('{"0": 3, "1": "latest"}', "x") == {0: 3, 1: "latest"}
@@ -67,18 +67,18 @@ def test_positions_are_places_or_one_per_core() -> None:
             parse_position(wrong, "startingOffsets")
 
 
-def test_a_position_becomes_numbers_for_every_core_there_is() -> None:
+def test_a_position_becomes_numbers_for_every_core() -> None:
     bounds = bounds_of([info(4), info(6), info(2, 1)])
     assert OFFSETS.resolve("earliest", bounds, "x") == {0: 4, 1: 2}
     assert OFFSETS.resolve("latest", bounds, "x") == {0: 7, 1: 3}
     assert OFFSETS.resolve({0: 5}, bounds, "x") == {0: 5, 1: 2}
-    with pytest.raises(ConfigError, match="core 0, core 1 have numbers of their own"):
+    with pytest.raises(ConfigError, match="core 0, core 1 have separate numbers"):
         OFFSETS.resolve(5, bounds, "x")
     with pytest.raises(ConfigError, match="no core 9"):
         OFFSETS.resolve({9: 1}, bounds, "x")
 
 
-def test_what_is_missing_between_two_offsets_is_named_core_by_core() -> None:
+def test_missing_segments_are_named_core_by_core() -> None:
     infos = [info(3), info(6), info(1, 1)]
     start, end = {0: 3, 1: 1}, {0: 8, 1: 3, 2: 5}
     assert missing_segments(infos, start, end) == [(0, 4), (0, 5), (0, 7), (1, 2)]
@@ -90,7 +90,7 @@ def test_what_is_missing_between_two_offsets_is_named_core_by_core() -> None:
     ]
 
 
-def test_a_core_that_enters_brings_no_segments_and_no_gap_yet() -> None:
+def test_a_new_core_has_no_segments_and_no_gap_yet() -> None:
     infos = [info(5, 1), info(6, 1)]
     assert segments_between(infos, {}, {1: 5}) == []
     assert missing_segments(infos, {}, {1: 5}) == []
@@ -103,7 +103,7 @@ def test_an_end_before_the_start_is_refused() -> None:
             OFFSETS.check_order({0: 3}, end)
 
 
-def test_the_last_segment_that_was_read_is_known_again() -> None:
+def test_the_last_read_segment_is_recognised() -> None:
     infos = [info(1), info(2, second=5)]
     marks = marks_at(infos, {0: 3}, {})
     OFFSETS.check_identity(infos, {0: 3}, marks)

@@ -22,7 +22,7 @@ def test_records_become_columns_and_json_stays_as_it_was_written() -> None:
     assert rows[0]["ts"].timestamp() == 1748450001.001
 
 
-def test_only_the_columns_asked_for_are_built() -> None:
+def test_only_the_requested_columns_are_built() -> None:
     assert build_records("clicks", RECORDS, ("seq",)).to_pylist() == [{"seq": 7}, {"seq": 9}]
     assert empty_batch(("seq", "data")).num_rows == 0
 

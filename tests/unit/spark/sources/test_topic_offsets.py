@@ -20,7 +20,7 @@ ONE = TopicOffsets(["a"])
 BOUNDS = {"a": Bounds(first=3, following=11), "b": Bounds(first=1, following=1)}
 
 
-def test_an_offset_comes_back_and_its_text_does_not_depend_on_the_order_of_topics() -> None:
+def test_an_offset_survives_a_round_trip_for_any_order_of_topics() -> None:
     one = OFFSETS.write({"b": 1, "a": 4}, {"b": 5, "a": 6})
     assert json.dumps(one) == json.dumps(OFFSETS.write({"a": 4, "b": 1}, {"a": 6, "b": 5}))
     assert OFFSETS.read(one) == ({"a": 4, "b": 1}, {"a": 6, "b": 5})
@@ -46,7 +46,7 @@ def test_an_offset_of_something_else_is_refused(stored: object) -> None:
         ONE.read(stored)
 
 
-def test_a_query_keeps_its_topics() -> None:
+def test_the_topics_of_a_query_cannot_change() -> None:
     with pytest.raises(TopicGap, match="has read a and the query reads a, b"):
         OFFSETS.read({"next": {"a": 4}})
     assert issubclass(TopicGap, Corrupt)
@@ -78,7 +78,7 @@ def test_positions_become_numbers() -> None:
     assert OFFSETS.resolve("latest", BOUNDS, "o") == {"a": 11, "b": 1}
     assert OFFSETS.resolve({"a": 5, "b": "latest"}, BOUNDS, "o") == {"a": 5, "b": 1}
     assert OFFSETS.resolve(7, {"a": BOUNDS["a"]}, "o") == {"a": 7}
-    with pytest.raises(ConfigError, match="a, b have numbers of their own"):
+    with pytest.raises(ConfigError, match="a, b have separate numbers"):
         OFFSETS.resolve(7, BOUNDS, "o")
     with pytest.raises(ConfigError, match="name each of them once"):
         OFFSETS.resolve({"a": 5}, BOUNDS, "o")
@@ -86,16 +86,16 @@ def test_positions_become_numbers() -> None:
 
 def test_numbers_that_do_not_fit_the_topics_are_refused() -> None:
     held = {"a": BOUNDS["a"]}
-    OFFSETS.check_asked({"a": 11, "b": 1}, BOUNDS, "o")
+    OFFSETS.check_requested({"a": 11, "b": 1}, BOUNDS, "o")
     with pytest.raises(InvalidInput, match="o: a holds 3 to 10; 12 is outside"):
-        OFFSETS.check_asked({"a": 12}, held, "o")
+        OFFSETS.check_requested({"a": 12}, held, "o")
     OFFSETS.check_reached({"a": 11}, held)
     with pytest.raises(TopicGap, match="has read a up to 11, but it has handed out numbers only up to 10"):
         OFFSETS.check_reached({"a": 12}, held)
     with pytest.raises(TopicGap, match="a would start at 5 and end at 4"):
         OFFSETS.check_order({"a": 5}, {"a": 4})
     OFFSETS.check_time("a", 4, 1, 1)
-    with pytest.raises(TopicGap, match="record 4 of a, the last that was read, is not the same now"):
+    with pytest.raises(TopicGap, match="record 4 of a, the last one read, has changed since"):
         OFFSETS.check_time("a", 4, 1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Tables of every kind in a directory, written without Spark: tasks' files and the driver's commits."""
+"""Tables of every kind in a directory, written without Spark: the tasks' files and the driver's commits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = StructType([StructField("id", LongType()), StructField("k", StringType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One table and ways to look at it from outside."""
+    """A table, with readers that do not use Penstock."""
 
     spec: TableSpec
 
@@ -28,7 +28,7 @@ class Place:
         return open_table(self.spec)
 
     def write(self, ids: Iterable[int]) -> list[DataFile]:
-        """What a task does: files with one row for each id."""
+        """Write files as a task does, with one row for each id."""
         numbers = list(ids)
         rows = pa.record_batch(
             {"id": pa.array(numbers, pa.int64()), "k": [None if n % 3 == 0 else f"k{n % 3}" for n in numbers]}
@@ -36,7 +36,7 @@ class Place:
         return write_parts(self.open().layout(SCHEMA), iter([rows]))
 
     def ids(self) -> list[int]:
-        """What a reader that knows nothing of Penstock finds."""
+        """Return the ids that a reader without Penstock finds."""
         return sorted(self._read()["id"].to_pylist())
 
     def _read(self) -> pa.Table:
@@ -69,7 +69,7 @@ def make_spec(kind: TableKind, root: Path, partition_by: tuple[str, ...] = ()) -
 
 
 def recorded_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are made durable from now on, in order."""
+    """Return a list that records the paths that are synced from now on, in order."""
     synced: list[str] = []
 
     def recording(sync: Callable[[int], None]) -> Callable[[int], None]:
@@ -86,7 +86,7 @@ def recorded_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(params=["delta", "iceberg", "parquet"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Divided by a column that is null now and then."""
+    """A table that is partitioned by a column with nulls."""
     return Place(spec=make_spec(request.param, tmp_path, ("k",)))
 
 

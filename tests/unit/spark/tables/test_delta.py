@@ -1,4 +1,4 @@
-"""What is special about Delta: races, lost answers, and rules of other writers' tables."""
+"""The specifics of Delta: races, lost responses, and the rules of other writers' tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.spark.tables.delta import DeltaLog
 
 
 def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, version: int) -> None:
-    """Let somebody else commit between our look at the table and our log entry."""
+    """Let another writer commit between our read of the table and our log entry."""
     load, done = module.load_delta, []
 
     def load_then_lose(spec: TableSpec) -> DeltaTable | None:
@@ -33,7 +33,7 @@ def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, version: int
     monkeypatch.setattr(module, "load_delta", load_then_lose)
 
 
-def test_the_same_micro_batch_committed_by_a_zombie_meanwhile_wins(
+def test_a_concurrent_commit_of_the_same_micro_batch_wins(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)
@@ -43,7 +43,7 @@ def test_the_same_micro_batch_committed_by_a_zombie_meanwhile_wins(
     assert delta.ids() == [1000]
 
 
-def test_another_query_that_commits_meanwhile_is_no_obstacle(
+def test_a_concurrent_commit_of_another_query_does_no_harm(
     delta: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta.open().prepare(SCHEMA)
@@ -53,7 +53,7 @@ def test_another_query_that_commits_meanwhile_is_no_obstacle(
     assert delta.ids() == [1, 2, 1000]
 
 
-def test_an_answer_that_was_lost_is_looked_up(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_read_after_a_lost_response(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     delta.open().prepare(SCHEMA)
     files, append = delta.write([1, 2]), module._append
 
@@ -77,7 +77,7 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_append", fail)
-        with pytest.raises(OutcomeUnknown, match="starting the query again") as caught:
+        with pytest.raises(OutcomeUnknown, match="start the query again") as caught:
             delta.open().commit("q", 0, files)
     assert "secret" not in str(caught.value)
     assert delta.open().commit("q", 0, files)
@@ -85,11 +85,11 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
 
 def test_a_table_removed_under_the_query_is_reported(delta: Place) -> None:
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match="no longer exists"):
         delta.open().commit("q", 0, [])
 
 
-def test_a_table_with_rules_we_do_not_keep_is_refused(delta: Place) -> None:
+def test_a_table_with_rules_that_are_not_enforced_is_refused(delta: Place) -> None:
     delta.open().prepare(SCHEMA)
     DeltaTable(delta.spec.path).alter.add_constraint({"positive": "id > 0"})
     with pytest.raises(Unsupported, match=r"delta\.constraints\.positive"):
@@ -135,11 +135,11 @@ def test_a_commit_is_durable_before_it_is_reported(delta: Place, monkeypatch: py
     delta.open().commit("q", 0, delta.write([1]))
     files, synced = delta.write([2]), recorded_syncs(monkeypatch)
     assert delta.open().commit("q", 1, files)
-    # The entry before it too: its writer may be one that does not sync.
+    # The previous entry is synced too: its writer may not sync.
     assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
 
 
-def test_a_commit_found_there_is_made_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_commit_is_made_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     delta.open().prepare(SCHEMA)
     files = delta.write([1])
     delta.open().commit("q", 0, files)
@@ -163,7 +163,7 @@ def test_a_commit_that_cannot_be_made_durable_is_not_reported(
         delta.open().commit("q", 0, files)
 
 
-def test_a_folder_whose_maker_died_becomes_a_table(delta: Place) -> None:
+def test_a_folder_of_a_crashed_creation_becomes_a_table(delta: Place) -> None:
     os.makedirs(f"{delta.spec.path}/_delta_log")
     delta.open().prepare(SCHEMA)
     assert delta.ids() == []

@@ -1,4 +1,4 @@
-"""What is special about Iceberg: the race in which the library would accept a duplicate."""
+"""The specifics of Iceberg: the race in which the library would accept a duplicate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.spark.tables import iceberg as module
 
 
 def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, ids: list[int]) -> None:
-    """Another handle commits between our look at the table and our change."""
+    """Let another handle commit between our read of the table and our change."""
     load, files, done = module.load_iceberg, place.write(ids), []
 
     def load_then_lose(spec: TableSpec) -> CatalogTable | None:
@@ -29,7 +29,7 @@ def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, ids: list[in
 
 
 @pytest.mark.parametrize("earlier", [0, 1], ids=["empty-table", "with-a-snapshot"])
-def test_the_same_micro_batch_committed_meanwhile_is_not_doubled(
+def test_a_concurrent_commit_of_the_same_micro_batch_is_not_repeated(
     iceberg: Place, monkeypatch: pytest.MonkeyPatch, earlier: int
 ) -> None:
     iceberg.open().prepare(SCHEMA)
@@ -41,7 +41,7 @@ def test_the_same_micro_batch_committed_meanwhile_is_not_doubled(
     assert iceberg.ids() == [1, 2] + [500] * earlier
 
 
-def test_another_query_that_commits_meanwhile_is_no_obstacle(
+def test_a_concurrent_commit_of_another_query_does_no_harm(
     iceberg: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iceberg.open().prepare(SCHEMA)
@@ -61,7 +61,7 @@ def test_the_last_version_outlives_the_snapshots(iceberg: Place) -> None:
     assert "commit.retry.num-retries" not in held.properties
 
 
-def test_a_lost_answer_is_looked_up(iceberg: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_read_after_a_lost_response(iceberg: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     iceberg.open().prepare(SCHEMA)
     files, catalog = iceberg.write([1, 2]), module._catalog(iceberg.spec)
     commit = catalog.commit_table
@@ -86,14 +86,14 @@ def test_an_unknown_outcome_is_settled_by_committing_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(catalog, "commit_table", fail)
-        with pytest.raises(OutcomeUnknown, match="starting the query again") as caught:
+        with pytest.raises(OutcomeUnknown, match="start the query again") as caught:
             iceberg.open().commit("q", 0, files)
     assert "hunter2" not in str(caught.value)
     assert iceberg.open().commit("q", 0, files)
     assert iceberg.ids() == [1, 2]
 
 
-def test_a_table_divided_by_a_function_is_refused(iceberg: Place) -> None:
+def test_a_table_partitioned_by_a_transform_is_refused(iceberg: Place) -> None:
     schema = StructType([*SCHEMA.fields, StructField("at", TimestampType())])
     iceberg.open().prepare(schema)
     table = load_catalog("default", **iceberg.spec.catalog_options).load_table(iceberg.spec.table)

@@ -1,4 +1,4 @@
-"""Totals in a Delta table: added up once, inserted once."""
+"""Totals in a Delta table, summed once and inserted once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def held(place: Place) -> dict[str | None, tuple[int | None, Decimal | None, str
     return {row["k"]: (row["n"], row["amount"], row["last"]) for row in found}
 
 
-def test_known_keys_are_added_up_and_others_inserted(delta: Place) -> None:
+def test_rows_with_known_keys_are_summed_and_others_inserted(delta: Place) -> None:
     assert merge(delta, rows((1, "a", 1, "1.10", "x"), (1, None, 2, None, "y")), 0)
     assert merge(
         delta, rows((1, "a", 5, "1.10", "z"), (1, None, None, "3.00", "w"), (2, "b", 7, None, "v")), 1
@@ -102,7 +102,7 @@ def test_columns_without_room_for_sums_are_refused(delta: Place, kind: pa.DataTy
         pytest.param(pa.decimal128(38, 0), Decimal(10**38 - 1), Decimal(10**38 - 1), id="far-too-wide"),
     ],
 )
-def test_a_total_that_does_not_fit_leaves_the_table_as_it_is(
+def test_a_total_that_does_not_fit_leaves_the_table_unchanged(
     delta: Place, kind: pa.DataType, held: object, more: object
 ) -> None:
     def add(number: object, version: int) -> None:

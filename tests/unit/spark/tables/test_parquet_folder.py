@@ -1,4 +1,4 @@
-"""A Parquet folder through crashes: plain readers find every row once, whatever happened on the way."""
+"""A Parquet folder after crashes and faults: plain readers find every row once."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ KINDS = sorted({kind for kinds in FAULTS_OF.values() for kind in kinds} - {Fault
 
 
 class Killed(Exception):
-    """The process is gone: this and everything after it fails."""
+    """The process was killed: this call and all later ones fail."""
 
 
 class MortalStore:
-    """Dies at its n-th call, before or after the call is applied, and stays dead."""
+    """A store that dies at its n-th call, before or after the call is applied."""
 
     def __init__(self, inner: ObjectStore, dies_at: int, *, applied: bool) -> None:
         self.inner = inner
@@ -86,7 +86,7 @@ class MortalStore:
 
 
 async def stage(store: ObjectStore, attempt: str, ids: range) -> list[DataFile]:
-    """What two tasks leave behind, under names of this attempt."""
+    """Stage the files of two tasks, with names of this attempt."""
     files = []
     for part in (0, 1):
         rows = pa.table({"id": pa.array(list(ids)[part::2], pa.int64())})
@@ -100,7 +100,7 @@ async def stage(store: ObjectStore, attempt: str, ids: range) -> list[DataFile]:
 
 
 async def ids_in(store: ObjectStore) -> list[int]:
-    """What a reader of the bucket finds: every Parquet file that is not hidden."""
+    """Return the ids that a reader of the bucket finds in all Parquet files that are not hidden."""
     found: list[int] = []
     for info in await store.list(""):
         if info.key.endswith(".parquet") and not info.key.startswith("_"):
@@ -109,7 +109,7 @@ async def ids_in(store: ObjectStore) -> list[int]:
 
 
 async def run(store: ObjectStore, inner: ObjectStore, version: int, attempt: str) -> bool:
-    """One micro-batch of a query: opened, written by tasks, committed."""
+    """Run one micro-batch of a query: open the table, write files as tasks do, commit."""
     folder = ParquetFolder(SPEC, store)
     await folder.prepare_async(SCHEMA)
     files = await stage(inner, f"{version}-{attempt}", range(10 * version, 10 * version + 4))
@@ -120,7 +120,7 @@ ALL = [*range(4), *range(10, 14), *range(20, 24)]
 
 
 async def go_through(inner: ObjectStore, wounded: ObjectStore) -> None:
-    """Micro-batch 0 in peace, 1 with trouble, 1 again after a restart, then 2."""
+    """Run micro-batch 0 normally, 1 with a fault, 1 again after a restart, then 2."""
     await run(inner, inner, 0, "a")
     try:
         await run(wounded, inner, 1, "a")
@@ -198,7 +198,7 @@ async def test_a_folder_with_another_log_is_refused(log: str) -> None:
         await ParquetFolder(SPEC, store).prepare_async(SCHEMA)
 
 
-async def test_a_name_that_fits_no_file_is_refused() -> None:
+async def test_a_name_that_cannot_name_a_file_is_refused() -> None:
     with pytest.raises(PenstockError, match="txnAppId"):
         await ParquetFolder(SPEC, MemoryStore()).commit_async("a/b", 0, [])
 
@@ -214,7 +214,7 @@ def test_a_decision_is_finished_when_the_folder_is_opened(parquet: Place) -> Non
     assert parquet.open().rows_by_version("q") == {0: 5}
 
 
-def test_readers_skip_what_is_not_committed(parquet: Place) -> None:
+def test_readers_skip_uncommitted_files(parquet: Place) -> None:
     parquet.open().prepare(PLACE_SCHEMA)
     parquet.write(range(5))
     assert ds.dataset(parquet.spec.path, format="parquet").count_rows() == 0

@@ -1,4 +1,4 @@
-"""Files that tasks write: large enough, few in memory, with the columns the table wants."""
+"""The files of tasks: large enough, few in memory, and with the columns of the table."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_columns_are_put_in_the_tables_order_and_types(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / file.path).to_pylist() == [{"id": 1, "k": "a"}]
 
 
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
+def test_no_rows_give_no_file(tmp_path: Path) -> None:
     assert write_parts(layout(tmp_path), iter([batch(range(0))])) == []
     assert write_parts(layout(tmp_path, partition_by=("k",)), iter([])) == []

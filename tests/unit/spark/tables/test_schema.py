@@ -1,4 +1,4 @@
-"""Whether rows fit a table, and the sentence when they do not."""
+"""Checks that rows fit a table, and the messages if they do not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_column_of_a_file_may_be_null_and_times_are_utc() -> None:
         pytest.param(StructField("ID", LongType()), "the same", id="case"),
     ],
 )
-def test_a_column_that_no_table_holds_is_refused(field: StructField, says: str) -> None:
+def test_a_column_that_no_table_can_store_is_refused(field: StructField, says: str) -> None:
     with pytest.raises(SchemaMismatch, match=says):
         arrow_schema(StructType([*ROWS.fields, field]))
 
@@ -70,7 +70,7 @@ def test_large_types_of_a_library_are_the_same_columns() -> None:
         pytest.param([("id", pa.int64())], r"CAST\(NULL AS string\) AS k", id="missing"),
     ],
 )
-def test_a_mismatch_names_the_column_and_the_cure(rows: list[tuple[str, pa.DataType]], says: str) -> None:
+def test_a_mismatch_names_the_column_and_the_remedy(rows: list[tuple[str, pa.DataType]], says: str) -> None:
     table = pa.schema([("id", pa.int64()), ("k", pa.string())])
     with pytest.raises(SchemaMismatch, match=says):
         check_rows_fit(pa.schema(rows), table, "table t", may_omit=False)
@@ -95,7 +95,7 @@ def test_a_column_that_must_not_be_null_is_refused() -> None:
         pytest.param(["day", "n", "at"], "CAST", id="second"),
     ],
 )
-def test_a_table_is_divided_by_columns_whose_values_are_plain(columns: list[str], says: str) -> None:
+def test_a_table_is_partitioned_by_columns_of_plain_values(columns: list[str], says: str) -> None:
     rows = arrow_schema(
         StructType(
             [
@@ -110,6 +110,6 @@ def test_a_table_is_divided_by_columns_whose_values_are_plain(columns: list[str]
         check_partitioning(rows, columns, "t")
 
 
-def test_something_must_be_left_in_the_files() -> None:
+def test_a_column_must_remain_in_the_files() -> None:
     with pytest.raises(SchemaMismatch, match="needs a column"):
         check_partitioning(pa.schema([("k", pa.string())]), ["k"], "t")

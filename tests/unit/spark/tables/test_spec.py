@@ -1,4 +1,4 @@
-"""Options of the table formats: what they are called, what they may be, and that secrets stay hidden."""
+"""The options of the table formats: their names, their values, and that secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.spark.tables.format import Txn
 from penstock.spark.tables.spec import TARGET_FILE_BYTES, TableSpec
 
 
-def test_options_survive_the_way_through_spark() -> None:
+def test_options_survive_spark() -> None:
     spec = TableSpec(
         kind="delta",
         path="/data/events",
@@ -23,12 +23,12 @@ def test_options_survive_the_way_through_spark() -> None:
     assert TableSpec.parse("delta", spec.to_options()) == spec
 
 
-def test_names_have_any_case_and_underscores() -> None:
+def test_table_option_names_ignore_case_and_underscores() -> None:
     spec = TableSpec.parse("parquet", {"PATH": "/t", "partition_by": "a, b", "TARGETFILEBYTES": "2MiB"})
     assert (spec.path, spec.partition_by, spec.target_file_bytes) == ("/t", ("a", "b"), 2 << 20)
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_a_missing_option_has_a_default() -> None:
     spec = TableSpec.parse("delta", {"path": "/t"})
     assert (spec.compression, spec.target_file_bytes, spec.partition_by) == ("snappy", TARGET_FILE_BYTES, ())
 
@@ -91,5 +91,5 @@ def test_half_a_transaction_is_refused(options: dict[str, str]) -> None:
         Txn.take(dict(options))
 
 
-def test_two_writes_without_a_transaction_are_two() -> None:
+def test_writes_without_a_transaction_are_distinct() -> None:
     assert Txn.unique() != Txn.unique()

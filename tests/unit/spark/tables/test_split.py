@@ -1,4 +1,4 @@
-"""Rows by partition value: every row in one group, values as text, and folders readers understand."""
+"""Rows by partition value: every row in one group, values as text, and folders that readers understand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_kept_columns_keep_the_empty_string() -> None:
     assert split(batch([("", 1)]), ["k"], keep=False)[0][0] == (("k", None),)
 
 
-def test_folders_are_named_as_other_writers_name_them() -> None:
+def test_folders_have_the_names_that_other_writers_use() -> None:
     assert exact_folder((("day", "2026-01-31"), ("k", None))) == f"day=2026-01-31/k={NULL_FOLDER}"
 
 

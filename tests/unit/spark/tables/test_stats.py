@@ -1,4 +1,4 @@
-"""Statistics of data files: no value lies outside of them, and no reader is misled."""
+"""Statistics of data files: no value is out of bounds, and readers find every row."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_bounds_and_nulls_are_those_of_all_row_groups() -> None:
     assert found["nullCount"] == {"n": 3, "s": 1}
 
 
-def test_times_have_all_their_digits() -> None:
+def test_times_keep_all_digits() -> None:
     table = pa.table({"at": pa.array([AT], pa.timestamp("us", "UTC")), "day": [AT.date()]})
     assert stats_of(table)["maxValues"] == {"at": "2026-01-31T12:00:00.123456Z", "day": "2026-01-31"}
 
@@ -99,7 +99,7 @@ def test_bounds_are_exact_or_wider_than_the_values() -> None:
         pytest.param(pa.array(["x" * 5000]), id="text-without-footer-statistics"),
     ],
 )
-def test_a_column_without_bounds_takes_them_from_the_whole_file(column: pa.Array) -> None:
+def test_a_column_without_bounds_removes_all_bounds(column: pa.Array) -> None:
     found = stats_of(pa.table({"n": [1], "c": column}))
     assert found == {"numRecords": 1, "nullCount": {"n": 0, "c": 0}}
 

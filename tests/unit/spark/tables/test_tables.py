@@ -1,4 +1,4 @@
-"""One contract over every kind of table."""
+"""The contract that every kind of table keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_micro_batch_before_the_last_is_refused(place: Place) -> None:
     assert place.ids() == [0, 1, 2]
 
 
-def test_queries_have_versions_of_their_own(place: Place) -> None:
+def test_every_query_has_its_own_versions(place: Place) -> None:
     table = place.open()
     table.prepare(SCHEMA)
     table.commit("a", 7, place.write([0, 1]))
@@ -64,14 +64,14 @@ def test_the_table_records_the_rows_of_every_micro_batch(place: Place) -> None:
     assert place.open().rows_by_version("q") == {0: 1, 1: 2, 2: 3}
 
 
-def test_an_empty_micro_batch_leaves_no_trace(place: Place) -> None:
+def test_an_empty_micro_batch_changes_nothing(place: Place) -> None:
     table = place.open()
     table.prepare(SCHEMA)
     assert table.commit("q", 0, [])
     assert table.last_version("q") is None
 
 
-def test_a_table_that_is_not_there_has_nothing_in_it(place: Place) -> None:
+def test_a_missing_table_is_empty(place: Place) -> None:
     table = place.open()
     assert (table.last_version("q"), table.rows_by_version("q"), table.row_count()) == (None, {}, 0)
 
@@ -93,14 +93,14 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_written(
         place.open().prepare(StructType([*fields, StructField("k", StringType())]))
 
 
-def test_another_division_is_refused(place: Place, tmp_path: Path) -> None:
+def test_another_partitioning_is_refused(place: Place, tmp_path: Path) -> None:
     place.open().prepare(SCHEMA)
     open_table(make_spec(place.spec.kind, tmp_path)).prepare(SCHEMA)
-    with pytest.raises(SchemaMismatch, match=r"divided by \(k\), not by \(id\)"):
+    with pytest.raises(SchemaMismatch, match=r"partitioned by \(k\), not by \(id\)"):
         open_table(make_spec(place.spec.kind, tmp_path, ("id",))).prepare(SCHEMA)
 
 
-def test_dates_numbers_and_flags_divide_a_table(place: Place, tmp_path: Path) -> None:
+def test_a_table_can_be_partitioned_by_dates_numbers_and_flags(place: Place, tmp_path: Path) -> None:
     schema = StructType(
         [StructField("id", LongType()), StructField("day", DateType()), StructField("n", IntegerType())]
     )
@@ -119,8 +119,8 @@ def test_dates_numbers_and_flags_divide_a_table(place: Place, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_a_place_that_cannot_be_written_is_reported(kind: str) -> None:
-    # Not even root makes folders there.
+def test_a_location_that_cannot_be_written_is_reported(kind: str) -> None:
+    # Not even root can create folders there.
     spec = TableSpec(kind=kind, path="/proc/penstock/table")  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match=r"/proc/penstock/table.* cannot be"):
         open_table(spec).prepare(SCHEMA)

@@ -171,7 +171,7 @@ class DiskSpace:
 
     @property
     def _is_log_covered(self) -> bool:
-        """Whether segments hold everything that the log holds."""
+        """Whether segments hold every entry of the log."""
         return self._memtable.needed() >= self._memtable.end
 
     # ---- reserving -----------------------------------------------------------------------------------

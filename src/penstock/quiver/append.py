@@ -184,12 +184,12 @@ class Appender:
 
     @property
     def next_seq(self) -> int:
-        """The number that the next bundle gets."""
+        """The number of the next bundle."""
         return self._next_seq
 
     @property
     def logged(self) -> tuple[int, int]:
-        """The position and the last bundle up to which the log is durable; (0, 0) if nothing is synced."""
+        """The position and the bundle number up to which the log is durable, or (0, 0) if nothing is synced."""
         return self._logged
 
     def append(self, bundle: EncodedBundle, settle: Settle) -> None:

@@ -112,7 +112,7 @@ class Quota:
 
     @property
     def fraction(self) -> float:
-        """The part of the cap that is used."""
+        """The used fraction of the cap."""
         return self.used / self.hard_bytes
 
     def put(self, **byte_counts: int) -> None:

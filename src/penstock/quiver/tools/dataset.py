@@ -1,9 +1,9 @@
-"""Committed segments as one table to query: a `pyarrow.dataset` over the files themselves.
+"""Committed segments as one table for queries: a `pyarrow.dataset` over the segment files.
 
-Segments are left out by what their sidecars say, before a file is opened. Schemas of one signal may differ
-from segment to segment; the table has the columns of all of them, with nulls where a segment has none, and
-plain values where some have dictionaries and some do not. A text view shows telemetry to tools that know less
-than Arrow: attributes as text, ids in hexadecimal, and so on.
+Segments that cannot match are skipped by their sidecars, before a file is opened. Schemas of one signal may
+differ between segments. The table has the columns of all of them, with nulls where a segment has none, and
+plain values where only some have dictionaries. A text view shows telemetry to tools with fewer types than
+Arrow: attributes as text, ids in hexadecimal, and so on.
 """
 
 from __future__ import annotations

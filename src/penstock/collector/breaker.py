@@ -20,8 +20,7 @@ class CircuitState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitPolicy:
-    """The wait between probes. It starts at `initial_s` and doubles with every failed probe, up to `max_s`.
-    """
+    """The wait between probes. It starts at `initial_s` and doubles with every failed probe, up to `max_s`."""
 
     initial_s: float = 1.0
     max_s: float = 30.0

@@ -85,12 +85,12 @@ class PersistenceSettings:
 
     @property
     def is_raw(self) -> bool:
-        """Whether requests are stored unchanged, instead of as columns."""
+        """Whether requests are stored unchanged instead of as columns."""
         return self.quiver.otlp_handling == "pass_through"
 
     @property
     def is_shared(self) -> bool:
-        """Whether the destinations share one stream, instead of each receiving all data."""
+        """Whether the destinations share one stream instead of each receiving all data."""
         return self.quiver.subscription == "shared"
 
 

@@ -364,9 +364,7 @@ class ExportWorker:
             return
         self._counts.rejected_items.inc(outcome.rejected_items)
         reason = outcome.reason or "no reason given"
-        self._log.warning(
-            self.name, f"the destination refused {outcome.rejected_items} items: {reason}"
-        )
+        self._log.warning(self.name, f"the destination refused {outcome.rejected_items} items: {reason}")
 
     async def _is_stored(self, delivery: Bundle, payload: Payload, outcome: Outcome) -> bool:
         """Store a rejected bundle as a dead letter. If that fails, nack it and return False."""

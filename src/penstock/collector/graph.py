@@ -232,8 +232,8 @@ def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set
 def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
     """Return the graph without unimplemented nodes, which are also removed from all destinations."""
     left_out = tuple(node for node in parsed.values() if not node.is_built)
-    left_out_names = {node.name for node in left_out}
-    nodes = {name: _without(node, left_out_names) for name, node in parsed.items() if name not in left_out_names}
+    unbuilt = {node.name for node in left_out}
+    nodes = {name: _without(node, unbuilt) for name, node in parsed.items() if name not in unbuilt}
     for node in nodes.values():
         if node.kind is not Kind.EXPORTER and not node.destinations:
             raise ConfigError(
@@ -256,11 +256,11 @@ def _check_processor(node: Node, nodes: Mapping[str, Node], where: str) -> None:
             )
 
 
-def _without(node: Node, left_out_names: set[str]) -> Node:
+def _without(node: Node, unbuilt: set[str]) -> Node:
     return Node(
         name=node.name,
         plugin=node.plugin,
-        destinations=tuple(name for name in node.destinations if name not in left_out_names),
+        destinations=tuple(name for name in node.destinations if name not in unbuilt),
         dispatch_strategy=node.dispatch_strategy,
         config=node.config,
     )

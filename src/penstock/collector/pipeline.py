@@ -53,7 +53,7 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
         write_durably(fs, path, [identity.encode()], staging=directory)
         return identity
     if not _IDENTITY.fullmatch(content):
-        raise Corrupt(f"{path} does not contain an identity; restore it, or remove it if duplicates in queues are acceptable")
+        raise Corrupt(f"{path} does not contain an identity; restore it, or remove it and accept duplicates")
     return content
 
 
@@ -168,8 +168,8 @@ class PersistentPipeline:
     def waiting(self) -> dict[str, int]:
         """Return the number of segments that are not fully delivered, for each subscriber that has any."""
         names = {self.node.name} if self._settings.is_shared else set(self.node.destinations)
-        content = [one for one in self.quiver.subscribers() if one.name in names and one.pending_segments]
-        return {one.name: one.pending_segments for one in content}
+        waiting = [one for one in self.quiver.subscribers() if one.name in names and one.pending_segments]
+        return {one.name: one.pending_segments for one in waiting}
 
     def _worker(
         self,

@@ -31,7 +31,7 @@ class Unauthorized(errors.PermissionDenied):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A request that was refused: gRPC code, HTTP status, message, and when to retry."""
+    """The response to a refused request: gRPC code, HTTP status, message, and retry delay."""
 
     code: str
     status: int

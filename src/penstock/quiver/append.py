@@ -104,7 +104,9 @@ def _by_slot(
 ) -> list[tuple[int, pa.RecordBatch]]:
     if isinstance(data, Mapping):
         if slot is not None or not data:
-            raise InvalidInput("a mapping of batches names its slots itself, so `slot` must be omitted; it needs at least one batch")
+            raise InvalidInput(
+                "a mapping of slots to batches must have at least one batch, and excludes `slot`"
+            )
         return sorted(data.items())
     if slot is not None:
         return [(slot, data)]
@@ -189,7 +191,7 @@ class Appender:
 
     @property
     def logged(self) -> tuple[int, int]:
-        """The position and the bundle number up to which the log is durable, or (0, 0) if nothing is synced."""
+        """The position and bundle number up to which the log is durable, or (0, 0) if nothing is synced."""
         return self._logged
 
     def append(self, bundle: EncodedBundle, settle: Settle) -> None:

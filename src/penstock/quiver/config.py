@@ -174,6 +174,7 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryConfig:
+    """The order of delivery and the limits of claims."""
 
     max_in_flight: int = 1000
     claim_timeout: DurationLike = "5m"

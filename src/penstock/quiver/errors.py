@@ -1,13 +1,13 @@
 """The errors of Quiver, grouped by how the caller should respond.
 
-  Unavailable
-    AtCapacity         the buffer is full: retry after `retry_after_s`
-    Locked             another process has the directory open
-  Rejected
-    Closed             the buffer is closed
-    UnknownSubscriber  no subscriber is registered under that name
-  Conflict
-    StaleClaim         the claim had ended; another consumer may have claimed the bundle
+Unavailable
+  AtCapacity         the buffer is full: retry after `retry_after_s`
+  Locked             another process has the directory open
+Rejected
+  Closed             the buffer is closed
+  UnknownSubscriber  no subscriber is registered under that name
+Conflict
+  StaleClaim         the claim had ended; another consumer may have claimed the bundle
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ class RetentionMetrics:
         )
         self.throttles = counter("quiver.ingest.throttle_total", "writes refused or delayed by a cap")
         self.core_bytes = gauge("quiver.core.bytes", "bytes on disk", ("core_id",))
-        self.cap_fraction = gauge("quiver.core.cap_fraction", "bytes on disk divided by the cap", ("core_id",))
+        self.cap_fraction = gauge(
+            "quiver.core.cap_fraction", "bytes on disk divided by the cap", ("core_id",)
+        )
 
 
 class DeliveryMetrics:
@@ -64,10 +66,14 @@ class DeliveryMetrics:
             "acks and nacks that came after the claim had ended",
             by_subscriber,
         )
-        self.lost_segments = counter("quiver.loss.segments", "segments lost to at least one subscriber", by_loss)
+        self.lost_segments = counter(
+            "quiver.loss.segments", "segments lost to at least one subscriber", by_loss
+        )
         self.lost_bundles = counter("quiver.loss.bundles", "bundles lost to at least one subscriber", by_loss)
         self.lost_items = counter("quiver.loss.items", "items lost to at least one subscriber", by_loss)
-        self.lost_bytes = counter("quiver.loss.bytes", "bytes of segments lost to at least one subscriber", by_loss)
+        self.lost_bytes = counter(
+            "quiver.loss.bytes", "bytes of segments lost to at least one subscriber", by_loss
+        )
         self.log_bytes = gauge("quiver.ack_log.bytes", "bytes of the acknowledgement log")
         self.log_records = gauge("quiver.ack_log.records", "records written since the start")
         self.since_checkpoint = gauge("quiver.ack_log.since_checkpoint", "records after the last checkpoint")

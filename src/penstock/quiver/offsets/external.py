@@ -48,8 +48,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAck:
-    """The statement that `subscriber` has resolved every segment up to `through`; 0 is before the first one.
-    """
+    """The statement that `subscriber` has resolved every segment up to `through`; 0 is before the first one."""
 
     subscriber: str
     through: int
@@ -73,7 +72,7 @@ def commit_offset(fs: FileSystem, core_dir: str, note: ExternalAck) -> None:
 
 
 def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> ExternalAck | None:
-    """Return the committed offset of one subscriber, or None if existing is no readable one."""
+    """Return the committed offset of one subscriber, or None if it cannot be read."""
     try:
         return _decode(fs.read(os.path.join(_inbox(core_dir), _file_name(subscriber))), subscriber)
     except (Corrupt, NotFound):
@@ -81,7 +80,7 @@ def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> Externa
 
 
 def remove_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> None:
-    """Durably remove the committed offset of a subscriber, if existing is one."""
+    """Durably remove the committed offset of a subscriber, if there is one."""
     with contextlib.suppress(NotFound):
         fs.unlink(os.path.join(_inbox(core_dir), _file_name(subscriber)))
         fs.sync_dir(_inbox(core_dir))
@@ -101,10 +100,10 @@ class ExternalAcks:
         An unreadable ack is logged once and skipped.
         """
         notes: list[ExternalAck] = []
-        existing = self._fs.list_files(self._inbox)
-        for gone in self._seen.keys() - {name for name, _ in existing}:
-            del self._seen[gone]
-        for name, stat in existing:
+        files = self._fs.list_files(self._inbox)
+        for removed in self._seen.keys() - {name for name, _ in files}:
+            del self._seen[removed]
+        for name, stat in files:
             if not name.endswith(".json") or stat.size > _BYTES_MAX:
                 continue
             note = self._changed(name)

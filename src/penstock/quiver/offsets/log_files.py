@@ -54,8 +54,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileInfo:
-    """One file of the log, with its place in the order, its size and the highest record number it may hold.
-    """
+    """One file of the log, with its place in the order, its size and the highest record number it may hold."""
 
     name: str
     generation: int
@@ -271,7 +270,9 @@ class OffsetLogWriter:
         self._fs.sync_dir(self._directory)
         last = max(self._previous.last_number, self._synced)
         self._files.append(
-            LogFileInfo(name=name, generation=self._previous.generation, size=self._previous.size, last_number=last)
+            LogFileInfo(
+                name=name, generation=self._previous.generation, size=self._previous.size, last_number=last
+            )
         )
         self._previous = None
 

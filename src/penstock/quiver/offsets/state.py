@@ -356,7 +356,9 @@ class OffsetState:
         Raise `InvalidInput` unless its number is higher than all before: marks may have passed it.
         """
         if info.seq <= self.highest_seq:
-            raise InvalidInput(f"segment {info.seq} comes too late: segment {self.highest_seq} was added before it")
+            raise InvalidInput(
+                f"segment {info.seq} comes too late: segment {self.highest_seq} was added before it"
+            )
         skipped = (self.highest_seq + 1, info.seq - 1)
         self.highest_seq = info.seq
         self.known.append(info.seq)

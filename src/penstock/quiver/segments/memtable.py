@@ -1,6 +1,6 @@
 """Accepted bundles that are not yet on disk as a segment: one accumulator per stream, in memory.
 
-The accumulators hold the original batches, not copies. One lock orders keys here: bundles are added in
+The accumulators hold the original batches, not copies. One lock orders all changes: bundles are added in
 the order of the log, and a sealed stream is passed to the segment writer in the same step. A bundle is
 therefore always in exactly one state: only in the log, open, sealed, or committed. `needed` never passes a
 bundle that is not committed:
@@ -136,8 +136,7 @@ class Waiting:
 
 
 class Memtable:
-    """The open segments, and the hand-over of sealed ones to the segment writer. Safe to use from any thread.
-    """
+    """The open segments, and the hand-over of sealed ones to the segment writer. Safe to use from any thread."""
 
     def __init__(
         self, segment_writer: SegmentWriter, config: SegmentConfig, *, end: int, clock: Clock

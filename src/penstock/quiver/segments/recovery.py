@@ -72,8 +72,7 @@ class SegmentScan:
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """Recover the directory. Raise `Unsupported` for files of a later version before changing anything.
-        """
+        """Recover the directory. Raise `Unsupported` for files of a later version before changing anything."""
         self._names = set(self.directory.names())
         # Ignore staged files: their numbers are uncertain, and a skipped number looks like a loss.
         every = [name for name in (*self._names, *self.directory.quarantined()) if not name.endswith(TMP)]
@@ -124,7 +123,9 @@ class SegmentScan:
         info = None if isinstance(sidecar, Corrupt) else sidecar
         if arrow_name(seq) not in self._names:
             self.directory.move_to_quarantine(seq)
-            self._report(seq, DamageAction.MISSING, f"{arrow_name(seq)} is missing, but its sidecar exists", info)
+            self._report(
+                seq, DamageAction.MISSING, f"{arrow_name(seq)} is missing, but its sidecar exists", info
+            )
         elif isinstance(sidecar, Corrupt):
             self._repair_sidecar(seq, str(sidecar))
         else:

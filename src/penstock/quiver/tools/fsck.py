@@ -195,7 +195,9 @@ def _check_quarantine(fs: FileSystem, checked: CheckedCore) -> None:
     quarantined = [name for name, _ in fs.list_files(os.path.join(checked.directory, "quarantine"))]
     if quarantined:
         checked.note(
-            "quarantine", f"{len(quarantined)} damaged files are kept", "remove them when they are no longer needed"
+            "quarantine",
+            f"{len(quarantined)} damaged files are kept",
+            "remove them when they are no longer needed",
         )
 
 

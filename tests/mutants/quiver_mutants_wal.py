@@ -222,7 +222,7 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="writers that wait hold the threads that readers need",
-        where="quiver:AsyncQuiver._take_room",
+        where="quiver:AsyncQuiver._reserve_space",
         old="admission.wait_for_quota(byte_count))",
         new="admission.wait_for_quota(byte_count, wait_s=60))",
         test=f"{ADMISSION}::test_writers_that_wait_keep_no_reader_from_making_room",

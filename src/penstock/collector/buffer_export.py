@@ -273,7 +273,7 @@ class BufferExportWorker:
         return known
 
     async def _records(self, unappended: list[Bundle], group: list[Bundle]) -> list[bytes]:
-        """Encode a record for each bundle. Store the others as dead letters and remove them from both lists."""
+        """Encode a record for each bundle. Move bundles that cannot be encoded to the dead letters."""
         records: list[bytes] = []
         for delivery in list(unappended):
             payload = payload_of(delivery, self._origin)

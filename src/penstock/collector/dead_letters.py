@@ -150,7 +150,7 @@ class DeadLetters:
         )
 
     def _damage(self, path: str, size: int | None, note: dict[str, object]) -> str:
-        """Return the damage of a request according to its note. Notes of earlier versions have no checksum."""
+        """Return the damage of a request according to its note. Notes of old versions have no checksum."""
         if size is None:
             return "the request is missing"
         known = note.get("size", size)

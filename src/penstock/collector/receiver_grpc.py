@@ -113,7 +113,7 @@ class GrpcReceiver:
         tls: TlsSettings | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """Create the server. `calls_max` limits the calls per connection: each takes 6 KB before its message."""
+        """Create the server. `calls_max` limits the calls per connection, which take 6 KB each."""
         self._limiter = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))

@@ -124,7 +124,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpReceiverSettings:
-    """The settings of an OTLP receiver. Without an address it listens on both default ports of the protocol."""
+    """The settings of an OTLP receiver. Without an address it listens on both default ports."""
 
     listening_addr: str | None = None
     """The address for gRPC."""

@@ -202,7 +202,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def changes(columns: Sequence[pa.Array]) -> Flags:
-    """Return for every row whether any of `columns` differs from the previous row. The first row always does."""
+    """Return for every row whether any column differs from the previous row. The first row always does."""
     rows = len(columns[0])
     found = np.zeros(rows, np.bool_)
     if rows:

@@ -106,7 +106,7 @@ class Context:
     resource_of_scope: Places
 
     def columns(self, scope_of_row: Places) -> dict[str, pa.Array]:
-        """Return the resource and scope columns for every row. Raise `LimitExceeded` if they are too large."""
+        """Return the resource and scope columns of every row. Raise `LimitExceeded` if they are too large."""
         resource_of_row = self.resource_of_scope[scope_of_row]
         self._check_size(resource_of_row, scope_of_row)
         by_resource, by_scope = pa.array(resource_of_row), pa.array(scope_of_row)
@@ -143,7 +143,7 @@ def _row_bytes(attributes: pa.MapArray) -> Places:
 
 
 def lift(attributes: pa.MapArray, key: str) -> pa.StringArray:
-    """Return the text of the first attribute `key` of every row, or null if there is none or it is not text."""
+    """Return the text of the first attribute `key` of every row, or null if it is missing or not text."""
     offsets = np.asarray(attributes.offsets, np.int64)
     start, end = int(offsets[0]), int(offsets[-1])
     values = attributes.items.slice(start, end - start)

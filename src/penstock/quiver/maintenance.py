@@ -27,7 +27,7 @@ _MEASURE_EVERY_S: Final = 1.0
 
 
 class Maintenance:
-    """Runs the periodic steps of one core in order. `run` performs one pass; `start` repeats it on a thread."""
+    """Runs the periodic steps of one core in order. `run` is one pass; `start` repeats it on a thread."""
 
     def __init__(
         self,

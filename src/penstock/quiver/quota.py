@@ -131,7 +131,7 @@ class Quota:
             self._bytes[kind] = max(0, self._bytes.get(kind, 0) - byte_count)
 
     def excess(self, more_bytes: int = 0) -> int:
-        """Return the bytes over the soft cap or short of free space, after adding `more_bytes`, or 0 if none."""
+        """Return by how much the use plus `more_bytes` exceeds the soft cap or the free space, or 0."""
         over = self.used + more_bytes - self.soft_bytes
         return max(0, over, self._lacking_bytes(more_bytes))
 

@@ -67,7 +67,7 @@ class Recovered:
     _committed: dict[tuple[int, str], set[int]] = field(default_factory=dict)
 
     def pending(self) -> Iterator[tuple[list[Pending], int]]:
-        """Yield the parts that are in the log and in no segment, entry by entry, with the end of the entry."""
+        """Yield the parts in the log that no segment has, entry by entry, with the end of the entry."""
         if self.replay is None:
             return
         for found in self.replay.entries():

@@ -436,7 +436,7 @@ class Relay:
         found = page.records()[0] if readable else None
         if found is not None and found.seq == known.seq and found.ts_ms != known.ts_ms:
             raise TopicChanged(
-                f"record {known.seq} of {self._config.topic}, the last relayed one, is a different record now: "
+                f"record {known.seq} of {self._config.topic}, the last relayed, is a different record now: "
                 "the topic was deleted and created again, or restored from an older copy. To start over, "
                 "relay it under another name (app)"
             )

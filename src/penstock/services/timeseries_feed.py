@@ -65,7 +65,7 @@ class FedTimeSeries:
 def _read(
     records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[Series], list[RefusedRecord], int]:
-    """Return the series of all records, the fully or partly refused records, and the number of lost points."""
+    """Return the series of all records, the fully or partly refused records, and the lost points."""
     series: list[Series] = []
     refused: list[RefusedRecord] = []
     rejected = 0

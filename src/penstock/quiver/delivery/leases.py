@@ -164,7 +164,7 @@ class LeaseTable:
         return None
 
     def attempts(self, ref: BundleRef) -> tuple[int, bool] | None:
-        """Return the attempts of a bundle and whether it was handed out before, or None while it is claimed."""
+        """Return the attempts of a bundle and whether it was handed out, or None while it is claimed."""
         if ref in self._held:
             return None
         waiting = self._waiting.get(ref)

@@ -249,7 +249,7 @@ class Deliveries:
             return failures >= _READ_FAILURES_MAX
 
     def abandon(self, claim: Lease) -> None:
-        """Return a bundle that its consumer no longer references. Take no lock, because finalizers call this."""
+        """Return a bundle that its consumer no longer references. Take no lock: finalizers call this."""
         self._abandoned.append(claim)
 
     def ack_segment(self, name: str, seq: int) -> bool:

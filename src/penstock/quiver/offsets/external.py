@@ -48,7 +48,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAck:
-    """The statement that `subscriber` has resolved every segment up to `through`; 0 is before the first one."""
+    """The statement that `subscriber` has resolved every segment up to `through`; 0 means none."""
 
     subscriber: str
     through: int

@@ -54,7 +54,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileInfo:
-    """One file of the log, with its place in the order, its size and the highest record number it may hold."""
+    """One file of the log, with its place in the order, its size and the highest number it may hold."""
 
     name: str
     generation: int

@@ -173,7 +173,7 @@ class SharedQuota:
         return max(0, used + self._target_bytes * self._cores - self._cap_bytes)
 
     def is_our_turn(self) -> bool:
-        """Return whether this core has the oldest data of all live cores. The lower core number wins a tie."""
+        """Return whether this core has the oldest data of all live cores. The lower number wins a tie."""
         slots, alive_s = self.slots(), self._clock.monotonic() - _STALE_S
         candidates = [
             (slot.oldest_ns, core)

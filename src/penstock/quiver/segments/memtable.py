@@ -136,7 +136,7 @@ class Waiting:
 
 
 class Memtable:
-    """The open segments, and the hand-over of sealed ones to the segment writer. Safe to use from any thread."""
+    """The open segments, and the hand-over of sealed ones to the segment writer. Thread-safe."""
 
     def __init__(
         self, segment_writer: SegmentWriter, config: SegmentConfig, *, end: int, clock: Clock

@@ -72,7 +72,7 @@ class SegmentScan:
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """Recover the directory. Raise `Unsupported` for files of a later version before changing anything."""
+        """Recover the directory. Raise `Unsupported` for files of a later version without any change."""
         self._names = set(self.directory.names())
         # Ignore staged files: their numbers are uncertain, and a skipped number looks like a loss.
         every = [name for name in (*self._names, *self.directory.quarantined()) if not name.endswith(TMP)]

@@ -152,7 +152,7 @@ class OrderedQueue(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the current attempt. Unfinished items stay in memory, so call `drain` first."""
+        """End the thread after the current attempt. Call `drain` first: unfinished items stay in memory."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -278,7 +278,7 @@ class SegmentWriter:
             return waiting[0].seq if waiting else self._next_seq
 
     def waiting(self) -> list[tuple[int, int]]:
-        """Return the number and size of every sealed segment, possibly including one that was just written."""
+        """Return the number and size of every sealed segment. One that was just written may be included."""
         return [(each.seq, each.sealed.byte_count) for each in self._work.items()]
 
     @property
@@ -325,7 +325,7 @@ class SegmentWriter:
         self._work.start()
 
     def stop(self) -> None:
-        """End the thread after the current write. Unwritten segments stay in memory, so call `drain` first."""
+        """End the thread after the current write. Call `drain` first: unwritten segments stay in memory."""
         self._work.stop()
 
     def _write(self, numbered: _Numbered) -> None:

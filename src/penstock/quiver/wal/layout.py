@@ -132,7 +132,7 @@ class QuiverLayout:
         return ACTIVE if number == self._active else f"{ACTIVE}.{number}"
 
     def headers(self, views: Mapping[int, memoryview]) -> dict[int, LogHeader | None]:
-        """Return the headers. Raise `Unsupported` for a file of another version or with other slot meanings."""
+        """Return the headers. Raise `Unsupported` for a file of another version or with other slots."""
         starts = {number: _read_start(view, self.name(number)) for number, view in views.items()}
         self._first = {number: start.first_offset for number, start in starts.items() if start}
         self._header_bytes = {number: start.header_bytes for number, start in starts.items() if start}

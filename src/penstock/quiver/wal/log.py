@@ -2,7 +2,7 @@
 
 `meta/logged` records how far the log is durable, in 32 bytes that every commit overwrites:
 
-    magic `QUIVER\\0L` | version u16 | size u16 | wal_position u64 | wal_seq u64 | xxh3 u32 of the bytes before
+    magic `QUIVER\\0L` | version u16 | size u16 | wal_position u64 | wal_seq u64 | xxh3 u32 of all before
 
 The last file of a log ends with its last entry. If synced bytes are removed from its end, the remaining bytes
 do not show the loss, but this file does. It is written after the sync and before any writer is notified, so

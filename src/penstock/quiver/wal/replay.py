@@ -18,7 +18,7 @@ _UNKNOWN_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundEntry:
-    """A bundle read from the log, with the position of its first byte and the position after its last byte."""
+    """A bundle read from the log, with the positions of its first byte and after its last byte."""
 
     entry: WalEntry
     start: int
@@ -27,7 +27,7 @@ class FoundEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A range of missing bundle numbers, both ends included, where `byte_count` bytes of the log are damaged."""
+    """A range of missing bundle numbers, both ends included, and the damaged bytes of the log there."""
 
     first: int
     last: int

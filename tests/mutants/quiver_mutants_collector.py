@@ -62,7 +62,7 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a refused bundle is rejected although it was not kept",
         where="collector:ExportWorker._is_stored",
-        old='        delivery.nack(f"{outcome.reason}; not kept: {error}")\n        return False\n',
+        old='        delivery.nack(f"{outcome.reason}; not stored: {error}")\n        return False\n',
         new="        return True\n",
         test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
     ),
@@ -83,8 +83,8 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a bundle whose ack was lost is appended again",
         where="collector:BufferExportWorker._append",
-        old="    fresh = [delivery for delivery in mine if version_of(delivery) > position]\n",
-        new="    fresh = list(mine)\n",
+        old="    unappended = [delivery for delivery in matching if version_of(delivery) > position]\n",
+        new="    unappended = list(matching)\n",
         test=f"{STORED}::test_bundles_whose_acks_were_lost_are_not_appended_again",
     ),
     Mutant(

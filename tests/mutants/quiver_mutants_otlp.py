@@ -74,8 +74,8 @@ OTLP_MUTANTS = (
     Mutant(
         name="rows of two resources share the first",
         where="otlp:_same_lists",
-        old="        equal[row_of[~alike]] = False\n",
-        new="        equal[row_of[alike & ~alike]] = False\n",
+        old="        equal[row_of[~equal_children]] = False\n",
+        new="        equal[row_of[equal_children & ~equal_children]] = False\n",
         test=f"{ENCODE}::test_changes_are_found_row_by_row_also_in_a_slice",
     ),
     Mutant(

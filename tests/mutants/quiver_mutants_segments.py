@@ -127,8 +127,8 @@ SEGMENT_MUTANTS = (
     Mutant(
         name="a note takes back what an earlier one said",
         where="quiver:commit_offset",
-        old="    if there is not None and there.through >= note.through:\n",
-        new="    if there is not None and there.through == note.through:\n",
+        old="    if existing is not None and existing.through >= note.through:\n",
+        new="    if existing is not None and existing.through == note.through:\n",
         test=f"{INBOX}::test_a_note_never_takes_back_what_an_earlier_one_said",
     ),
     Mutant(

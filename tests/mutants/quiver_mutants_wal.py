@@ -206,7 +206,7 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="a full device keeps the oldest from going",
         where="quiver:DiskSpace._free_log",
-        old='            self._throttle.warn("open segments could not be written to free the log", error)\n',
+        old='            self._throttle.warn("cannot write open segments to free log space", error)\n',
         new="            raise\n",
         test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
     ),

@@ -657,7 +657,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a relay takes a new topic for the old one with a gap",
         where="services:RelayBatch._gap",
-        old='    if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
+        old='    if tombstone.reason == "recreated" or page.next_from_seq < self.through:\n',
         new="    if page.next_from_seq < 0:\n",
         test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",
     ),

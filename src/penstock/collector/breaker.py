@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 
 class CircuitState(enum.StrEnum):
-    """The states. Closed: bundles are sent. Open: none is sent until a time. Probing: one bundle is being
+    """The states. Closed: bundles are sent. Open: none is sent for a time. Probing: one bundle is being
     sent.
     """
 
@@ -20,7 +20,7 @@ class CircuitState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitPolicy:
-    """The wait between probes. It starts at `initial_s` and doubles with every failed probe, up to `max_s`."""
+    """The wait between probes. It starts at `initial_s` and doubles with each failed probe, up to `max_s`."""
 
     initial_s: float = 1.0
     max_s: float = 30.0

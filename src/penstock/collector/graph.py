@@ -60,7 +60,7 @@ def parse_urn(text: str, place: str) -> Plugin:
     parts = text.split(":")
     if len(parts) != 4 or parts[0] != "urn" or not all(parts):
         raise ConfigError(
-            f"{place}: {text!r} is not a plugin URN: use urn:otel:NAME:KIND or urn:otel:KIND:NAME, where KIND "
+            f"{place}: {text!r} is not a plugin URN: use urn:otel:NAME:KIND or urn:otel:KIND:NAME; KIND "
             f"is {', '.join(sorted(_KINDS))}"
         )
     first, second = parts[2], parts[3]

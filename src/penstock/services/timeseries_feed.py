@@ -36,7 +36,7 @@ class FedTimeSeries:
     def __init__(self, database: TimeSeries, *, registry: Registry | None = None) -> None:
         self._database = database
         self._rejected = (registry or Registry()).counter(
-            "timeseries.points_rejected", "Points of OTLP records that have no series."
+            "timeseries.points_rejected", "Points of OTLP records for which there is no series."
         )
 
     async def write_batch(

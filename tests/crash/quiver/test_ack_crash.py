@@ -213,7 +213,7 @@ def test_a_power_cut_during_recovery_changes_nothing(fault: DiskFault) -> None:
             assert after.offsets.subscriber("a").acked == 1
 
 
-def test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced() -> None:
+def test_a_power_cut_while_a_file_is_abandoned_loses_nothing_that_was_synced() -> None:
     for calls, seed in itertools.product(range(12), range(8)):
         work = Work(FakeDisk())
         disk = work.core.disk

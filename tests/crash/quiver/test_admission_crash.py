@@ -73,7 +73,7 @@ def test_without_a_fault_everything_is_accepted_and_delivered_once() -> None:
 
 
 @pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
-def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_crash_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind))
         for why, after in cuts(disk, 1):
@@ -81,7 +81,7 @@ def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> Non
 
 
 @pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
-def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_fault_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind))
         after = disk.crash(Survival.RANDOM, random.Random(call))

@@ -106,7 +106,7 @@ def dropped_of(quiver: Quiver, name: str) -> int:
 
 @pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "at work"])
 @pytest.mark.parametrize("parts", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
-def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_is_given_twice(
+def test_damage_to_any_durable_file_is_reported_or_harmless_and_no_number_is_assigned_twice(
     parts: tuple[int, ...], at_rest: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, older, highest = prepared(at_rest=at_rest)
@@ -123,7 +123,7 @@ def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_i
     tally.finish(but={"budget.shm", "budget.lock"})
 
 
-def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() -> None:
+def test_bundles_lost_by_a_truncated_log_are_counted_for_every_subscriber() -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -145,7 +145,7 @@ def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() ->
     assert {one.dropped for one in once_more.stats().subscribers} == {4}, "each loss is counted once"
 
 
-def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded() -> None:
+def test_a_log_truncated_above_its_cursor_is_reported_from_the_offset_log() -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -165,7 +165,7 @@ def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgem
 
 
 @pytest.mark.parametrize("lost", [2, 3])
-def test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once(lost: int) -> None:
+def test_a_segment_missing_before_any_subscription_is_reported_once(lost: int) -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -225,7 +225,7 @@ def test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them
     assert [one.dropped for one in once_more.stats().subscribers] == [4], "each loss is counted once"
 
 
-def test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once() -> None:
+def test_bundles_lost_in_the_middle_of_a_log_are_counted_once_for_every_subscriber() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 30_000}))
     quiver.register("lake")

@@ -174,7 +174,7 @@ def test_without_a_fault_everything_is_delivered_once() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
-def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: int) -> None:
+def test_a_crash_at_every_call_loses_and_duplicates_nothing(kind: DiskFault, part: int) -> None:
     for call in range(part, call_count(), 4):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
         for why, after in cuts(disk, 1):
@@ -182,7 +182,7 @@ def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: 
 
 
 @pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
-def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_fault_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
         after = disk.crash(Survival.RANDOM, random.Random(call))

@@ -89,7 +89,7 @@ def total_calls() -> int:
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half(kind: DiskFault) -> None:
+def test_a_crash_at_any_call_keeps_committed_segments_and_nothing_incomplete(kind: DiskFault) -> None:
     for call in range(total_calls()):
         for survival, seed in [(Survival.NOTHING, 0), (Survival.EVERYTHING, 0)] + [
             (Survival.RANDOM, seed) for seed in SEEDS
@@ -150,7 +150,7 @@ def test_a_write_that_failed_anywhere_can_be_repeated_with_the_same_number(kind:
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_anywhere_in_recovery_leads_to_the_same_end(kind: DiskFault) -> None:
+def test_a_crash_anywhere_in_recovery_leads_to_the_same_state(kind: DiskFault) -> None:
     """Two whole segments, one uncommitted, one damaged, one without data, and staged files."""
 
     def scene() -> FakeDisk:
@@ -194,7 +194,7 @@ def test_a_crash_anywhere_in_recovery_leads_to_the_same_end(kind: DiskFault) -> 
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_while_a_segment_is_set_aside_never_makes_it_count_again_half(kind: DiskFault) -> None:
+def test_a_crash_during_a_quarantine_never_makes_the_segment_count_again(kind: DiskFault) -> None:
     for call in range(12):
         for survival in (Survival.NOTHING, Survival.EVERYTHING):
             disk = FakeDisk(clock=ManualClock())

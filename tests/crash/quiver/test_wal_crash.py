@@ -221,7 +221,7 @@ def test_a_fault_at_every_call_of_the_opening_changes_nothing(kind: DiskFault) -
                 verify(again, notes, f"{call}, {kind.name} at {step}, {survival.name}", power_cut=True)
 
 
-def test_no_power_cut_in_a_rotation_leaves_a_file_without_a_name() -> None:
+def test_a_power_cut_during_a_rotation_never_leaves_a_file_without_a_name() -> None:
     for seed in range(12):
         disk = FakeDisk(clock=ManualClock())
         writer = Writer(disk, Notes())

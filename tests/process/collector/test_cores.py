@@ -27,7 +27,7 @@ def ready(process: subprocess.Popen[bytes]) -> dict[str, int]:
     return {"core": told["core"], "pid": told["pid"]}
 
 
-def test_two_cores_share_a_port_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
+def test_two_cores_share_a_port_and_a_killed_one_is_restarted(tmp_path: Path) -> None:
     file = tmp_path / "collector.yaml"
     file.write_text(FILE + "cores: 2\n")
     port = free_port()

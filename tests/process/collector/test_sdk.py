@@ -130,7 +130,7 @@ class Producer:
 
 
 @pytest.mark.parametrize("handling", HANDLINGS)
-def test_nothing_taken_is_lost_when_the_collector_is_killed(
+def test_no_accepted_data_is_lost_when_the_collector_is_killed(
     tmp_path: Path, far_end: FarEnd, handling: str
 ) -> None:
     with CollectorProcess(tmp_path, handling=handling, far_port=far_end.port) as collector:
@@ -146,7 +146,7 @@ def test_nothing_taken_is_lost_when_the_collector_is_killed(
         far_end.wait_for(Signal.TRACES, producer.taken)
 
 
-def test_an_outage_of_the_destination_is_waited_out_over_a_restart(tmp_path: Path) -> None:
+def test_data_survives_an_outage_of_the_destination_and_a_restart(tmp_path: Path) -> None:
     far_end = FarEnd()
     collector = CollectorProcess(tmp_path, far_port=far_end.port)
     with collector, Producer(GrpcSpans(f"http://127.0.0.1:{collector.grpc_port}")) as producer:
@@ -159,7 +159,7 @@ def test_an_outage_of_the_destination_is_waited_out_over_a_restart(tmp_path: Pat
     assert "unreachable" in collector.log
 
 
-def test_each_destination_goes_at_its_own_pace(tmp_path: Path, far_end: FarEnd) -> None:
+def test_each_destination_is_served_at_its_own_speed(tmp_path: Path, far_end: FarEnd) -> None:
     text = FILE.replace("destinations: [out]", "destinations: [out, other]").replace(
         "dead_letters:",
         "  other:\n    kind: exporter\n    plugin_urn: urn:otel:otlp:exporter\n"
@@ -175,7 +175,7 @@ def test_each_destination_goes_at_its_own_pace(tmp_path: Path, far_end: FarEnd) 
             other.wait_for(Signal.TRACES, set(producer.taken))
 
 
-def test_what_a_destination_refuses_is_kept_and_the_rest_goes_on(tmp_path: Path, far_end: FarEnd) -> None:
+def test_refused_data_is_stored_and_the_rest_is_delivered(tmp_path: Path, far_end: FarEnd) -> None:
     def refuse_one(request: bytes, context: grpc.ServicerContext) -> None:
         if "span-25" in names_in(request, Signal.TRACES):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
@@ -193,7 +193,7 @@ def test_what_a_destination_refuses_is_kept_and_the_rest_goes_on(tmp_path: Path,
     assert kept | far_end.names(Signal.TRACES).keys() >= producer.taken
 
 
-def test_a_hint_of_the_destination_keeps_the_collector_away(tmp_path: Path, far_end: FarEnd) -> None:
+def test_the_collector_waits_for_the_delay_a_destination_requests(tmp_path: Path, far_end: FarEnd) -> None:
     def busy_once(request: bytes, context: grpc.ServicerContext) -> None:
         if len(far_end.at_s) == 1:
             context.set_trailing_metadata(retry_trailers("UNAVAILABLE", "busy", 3.0))

@@ -51,7 +51,7 @@ async def gathered(recorder: Recorder, requests: list[bytes]) -> list[object]:
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
-async def test_requests_that_come_while_others_are_kept_become_one_batch() -> None:
+async def test_requests_that_arrive_while_others_are_stored_become_one_batch() -> None:
     recorder = Recorder()
     assert await gathered(recorder, [spans(3), spans(4), spans(5)]) == [TAKEN, TAKEN, TAKEN]
     assert recorder.items == [1, 12]
@@ -66,7 +66,7 @@ async def test_only_the_malformed_one_of_a_group_is_refused() -> None:
     assert sum(recorder.items) == 1 + 7
 
 
-async def test_a_request_that_ends_in_the_middle_of_a_field_takes_nothing_of_its_neighbour() -> None:
+async def test_a_request_truncated_inside_a_field_does_not_consume_the_next_request() -> None:
     recorder = Recorder()
     whole = spans(3)
     replies = await gathered(recorder, [whole[:-1], spans(4)])

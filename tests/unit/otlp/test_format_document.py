@@ -41,7 +41,7 @@ def test_the_document_states_the_caps() -> None:
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_the_types_are_what_segments_on_disk_have(signal: Signal) -> None:
+def test_the_types_match_segments_on_disk(signal: Signal) -> None:
     """A change here changes the fingerprint of stored segments: it needs a slot of its own."""
     kept = Path(__file__).parents[2] / "golden" / "otlp" / f"{signal}.schema"
     assert schema_of(signal).equals(pa.ipc.read_schema(pa.py_buffer(kept.read_bytes())))

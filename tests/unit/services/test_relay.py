@@ -65,7 +65,7 @@ async def delivered(store: MemoryStore) -> list[int]:
 @pytest.mark.parametrize(
     ("tombstone", "error"), [(gone(3, 5), RelayGap), (gone(1, 9, "recreated"), TopicChanged)]
 )
-async def test_records_before_what_is_wrong_are_relayed_first(
+async def test_records_before_an_error_are_relayed_first(
     tombstone: dict[str, object], error: type[Exception]
 ) -> None:
     store = MemoryStore("before")
@@ -99,7 +99,7 @@ async def test_an_unavailable_server_is_reported_after_a_while_and_a_refusal_imm
         await relay(absent, MemoryStore("absent")).run(once=True)
 
 
-async def test_a_relay_that_is_stopped_while_it_waits_ends_immediately() -> None:
+async def test_a_relay_stopped_while_it_waits_ends_immediately() -> None:
     store = MemoryStore("waiting")
     client = FakeServer(state(0)).client()
     asked = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_a_relay_that_is_stopped_while_it_waits_ends_immediately() -> None
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
-async def test_a_relay_that_is_stopped_before_it_has_begun_ends_immediately() -> None:
+async def test_a_relay_stopped_before_it_starts_ends_immediately() -> None:
     client = FakeServer().client()
     asked = asyncio.Event()
 
@@ -132,7 +132,7 @@ async def test_a_relay_that_is_stopped_before_it_has_begun_ends_immediately() ->
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
-async def test_pages_without_records_move_on_without_a_batch() -> None:
+async def test_pages_without_records_advance_without_a_batch() -> None:
     store = MemoryStore("deleted")
     server = FakeServer(state(9), page([], 4, 9), page([], 9, 9))
     report = await relay(server, store).run(once=True)

@@ -27,6 +27,6 @@ def test_a_relay_is_named_after_its_topic() -> None:
         ({"topic": "t" * 255}, "app: .* 1 to 200 bytes"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, object], told: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, object], told: str) -> None:
     with pytest.raises(PenstockError, match=told):
         RelayConfig(**({"topic": "t", "queue": QUEUE} | settings))  # type: ignore[arg-type]

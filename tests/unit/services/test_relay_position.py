@@ -23,7 +23,7 @@ def target(store: MemoryStore) -> RelayTarget:
 
 
 @pytest.mark.parametrize("lost", ["manifest and book", "older"])
-async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rolled_back_queue_is_reported(lost: str, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore("relay")
     made = draft()
     made.add(page(1, 4))
@@ -45,7 +45,7 @@ async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogC
     assert "9 was relayed before" in warning.getMessage()
 
 
-async def test_a_queue_that_alone_went_back_is_refused() -> None:
+async def test_a_queue_rolled_back_without_its_transaction_log_is_refused() -> None:
     store = MemoryStore("relay")
     made = draft()
     made.add(page(1, 4))

@@ -97,8 +97,8 @@ def _settled(sidecars: _Sidecars, read: Callable[[], None]) -> list[SegmentInfo]
 
     1. A listing passes the place of segment 7 before it exists.
     2. Segments 7 and 8 are committed, and the listing continues and finds 8.
-    3. A reader that goes by numbers would take 7 for removed. A second listing that starts after the first has
-       ended finds 7. Segments beyond 8 are left for the next call, as they may have the same problem.
+    3. A reader that goes by numbers would take 7 for removed. A second listing that starts after the first
+       has ended finds 7. Segments beyond 8 are left for the next call: they may have the same problem.
     """
     read()
     found = sidecars.infos()

@@ -1,9 +1,9 @@
 """A fault at every file call of the ack log and its checkpoints, and a power cut at every instant (I8, I9).
 
-The subscribers below ack, nack and drop, come and go, with syncs, checkpoints and deletions in between.
-Whenever the power goes: what was synced is still resolved, what nobody resolved is still pending, no segment
-is missing, no number is used again, and recovering once more changes nothing. A removed file is gone at once,
-as on the worst of disks. `PENSTOCK_SOAK=1` strikes at every call instead of every few.
+The subscribers below ack, nack and drop, register and leave, with syncs, checkpoints and deletions in
+between. After any power cut, synced outcomes are still resolved, unresolved bundles are still pending, no
+segment is missing, no number is used again, and recovering once more changes nothing. A removed file is gone
+immediately, as on the worst disks. `PENSTOCK_SOAK=1` tests every call instead of a sample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUNDLES = 3
 
 @dataclass
 class Notes:
-    """What was said, and what of it was promised to last."""
+    """The outcomes that were recorded, and those that were promised to be durable."""
 
     registered: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
@@ -48,7 +48,7 @@ class Notes:
 
 
 class Work:
-    """Uses a book and keeps the notes. An error is noted and lived with."""
+    """Uses a store and records the results. Errors are recorded and tolerated."""
 
     def __init__(self, disk: FakeDisk) -> None:
         self.core = Core(disk, settings=SETTINGS)
@@ -130,7 +130,7 @@ class Work:
 
 
 def check(core: Core, notes: Notes) -> None:
-    """What holds after any crash."""
+    """Check the invariants after a crash."""
     offsets = core.offsets
     assert core.found.missing == ()
     assert offsets.damage == ()
@@ -142,7 +142,7 @@ def check(core: Core, notes: Notes) -> None:
     for name in names:
         assert offsets.subscriber(name).hwm >= notes.marks.get(name, 0) or name in notes.left
         if name == "late":
-            continue  # it may be there although it left, and then everything is pending for it
+            continue  # it may still exist although it left, and then everything is pending for it
         for seq in core.infos:
             for bundle in range(BUNDLES):
                 if offsets.state.entry(name).progress.is_resolved(BundleRef(seq, bundle)):
@@ -183,7 +183,7 @@ def test_a_failure_anywhere_is_survived_and_a_crash_after_it_too(fault: DiskFaul
         work = Work(FakeDisk(plan=PlannedFault(call=call, kind=fault)))
         work.run()
         if not hasattr(work.core, "book"):
-            continue  # it could not even start
+            continue  # opening has already failed
         work.core.disk.plan = None
         for survival in Survival:
             after = work.core.crashed(_copy(work.core.disk).crash(survival, random.Random(call)))
@@ -233,5 +233,5 @@ def test_a_power_cut_while_a_file_is_abandoned_loses_nothing_that_was_synced() -
 
 
 def _copy(disk: FakeDisk) -> FakeDisk:
-    """The same disk a second time, to be crashed in another way."""
+    """Return a copy of the disk, to be crashed in another way."""
     return copy.deepcopy(disk)

@@ -1,6 +1,8 @@
-"""A fault at every file call of a Quiver at its cap: room is made by cutting the log and removing segments.
+"""A fault at every file call of a Quiver at its cap, which frees space by truncating the log and removing
+segments.
 
-The bundles are so large that none comes in before the log of the one before it is cut, also its active file.
+The bundles are so large that none is accepted before the log of the previous one is truncated, including its
+active file.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def work(disk: FakeDisk, notes: Notes) -> None:
     writer.maintain(60)
     writer.number += 1000
     writer.write(50, count=LARGE)
-    assert writer.number in notes.accepted, "when the faults stop, Quiver goes on"
+    assert writer.number in notes.accepted, "when the faults stop, Quiver accepts bundles again"
     writer.quiver.close()
 
 

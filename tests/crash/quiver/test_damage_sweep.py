@@ -1,4 +1,6 @@
-"""Every durable file of a Quiver, damaged in every way: reported or complete, and no number twice."""
+"""Every durable file of a Quiver, damaged in every way: damage is reported or harmless, and no number is
+reused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ LATER = 1_000_000
 
 
 def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
-    """Replace a file, durably; None removes it."""
+    """Replace a file durably, or remove it if `data` is None."""
     with contextlib.suppress(PenstockError):
         disk.unlink(path)
     if data is not None:
@@ -34,7 +36,7 @@ def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
 
 
 def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
-    """A directory, older copies of its files, and the highest bundle number that was given.
+    """Return a directory, older copies of its files, and the highest assigned bundle number.
 
     Unless it is `at_rest`, the process ended right after it had accepted the last bundle.
     """
@@ -66,7 +68,7 @@ def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
 
 
 def lost_silently(disk: FakeDisk, highest: int) -> str | None:
-    """What is wrong after a start over a damaged directory; None when it is reported or complete."""
+    """Return the problem after a start on a damaged directory, or None if it is reported or harmless."""
     told = bool(check(disk, 0, CORE).problems)
     registry = Registry()
     try:

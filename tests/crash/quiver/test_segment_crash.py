@@ -1,4 +1,4 @@
-"""A fault at every file call while segments are written, removed, set aside and scanned."""
+"""A fault at every file call while segments are written, removed, quarantined and scanned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 class Notes:
-    """What the store said it had done, and what it was asked to do."""
+    """The results that the store reported, and the requests that it got."""
 
     def __init__(self) -> None:
         self.committed: set[int] = set()
@@ -116,7 +116,7 @@ def test_a_failure_at_any_call_leaves_a_store_that_works(kind: DiskFault) -> Non
         disk.plan = None
         why = f"call {call} {kind.name}"
         after = disk.crash(Survival.NOTHING)
-        # A removal that reported an error may have happened; a write that did may be there.
+        # A removal that reported an error may have happened, and a failed write may exist.
         recovered(after, notes, why)
         store = opened(after)
         for seq in notes.tried - notes.removing - {info.seq for info in store.infos()}:
@@ -135,7 +135,7 @@ def test_a_write_that_failed_anywhere_can_be_repeated_with_the_same_number(kind:
             store.write(sealed, 1)
             done = True
         except PenstockError:
-            assert store.infos() == [], f"call {call}: what failed does not count"
+            assert store.infos() == [], f"call {call}: a failed segment does not count"
             done = False
         disk.plan = None
         if not done:
@@ -151,7 +151,7 @@ def test_a_write_that_failed_anywhere_can_be_repeated_with_the_same_number(kind:
 
 @pytest.mark.parametrize("kind", CRASHES)
 def test_a_crash_anywhere_in_recovery_leads_to_the_same_state(kind: DiskFault) -> None:
-    """Two whole segments, one uncommitted, one damaged, one without data, and staged files."""
+    """There are two complete segments, one uncommitted, one damaged, one without data, and staged files."""
 
     def scene() -> FakeDisk:
         disk = FakeDisk(clock=ManualClock())

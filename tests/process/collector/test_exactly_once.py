@@ -1,4 +1,4 @@
-"""Into a queue of object storage, through kills: each request once, no more and no less."""
+"""Delivery into a queue of object storage despite kills: each request exactly once."""
 
 from __future__ import annotations
 

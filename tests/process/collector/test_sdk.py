@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK as the client: everything it was told is taken arrives, whatever dies in between."""
+"""The OpenTelemetry SDK as the client: all accepted data is delivered, whichever process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_all_signals_of_the_sdk_arrive(tmp_path: Path, far_end: FarEnd, protocol
                 HttpMetrics(f"{place}/metrics", compression=Compression.Deflate),
             )
         assert collector.stop() == 0, collector.log
-        assert set(far_end.names(Signal.TRACES)) == expected("span", 100), "a stop delivers what is there"
+        assert set(far_end.names(Signal.TRACES)) == expected("span", 100), "a stop delivers the stored data"
         assert set(far_end.names(Signal.LOGS)) == expected("log", 10)
         assert set(far_end.names(Signal.METRICS)) == expected("metric", 10)
 
 
 class Producer:
-    """Spans one after the other; remembers the names that the collector has taken."""
+    """Sends one span after another and records the names of accepted ones."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -125,7 +125,7 @@ class Producer:
         goal = len(self.taken) + count
         deadline = time.monotonic() + 30
         while len(self.taken) < goal:
-            assert time.monotonic() < deadline, "nothing is taken any more"
+            assert time.monotonic() < deadline, "no more data is accepted"
             time.sleep(0.01)
 
 
@@ -151,7 +151,9 @@ def test_data_survives_an_outage_of_the_destination_and_a_restart(tmp_path: Path
     collector = CollectorProcess(tmp_path, far_port=far_end.port)
     with collector, Producer(GrpcSpans(f"http://127.0.0.1:{collector.grpc_port}")) as producer:
         producer.wait_for_more(400)
-        assert collector.stop() == 0, "a destination that is down does not keep the collector from stopping"
+        assert collector.stop() == 0, (
+            "a destination that is down does not prevent the collector from stopping"
+        )
         collector.start()
         producer.wait_for_more(400)
         with far_end:
@@ -211,7 +213,7 @@ def test_the_collector_waits_for_the_delay_a_destination_requests(tmp_path: Path
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """The SDK warns of every retry."""
+    """Ignore the warnings that the SDK emits for every retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

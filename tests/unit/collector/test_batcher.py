@@ -1,4 +1,4 @@
-"""Requests that come together: one batch, and each its own answer."""
+"""Concurrent requests: stored as one batch, and each gets its own reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.testing.otlp_kit import telemetry
 
 
 class Recorder:
-    """Keeps what it is given, once `limiter` is open."""
+    """Stores its input once `limiter` is open."""
 
     def __init__(self) -> None:
         self.limiter = asyncio.Event()
@@ -38,7 +38,7 @@ def spans(items: int, seed: int = 0) -> bytes:
 
 
 async def gathered(recorder: Recorder, requests: list[bytes]) -> list[object]:
-    """One that goes at once, then all the others, which gather meanwhile."""
+    """Send one request immediately, then all the others, which accumulate meanwhile."""
     gathering = RequestBatcher(recorder.take)
     first = asyncio.create_task(gathering.add(spans(1), Signal.TRACES))
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_requests_that_arrive_while_others_are_stored_become_one_batch() -
 
 async def test_only_the_malformed_one_of_a_group_is_refused() -> None:
     recorder = Recorder()
-    bad = b"\x0a\x03\x0a\x7f\x00"  # a whole outer field whose inner one runs over its end
+    bad = b"\x0a\x03\x0a\x7f\x00"  # a complete outer field whose inner field exceeds its end
     replies = await gathered(recorder, [spans(3), bad, spans(4)])
     assert replies[0] == replies[2] == TAKEN
     assert isinstance(replies[1], InvalidInput)

@@ -1,4 +1,4 @@
-"""Bodies: their framing, their compression, and the addresses they come from and go to."""
+"""Requests and addresses: framing, compression, listening addresses and endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory and the loop under hostile requests: what is large is worked on one at a time, and counted."""
+"""Memory and the event loop under hostile requests: large ones are processed one at a time and counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = telemetry(Signal.TRACES, items=1)
 
 
 class Watched:
-    """Stands in front of a function and tells how many are in it at once; all wait until `go`."""
+    """A wrapper of a function that counts concurrent calls. All calls wait until `go`."""
 
     def __init__(self, behind: Callable[..., object]) -> None:
         self._behind = behind

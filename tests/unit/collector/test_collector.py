@@ -1,4 +1,4 @@
-"""The whole collector in one process, over a real Quiver."""
+"""The complete collector in one process, over a real Quiver."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_operators_see_health_readiness_and_metrics(tmp_path: Path) -> Non
 
 
 async def test_a_full_store_makes_clients_wait_and_loses_nothing(tmp_path: Path) -> None:
-    """A destination that is down, and a cap that is soon reached: UNAVAILABLE, and what was taken stays."""
+    """A destination is down and the cap is reached soon: clients get UNAVAILABLE, and accepted data stays."""
     small = {
         "otlp_handling": "pass_through",
         "segment": {"max_open_duration": "50ms", "target_size": "100KB"},
@@ -208,7 +208,7 @@ async def test_a_cap_that_cannot_hold_a_log_and_two_segments_is_refused(tmp_path
 
 
 async def test_the_sdk_waits_for_the_requested_delay(tmp_path: Path) -> None:
-    """Three seconds, which is more than the SDK would wait by itself."""
+    """The collector requests three seconds, which is longer than the SDK's own delay."""
     times: list[float] = []
     loaded = plan_of(tmp_path, ["out"], {"otlp_handling": "pass_through"}, out={"plugin": "noop"})
     async with collector(loaded) as made:
@@ -238,7 +238,7 @@ async def test_the_sdk_waits_for_the_requested_delay(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """The SDK warns of every retry."""
+    """Ignore the warnings that the SDK emits for every retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The ways from a receiver to where a request is safe."""
+"""The consumers between a receiver and the store or an exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: several at a time, each settled by its outcome, and a destination that is down left alone."""
+"""Delivery: several bundles at a time, each settled by its outcome, and a pause for a failed destination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.testing import ManualClock
 
 
 class Scripted:
-    """An exporter that answers by a function of how often it was asked."""
+    """An exporter whose outcome is a function of the number of calls."""
 
     def __init__(self, answer: Callable[[int], Outcome]) -> None:
         self._answer = answer
@@ -136,7 +136,7 @@ async def test_a_destination_that_is_down_gets_one_bundle_at_a_time(tmp_path: Pa
     task.stop()
     await asyncio.wait_for(running, 5)
     first, probes = exporter.at[:5], exporter.at[5:9]
-    assert first == [0.0] * 5, "those that were under way when it went down"
+    assert first == [0.0] * 5, "those in progress when it went down"
     gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
     assert all(gap >= 0.5 for gap in gaps), gaps
     assert gaps == sorted(gaps), "each wait is longer than the one before"
@@ -213,7 +213,7 @@ async def test_a_shared_subscriber_is_distributed_in_turn() -> None:
 
 
 async def test_a_shared_subscriber_serves_a_destination_that_does_not_wait() -> None:
-    """A collector that stops asks without waiting, and must still get all that can be delivered."""
+    """A stopping collector takes bundles without waiting, and must still get all that can be delivered."""
     store = await filled(2)
     source = SharedSource(store, "keep", ["a"]).of("a")
     assert await source.next(0.0) is not None
@@ -290,7 +290,7 @@ async def test_a_probe_that_ends_in_our_own_error_is_not_the_last_one(tmp_path: 
     task = worker(store, exporter, tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await until(running.done, clock)
-    assert isinstance(running.exception(), ExceptionGroup), "whoever runs it starts it again"
+    assert isinstance(running.exception(), ExceptionGroup), "its caller restarts it"
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 1, clock)
     task.stop()
@@ -330,7 +330,7 @@ async def test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down(t
     task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
-    assert len(exporter.sent) == 2, "all together, then the first of them"
+    assert len(exporter.sent) == 2, "all together, then only the first of them"
     assert store.outcomes("nack") == 1
     assert store.outcomes("defer") == 9
 

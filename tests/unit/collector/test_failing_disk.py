@@ -29,7 +29,7 @@ async def test_after_a_failed_write_it_is_not_ready_until_one_succeeds_or_time_h
     await clock.advance(29)
     assert not health.takes_writes
     await clock.advance(1)
-    assert health.takes_writes, "a collector that is not ready gets no write that could succeed"
+    assert health.takes_writes, "a collector that is not ready receives no write that could succeed"
     with pytest.raises(Unavailable):
         write(health, Unavailable("the disk is full"))
     assert not health.takes_writes

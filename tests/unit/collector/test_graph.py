@@ -1,4 +1,4 @@
-"""The file's nodes: what runs, what is refused with which words, and what is said aloud."""
+"""The graph of nodes: which run, which are refused with which message, and which cause a warning."""
 
 from __future__ import annotations
 

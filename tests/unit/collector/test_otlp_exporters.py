@@ -1,4 +1,4 @@
-"""OTLP out, over real gRPC and real HTTP, against servers that answer as told."""
+"""The OTLP exporters, over real gRPC and real HTTP, against scripted servers."""
 
 from __future__ import annotations
 

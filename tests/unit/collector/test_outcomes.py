@@ -1,4 +1,4 @@
-"""What answers mean: for data that was sent, for a destination as a whole, and for a client of ours."""
+"""The meaning of responses for sent data, for the state of a destination, and for our clients."""
 
 from __future__ import annotations
 

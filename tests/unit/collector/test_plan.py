@@ -1,4 +1,4 @@
-"""A whole file: the proposal's own example runs as it is, and mistakes are told with their place."""
+"""A complete file: the proposal's example runs unchanged, and mistakes are reported with a location."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ def test_the_example_runs_unchanged_and_reports_the_nodes_it_leaves_out() -> Non
     assert "otap_receiver: the otap receiver is not implemented" in told
     assert "otap_exporter: the otap exporter is not implemented" in told
     assert (
-        "otlp_exporter: sends to http://127.0.0.1:4318, where otap_receiver of the same file listens"
-        in told
+        "otlp_exporter: sends to http://127.0.0.1:4318, where otap_receiver of the same file listens" in told
     )
 
 

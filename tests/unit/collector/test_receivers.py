@@ -1,4 +1,4 @@
-"""The table of answers, over real gRPC and real HTTP, with a store in memory behind."""
+"""The responses of receivers, over real gRPC and real HTTP, with an in-memory store."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_grpc_accepts_every_signal_unchanged(signal: Signal, packed: bool)
 
 
 async def test_one_grpc_connection_has_a_bounded_number_of_calls() -> None:
-    """A call costs memory before its message has come, and no other limit counts it until then."""
+    """A call uses memory before its message arrives, and no other limit counts it until then."""
     async with rig() as made:
         reader, writer = await asyncio.open_connection(made.grpc_at.host, made.grpc_at.port)
         peer = h2.connection.H2Connection()
@@ -293,7 +293,7 @@ async def test_json_ids_are_hex_of_any_case_and_unknown_fields_are_ignored() -> 
 
 
 async def test_grpc_refuses_by_the_headers_before_a_message_is_read() -> None:
-    """Else strangers would have memory taken for what they may not send."""
+    """Otherwise clients without permission could make the server use memory."""
 
     async def endless() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()

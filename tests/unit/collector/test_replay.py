@@ -1,4 +1,4 @@
-"""Dead letters are requests: sent again, those that are taken are gone and the others stay."""
+"""Replay of dead letters: accepted ones are removed and the others stay."""
 
 from __future__ import annotations
 

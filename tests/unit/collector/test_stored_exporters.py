@@ -1,4 +1,4 @@
-"""Files named by place, queues that get each bundle once, and exporters for trials."""
+"""Files named by place, queues that get each bundle once, and exporters for testing."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ async def test_another_directory_starts_over(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased(tmp_path: Path) -> None:
-    """Else the position would pass it, and it would be taken for appended when it comes."""
+    """Otherwise the position would pass it, and it would count as appended when it arrives."""
 
     class Straying(MemoryStore):
         late: Bundle | None = None

@@ -1,4 +1,4 @@
-"""gRPC over TLS, from an exporter of ours to a receiver of ours."""
+"""gRPC over TLS, from our exporter to our receiver."""
 
 from __future__ import annotations
 

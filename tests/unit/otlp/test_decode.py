@@ -1,4 +1,4 @@
-"""What the columns say about what a request says."""
+"""Decoding requests to columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cap on tiny parts: two bytes can be an attribute, a link or an event, and each takes hundreds decoded."""
+"""The limit for tiny parts: two bytes can be an attribute, a link or an event, hundreds when decoded."""
 
 from __future__ import annotations
 

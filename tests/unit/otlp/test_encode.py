@@ -1,4 +1,4 @@
-"""From columns back to requests, whole and in parts."""
+"""Encoding columns to requests, as a whole and in parts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_changes_are_found_row_by_row_even_in_a_slice() -> None:
 
 
 def with_value(**cells: object) -> pa.RecordBatch:
-    """A log record with one attribute, whose value has these cells."""
+    """Return a log record with one attribute whose value has these cells."""
     batch = decode(telemetry(Signal.LOGS, items=1), Signal.LOGS).batch
     attributes = pa.array([[("k", cells)]], schema_of(Signal.LOGS).field("attributes").type)
     return batch.set_column(batch.schema.get_field_index("attributes"), "attributes", attributes)

@@ -1,4 +1,4 @@
-"""The document of the format names every column, in its order, and no other."""
+"""The format document names exactly the existing columns, in their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECTIONS = {Signal.TRACES: "Spans", Signal.LOGS: "Logs", Signal.METRICS: "Metric
 
 
 def columns_in(title: str) -> list[str]:
-    """What stands in the first cell of every row of a section's table."""
+    """Return the first cell of every row of a section's table."""
     section = TEXT.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
@@ -42,6 +42,6 @@ def test_the_document_states_the_caps() -> None:
 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_the_types_match_segments_on_disk(signal: Signal) -> None:
-    """A change here changes the fingerprint of stored segments: it needs a slot of its own."""
+    """A change here changes the fingerprint of stored segments, so it needs a separate slot."""
     kept = Path(__file__).parents[2] / "golden" / "otlp" / f"{signal}.schema"
     assert schema_of(signal).equals(pa.ipc.read_schema(pa.py_buffer(kept.read_bytes())))

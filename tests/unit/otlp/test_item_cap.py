@@ -1,4 +1,4 @@
-"""Few bytes can be many items: that is noticed before they are parsed."""
+"""A few bytes can encode many items, which is detected before they are parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def empty_items(count: int) -> bytes:
-    """`count` spans, or log records, of two bytes each."""
+    """Return `count` spans or log records of two bytes each."""
     return field(1, field(2, b"\x12\x00" * count))
 
 

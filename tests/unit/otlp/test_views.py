@@ -1,4 +1,4 @@
-"""The rows as other engines read them."""
+"""The rows as read by other engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door of a core: what fits comes in sooner or later, what never fits is told so, and the cap holds."""
+"""Admission: a bundle that can fit is accepted, one that can never fit is refused, and the cap holds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def take_all(quiver: Quiver) -> int:
 
 
 def largest(quiver: Quiver) -> int:
-    """The most rows that a bundle may have here."""
+    """Return the maximum number of rows of a bundle."""
     low, high = 1, 100_000
     while low + 1 < high:
         middle = (low + high) // 2
@@ -132,16 +132,16 @@ def test_space_is_freed_without_loss_before_data_is_dropped(
     quiver = ready(disk, clock, settings=settings)
     quiver.register("archive")
     quiver.activate("archive")
-    quiver.ingest(rows(0, 1))  # the archive does not take it, so maintenance leaves the log alone
+    quiver.ingest(rows(0, 1))  # the archive has not resolved it, so maintenance keeps the log
     quiver.flush()
-    quiver.ingest(rows(1, 600))  # its log alone is in the way of the next one
+    quiver.ingest(rows(1, 600))  # only its log is in the way of the next one
     quiver.flush()
     take_all(quiver)
     assert quiver.ack_segment("archive", 2)
     quiver.ingest(rows(1000))
     quiver.flush()
     if is_open:
-        quiver.ingest(rows(1500, 1))  # little, but all of the log is kept for it
+        quiver.ingest(rows(1500, 1))  # little data, but the whole log is kept for it
     quiver.ingest(rows(2000, 600))
     quiver.flush()
     assert [one.dropped for one in quiver.subscribers()] == [0, 0]
@@ -149,7 +149,7 @@ def test_space_is_freed_without_loss_before_data_is_dropped(
 
 
 def marked(quiver: Quiver) -> None:
-    """Wait until the log got quiet: whoever commits then writes a mark, which is no bundle's."""
+    """Wait until the log is idle, when the committer writes a mark that belongs to no bundle."""
     wal, end_s = quiver.core.wal, time.monotonic() + 20
     assert wal is not None
     while wal.position(wal.log.end) <= quiver.core.memtable.end and time.monotonic() < end_s:
@@ -211,7 +211,7 @@ def test_close_waits_for_a_thread_that_frees_space_and_admits_no_other(tmp_path:
 def test_a_working_thread_may_close(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
     with quiver.core.guard.at_work():
-        quiver.close()  # as a handler of signals does
+        quiver.close()  # as a signal handler does
 
 
 async def test_waiting_writers_do_not_prevent_a_reader_from_freeing_space(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.storage import Buffer, LogFile, OsFileSystem
 
 
 class _Log:
-    """A log file whose syncs fail, or wait, when the disk says so."""
+    """A log file whose syncs fail or wait as the test requests."""
 
     def __init__(self, file: LogFile, disk: Disk) -> None:
         self._file = file

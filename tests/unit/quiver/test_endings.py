@@ -1,4 +1,4 @@
-"""Ends that come in the middle of something: closing while others work, leaving, forgetting."""
+"""Interruptions: closing while other threads work, subscribers that leave, and forgotten bundles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def failing_writer() -> SegmentWriter:
 
 
 def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException | None]]:
-    """A thread that makes this call, and in the end how it went."""
+    """Make the call on a thread. Return the thread and its later outcome."""
     went: list[BaseException | None] = []
 
     def run() -> None:
@@ -76,7 +76,7 @@ def test_a_wait_for_segments_ends_when_the_writer_stops() -> None:
     hurry = work._hurry
 
     def noted() -> int:
-        # As if more attempts had been made before: the wait is not over with the next failure.
+        # Pretend that more attempts were made before, so that the next failure does not end the wait.
         attempts = hurry() + 1_000_000
         started.set()
         return attempts

@@ -38,7 +38,7 @@ def numbers(quiver: Engine, name: str = "lake") -> list[int]:
     return [values[0] for _, values in take_all(quiver, name)]
 
 
-# ---- in and out -----------------------------------------------------------------------------------------
+# ---- ingest and delivery --------------------------------------------------------------------------------
 
 
 def test_a_batch_is_delivered_unchanged(disk: FakeDisk, clock: StepClock) -> None:
@@ -333,7 +333,7 @@ def test_an_existing_log_is_read_even_if_the_log_is_disabled(disk: FakeDisk, clo
     assert numbers(quiver) == [1, 10]
     quiver.close()
     again = open_quiver(again_disk(quiver).crash(), clock, settings)
-    assert again.core.memtable.open_bytes == 0, "what is committed is not read again"
+    assert again.core.memtable.open_bytes == 0, "committed bundles are not read again"
     assert numbers(again) == [1, 10]
 
 
@@ -522,7 +522,7 @@ def test_a_damaged_log_stops_the_start_if_configured(disk: FakeDisk, clock: Step
     assert after.read(f"{CORE}/wal/quiver.wal.1") == before
 
 
-# ---- life -----------------------------------------------------------------------------------------------
+# ---- life cycle -----------------------------------------------------------------------------------------
 
 
 def test_a_second_writer_is_refused_immediately(disk: FakeDisk, clock: StepClock) -> None:

@@ -1,4 +1,4 @@
-"""Segments at work in a whole Quiver: their numbers, notes from readers, copies, and scans."""
+"""Segments in a complete Quiver: their numbers, notes from readers, copies, and scans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seqs(quiver: Quiver) -> list[int]:
 
 
 def settle(quiver: Quiver, clock: StepClock) -> None:
-    """Long enough for acknowledgements to be synced and what nobody needs to go."""
+    """Run maintenance until acknowledgements are synced and unneeded segments are removed."""
     for _ in range(5):
         clock.step(0.2)
         quiver.maintain()

@@ -1,4 +1,4 @@
-"""A database fed from a queue: every batch once, acknowledged when it is durable, whatever goes wrong."""
+"""A database fed from a queue: every batch once, and acknowledged when it is durable, despite failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gauge(name: str, at: int, value: float) -> bytes:
 
 
 async def produce(store: MemoryStore, batches: Sequence[tuple[list[bytes], bytes]]) -> None:
-    """One batch of the queue for each."""
+    """Append each batch to the queue."""
     async with Producer(ProducerConfig(store=store, flush_interval="1ms")) as producer:
         for records, payload in batches:
             handle = await producer.produce(records, payload)
@@ -247,7 +247,7 @@ async def test_a_letter_whose_outcome_is_unknown_is_written_again(
 
 
 async def fed_from(there: MemoryDisk, queue: MemoryStore, adopt: str | None = None) -> list[int]:
-    """One life of a database that is fed from `queue`: the values of its series afterwards."""
+    """Run one database that is fed from `queue`. Return the values of its series afterwards."""
     config = FeedConfig(queue=ConsumerConfig(store=queue, gc_enabled=False), adopt_queue=adopt)
     async with await opened(there.open()) as database:
         await Feed(config, FedTimeSeries(database)).run(once=True)
@@ -315,7 +315,7 @@ async def test_a_queue_older_than_the_database_is_refused_before_it_is_changed(
     with pytest.raises(Corrupt, match="up to 4, but the queue has assigned numbers only up to 1"):
         await fed_from(there, older)
     assert (await older.get("ingest/manifest")).version == before
-    await numbers(older, 100, 9)  # past the position: the numbers say nothing any more, the names do
+    await numbers(older, 100, 9)  # past the position: numbers no longer show the difference, but names do
     with pytest.raises(Corrupt, match="has this number: the queue was replaced by an older copy"):
         await fed_from(there, older)
 
@@ -370,7 +370,7 @@ def test_an_unknown_adoption_is_refused(store: MemoryStore) -> None:
 
 
 class Crowded:
-    """A database that has no room for the first offers of each batch."""
+    """A database that has no room for the first attempts of each batch."""
 
     def __init__(self, database: TimeSeries) -> None:
         self._fed = FedTimeSeries(database)
@@ -511,7 +511,7 @@ async def test_a_newer_writer_of_the_database_stops_the_feed_and_the_batch_stays
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_every_batch_counts_once_after_any_crash(seed: int) -> None:
-    """Lives that end at any storage call of the database."""
+    """Run feeds that end at any storage call of the database."""
     rng = random.Random(seed)
     store = MemoryStore(f"queue-{seed}")
     batches = [
@@ -530,7 +530,7 @@ async def test_every_batch_counts_once_after_any_crash(seed: int) -> None:
 
 
 async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, last: bool) -> bool:
-    """Whether the queue was emptied."""
+    """Return whether the queue was emptied."""
     storage = there.open(kept=rng.randrange(3))
     database = await opened(storage, fold_blocks=2)
     if not last:
@@ -546,7 +546,7 @@ async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, 
 
 
 class Stopped(Crowded):
-    """A database whose storage has stopped for good."""
+    """A database whose storage has stopped permanently."""
 
     async def write_batch(
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside

@@ -1,4 +1,4 @@
-"""A relay over scripted answers: the order of its calls, and what it does when the topic turns on it."""
+"""A relay over scripted responses: the order of its calls, and its reaction to a changing topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a relay stands in its queue, and what it reports when the queue went back."""
+"""The position of a relay in its queue, and its reports about a rolled back queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collection fed from a queue: every batch once, in order, with what cannot be taken set aside."""
+"""A collection fed from a queue: every batch once, in order, with refused records as dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing out bundles: order, claims and leases, retries, waiting, and what a drop does to all of it."""
+"""Delivering bundles: order, claims and leases, retries, waiting, and the effects of a drop."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_no_more_are_handed_out_than_may_be_in_flight() -> None:
     assert core.take("a").ref == BundleRef(1, 2)
 
 
-# ---- answers
+# ---- resolving
 
 
 async def test_a_nacked_bundle_is_delivered_again_after_its_backoff_and_not_before(core: Core) -> None:
@@ -208,7 +208,7 @@ async def test_a_deferred_bundle_can_be_claimed_and_is_not_handed_out_twice(core
     assert core.deliveries.next("a") is None
     core.deliveries.nack(claim)
     await core.clock.advance(0.9)
-    assert core.deliveries.next("a") is None, "the due time of the first nack must not count any more"
+    assert core.deliveries.next("a") is None, "the due time of the first nack must no longer count"
 
 
 # ---- leases

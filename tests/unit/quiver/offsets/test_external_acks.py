@@ -1,4 +1,4 @@
-"""The drop box: notes are whole, never shrink, and are read once per change."""
+"""The ack inbox: notes are complete, never go back, and are read once per change."""
 
 from __future__ import annotations
 

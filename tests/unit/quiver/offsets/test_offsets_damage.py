@@ -1,4 +1,4 @@
-"""Bits that flip in the ack log and in checkpoints: what is lost is delivered again, nothing is skipped."""
+"""Flipped bits in the ack log and in checkpoints: lost acks cause redelivery, and nothing is skipped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flip(disk: FakeDisk, path: str, bit: int) -> None:
 
 
 def written() -> Core:
-    """A core with two subscribers and a few acks in its log."""
+    """Return a core with two subscribers and a few acks in its log."""
     core = Core().open()
     core.subscribe("a", "b")
     core.add(1, bundles=BUNDLES)
@@ -73,7 +73,7 @@ def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
                 assert resolved(after, name) <= said
         assert after.offsets.state.next_segment_seq >= 2
         if bit >= HEADER_BYTES * 8 and bit < (size - RECORD_BYTES) * 8:
-            assert after.offsets.damage, f"nobody noticed bit {bit}"
+            assert after.offsets.damage, f"bit {bit} was not detected"
 
 
 def test_only_the_flipped_record_is_lost_reported_and_kept_as_evidence() -> None:

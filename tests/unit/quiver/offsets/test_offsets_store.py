@@ -1,4 +1,4 @@
-"""The book of acknowledgements: marks, gaps, registration, deletion, and what survives a restart."""
+"""The subscription store: marks, gaps, registration, deletion, and recovery after a restart."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_numbers_of_files_that_never_counted_are_not_missing_later(core: Core) -
 
 
 class SmallDisk(OsFileSystem):
-    """A disk that is full but for what was set aside."""
+    """A disk that is full except for the reserve."""
 
     full = False
 

@@ -1,4 +1,4 @@
-"""Several cores under one cap: the oldest data of all goes first, whoever needs the room."""
+"""Several cores under one cap: the oldest data of all is dropped first, whichever core needs space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 class Sharer:
-    """One of two cores with a cap of twenty segments for both."""
+    """One of two cores that share a cap of twenty segments."""
 
     def __init__(self, number: int, disk: FakeDisk, clock: ManualClock) -> None:
         self.core = Core(clock=clock).open()
@@ -53,7 +53,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def pair(clock: ManualClock) -> tuple[Sharer, Sharer]:
-    """A core with little that is new, and one with much that is old."""
+    """Return a core with little new data and one with much old data."""
     disk = FakeDisk(clock=clock)
     disk.make_dirs("/data")
     young, old = Sharer(0, disk, clock), Sharer(1, disk, clock)

@@ -1,4 +1,4 @@
-"""Letting go of segments: the order, the caps, age, and files that will not go."""
+"""Deleting segments: the order, the caps, age, and files that cannot be removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Files:
-    """A directory of segments that can refuse to let one go."""
+    """A directory of segments that can refuse a removal."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -34,14 +34,16 @@ class Files:
 
     def remove(self, seq: int) -> None:
         self.tries += 1
-        assert seq in self.core.offsets.removable(), "a file goes only after what permits it is durable"
+        assert seq in self.core.offsets.removable(), (
+            "a file is removed only after its deletion record is durable"
+        )
         if seq in self.stuck:
             raise Unavailable("the device is busy")
         del self.core.infos[seq]
 
 
 class House:
-    """A core with a budget of ten segments, of which one is being written."""
+    """A core with a quota of ten segments, of which one is being written."""
 
     def __init__(self, policy: Policy = "backpressure", **rules: float) -> None:
         self.core = Core().open()
@@ -227,7 +229,7 @@ async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
 
 
 async def test_a_segment_stamped_in_the_future_expires_at_its_age_after_the_start() -> None:
-    """The clock was a year ahead when it came in, or has been set back since."""
+    """The clock was a year ahead at ingestion, or has been set back since."""
     house = House("backpressure", max_age_s=3600)
     house.add(1, ingest_ns=START_NS + 365 * 24 * HOUR_NS)
     assert house.reaper.reap().expired == ()

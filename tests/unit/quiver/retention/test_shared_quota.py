@@ -1,4 +1,4 @@
-"""One cap for several cores: borrowing, whose turn it is, and cores that are not heard of."""
+"""One cap for several cores: borrowing quota, taking turns, and silent cores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def machine() -> Machine:
 def test_a_core_may_use_the_quota_that_the_others_leave(machine: Machine) -> None:
     machine.say(0, 600, 700)
     assert machine.cores[0].limit() == 3000 - 300 - 1300
-    assert machine.cores[1].limit() == 3000 - 300 - 700 - 500, "half a share is left to who uses nothing"
+    assert machine.cores[1].limit() == 3000 - 300 - 700 - 500, (
+        "half a share is left to a core that uses nothing"
+    )
 
 
 def test_a_core_can_always_use_half_of_its_share(machine: Machine) -> None:
@@ -106,7 +108,7 @@ async def test_a_silent_core_still_counts_and_has_no_turn(machine: Machine) -> N
         core.publish(used=1000, reclaimable=0, oldest_ns=5)
     assert machine.cores[1].excess() == 300
     assert machine.cores[1].is_our_turn()
-    assert machine.cores[0].is_our_turn(), "a core believes in itself; the lock is what decides"
+    assert machine.cores[0].is_our_turn(), "a core counts itself as alive; the lock decides"
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000, 86_400_000])
@@ -114,7 +116,7 @@ async def test_a_wall_clock_step_neither_silences_nor_revives_a_core(machine: Ma
     machine.say(1000, 1000, 1000)
     assert not machine.cores[1].is_our_turn()
     machine.clock.jump_wall(step_ms)
-    assert not machine.cores[1].is_our_turn(), "core 0 spoke a moment ago"
+    assert not machine.cores[1].is_our_turn(), "core 0 published a moment ago"
     await machine.clock.advance(9)
     assert not machine.cores[1].is_our_turn()
     await machine.clock.advance(2)

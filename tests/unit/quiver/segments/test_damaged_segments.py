@@ -1,4 +1,4 @@
-"""Segments that are damaged when Quiver starts, or turn out to be later: set aside, rescued or given up."""
+"""Damaged segments, at startup or later, are quarantined, rebuilt or given up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data_of(seq: int) -> str:
 
 
 def two_segments(*, keep_log: bool) -> tuple[FakeDisk, StepClock]:
-    """A directory with two segments of two bundles that nobody has taken."""
+    """Create a directory with two segments of two bundles that no subscriber has resolved."""
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 30_000}))
     quiver.register("lake")
@@ -166,7 +166,7 @@ def test_unreadable_data_without_a_sidecar_is_kept_as_evidence() -> None:
     again = SegmentStore.open(disk, "/q/segments", "/q/quarantine")
     assert [name for name, _ in disk.list_files("/q/quarantine")] == [arrow_name(1)]
     assert [each.action for each in again.damage] == [DamageAction.QUARANTINED]
-    assert again.quarantined == {}, "it never counted"
+    assert again.quarantined == {}, "the data was never committed"
     assert again.highest_seq == 1
 
 
@@ -180,7 +180,7 @@ def test_dropping_a_subscriber_manually_loses_nothing_for_the_others() -> None:
     drop_subscriber(after, CORE, "old")
     again = open_quiver(after, clock)
     assert [each.name for each in again.subscribers()] == ["lake"]
-    assert firsts(again) == [0, 50, 100, 150], "its sidecar was made again"
+    assert firsts(again) == [0, 50, 100, 150], "its sidecar was rebuilt"
 
 
 def test_an_orphan_stays_an_orphan_when_only_the_log_has_it() -> None:

@@ -1,4 +1,4 @@
-"""The accumulators: what is due and why, and what still holds back the log."""
+"""The accumulators: which are due and why, and which part holds back the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def other_batch(name: str) -> pa.RecordBatch:
 
 
 def filled(*sizes: int) -> tuple[ActiveSegments, list[StreamKey]]:
-    """One stream per size, opened a second apart."""
+    """Open one stream per size, one second after another."""
     segments, keys = ActiveSegments(), []
     for place, size in enumerate(sizes):
         each = part(other_batch(f"c{place}"), place + 1, size=size)

@@ -1,4 +1,4 @@
-"""Segments as earlier versions wrote them stay readable. Golden files are only added to."""
+"""Segments written by earlier versions stay readable. Golden files are only added to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENT_NS = 1_700_000_000_000_000_001
 
 
 def log_batch(first: int) -> pa.RecordBatch:
-    """The batches in the golden segment."""
+    """Return a batch of the golden segment."""
     rows = range(first, first + 3)
     return pa.record_batch(
         {

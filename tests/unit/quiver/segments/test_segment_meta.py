@@ -1,4 +1,4 @@
-"""Sidecars and schema metadata say the same, and damage to a sidecar is always noticed."""
+"""Sidecars and schema metadata agree, and damage to a sidecar is always detected."""
 
 from __future__ import annotations
 

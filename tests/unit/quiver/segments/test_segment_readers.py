@@ -1,4 +1,4 @@
-"""Segments are plain Arrow files: whoever reads Arrow reads them, as files, as a dataset, and as Parquet."""
+"""Segments are plain Arrow files: any Arrow reader can read them as files, as a dataset, and as Parquet."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_telemetry_survives_a_round_trip_through_segments_and_parquet(
 
 
 class Late(FakeDisk):
-    """A disk whose listings miss some names that were made while they were under way."""
+    """A disk whose listings miss some files that were created during the listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_listing_that_missed_a_segment_before_another_is_repeated(
 
 def test_segments_beyond_the_first_listing_are_left_for_the_next_call(place: Place) -> None:
     class Growing(OsFileSystem):
-        """A segment is committed between the first listing and the second."""
+        """A disk on which a segment is committed between the first listing and the second."""
 
         listings = 0
 

@@ -1,4 +1,4 @@
-"""The segment store on a disk in memory and on a real one."""
+"""The segment store on an in-memory disk and on a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The segment writer: in order, again after failures, and never ahead of the disk."""
+"""The segment writer: it keeps the order, retries failures, and never reports a segment too early."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_write_that_fails_twice_is_kept_and_then_written(caplog: pytest.
             assert isinstance(bench.segment_writer.last_error, Unavailable)
             assert bench.segment_writer.lowest_wal_start() == 1000
             assert bench.registry.value("quiver.finalize.failures_total") == failures
-            assert not bench.segment_writer.step(), "not before its time"
+            assert not bench.segment_writer.step(), "not before it is due"
             await bench.clock.advance(30)
     assert bench.segment_writer.step()
     assert bench.segment_writer.step()

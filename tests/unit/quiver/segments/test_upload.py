@@ -1,4 +1,4 @@
-"""Copies of segments: data before sidecar, once, again after failures, and never in the way."""
+"""Copies of segments: data before sidecar, each once, retried after failures, never blocking the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 
 
 class Shelf(MemoryStore):
-    """A store that keeps a list of what was put, and refuses what it is told to."""
+    """A store that records every put and fails the requested ones."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One dictionary per field, whatever the batches bring: values and boundaries stay."""
+"""Unifying dictionaries: one per field for any batches, with unchanged values and boundaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT8 = pa.int8()
 
 
 def encoded(values: list[str | None], index: pa.DataType = INT8) -> pa.DictionaryArray:
-    """Its own dictionary, in the order of its own values."""
+    """Return an array with its own dictionary, in the order of its values."""
     return pa.array(values, pa.string()).dictionary_encode().cast(pa.dictionary(index, pa.string()))
 
 

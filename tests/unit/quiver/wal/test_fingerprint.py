@@ -1,4 +1,4 @@
-"""Fingerprints: equal for what may share a segment, different for everything else."""
+"""Fingerprints: equal for schemas that may share a segment, different for all others."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def names(path: Path) -> list[str]:
 
 
 def filled(path: Path, count: int = 40) -> list[int]:
-    """A closed log of several files; the positions of its entries."""
+    """Create a closed log of several files. Return the positions of its entries."""
     wal = open_wal(path)
     positions = [append(wal, seq) for seq in range(1, count + 1)]
     wal.close()
@@ -118,7 +118,7 @@ def test_a_file_is_removed_once_the_cursor_is_at_its_end_and_not_before(tmp_path
     assert "quiver.wal.1" in names(tmp_path)
     assert wal.advance(first_end)
     assert "quiver.wal.1" not in names(tmp_path)
-    assert not wal.advance(5), "it never goes back"
+    assert not wal.advance(5), "the cursor never goes back"
     assert wal.cursor == first_end
     wal.close()
 

@@ -99,7 +99,7 @@ SEGMENT_MUTANTS = (
     Mutant(
         name="a segment that cannot be written is let go",
         where="quiver:OrderedQueue.step",
-        old="            self._put_off(job, error)\n            return False\n        except Ex",
+        old="            self._postpone(job, error)\n            return False\n        except Ex",
         new="            self.finish(job.item)\n            return False\n        except Ex",
         test=f"{WRITER}::test_a_write_that_fails_twice_is_kept_and_then_written",
     ),

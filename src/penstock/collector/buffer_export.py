@@ -196,7 +196,7 @@ class BufferExportWorker:
         return dict(sorted(group.items()))
 
     async def _deliver(self, store: ObjectStore, group: list[Bundle]) -> bool:
-        """Retry until the whole group is in its queues. Return False if it was given back at a stop."""
+        """Retry until the whole group is in its queues. Return False if a stop ended the attempts."""
         policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_NO_DEADLINE_S)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
         try:

@@ -105,7 +105,7 @@ class ReceiverLimiter:
             self._refused_items.inc(reply.rejected)
         return reply
 
-    async def aside(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
+    async def run_on_thread(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
         """Process a request of `size` bytes on a thread. It counts towards the limits, and few run
         concurrently.
         """

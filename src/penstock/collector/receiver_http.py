@@ -177,7 +177,7 @@ class OtlpApplication(App[Call]):
         if len(request.body) <= _INLINE_BYTES and is_json and encoding in ("", "identity"):
             return otlp.from_json(request.body, signal)
         body = request.body
-        return await self._limiter.aside(len(body), self._unpacked, body, encoding, signal, is_json)
+        return await self._limiter.run_on_thread(len(body), self._unpacked, body, encoding, signal, is_json)
 
     def _unpacked(self, body: bytes, encoding: str, signal: Signal, is_json: bool) -> bytes:
         data = inflate(body, encoding, self._request_bytes_max)

@@ -1,6 +1,6 @@
 """Column conversions for both directions: values, attributes, ids, times, and comparing rows.
 
-Whole columns are converted at once, most of them without a copy.
+Each column is converted in one step, usually without a copy.
 """
 
 from __future__ import annotations

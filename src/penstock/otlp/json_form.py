@@ -48,7 +48,7 @@ _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_
 _NO_IDS_BELOW: Final = frozenset(
     {"attributes", "resource", "scope", "body", "filteredAttributes", "filtered_attributes", "metadata"}
 )
-"""The objects inside which keys are not fields of the protocol, whatever their names."""
+"""The objects whose keys are user data, even if they have the name of a protocol field."""
 
 
 def from_json(data: bytes, signal: Signal) -> bytes:

@@ -22,11 +22,11 @@ _STREAMS_MAX: Final = 100_000
 _BUNDLE_LEAST: Final = 1024
 
 
-def _at_least(settings: object, least: float, *names: str) -> None:
+def _at_least(settings: object, minimum: float, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least:g}, not {value!r}")
+        if value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum:g}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +246,10 @@ class QuiverConfig:
     def cap_per_core(self, cores: int) -> int:
         """Return the share of one core. Raise `ConfigError` if it cannot hold a log and two segments."""
         share = self.retention.cap_bytes // cores
-        least = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
-        if share < least:
+        minimum = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
+        if share < minimum:
             raise ConfigError(
-                f"retention.size_cap must be at least {least * cores} bytes for {cores} core(s): "
+                f"retention.size_cap must be at least {minimum * cores} bytes for {cores} core(s): "
                 f"each needs wal.max_size and twice segment.target_size"
             )
         if self.largest_bundle(cores) < _BUNDLE_LEAST:

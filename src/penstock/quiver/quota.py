@@ -37,8 +37,8 @@ def max_core_quota(cap_bytes: int, cores: int, target_bytes: int) -> int:
     """Return the bytes that one core may use when the others use nothing."""
     if cores == 1:
         return cap_bytes
-    least = min_core_quota(cap_bytes, cores)
-    return max(least, cap_bytes - target_bytes * cores - least * (cores - 1))
+    minimum = min_core_quota(cap_bytes, cores)
+    return max(minimum, cap_bytes - target_bytes * cores - minimum * (cores - 1))
 
 
 def footprint(byte_count: int, *, has_wal: bool) -> int:
@@ -72,11 +72,11 @@ class Quota:
         clock: Clock = SYSTEM_CLOCK,
         limit: Callable[[], int] | None = None,
     ) -> None:
-        least = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
-        if hard_bytes < least:
+        minimum = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
+        if hard_bytes < minimum:
             raise ConfigError(
                 f"the cap of {format_size(hard_bytes)} per core is too small: the log and two segments "
-                f"need {format_size(least)}"
+                f"need {format_size(minimum)}"
             )
         self._fs = fs
         self._directory = directory

@@ -148,7 +148,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         quarantined=store.quarantined,
         unlogged=unlogged,
     )
-    _note_counted(fs, quarantine, replay, gaps)
+    _mark_counted(fs, quarantine, replay, gaps)
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))
     found = Recovered(
@@ -229,7 +229,7 @@ def _uncounted(fs: FileSystem, quarantine: str, replay: WalReplay, last_seq: int
     return [gap for gap in replay.gaps(last_seq) if f"{_COUNTED}{gap.first}" not in names]
 
 
-def _note_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list[Gap]) -> None:
+def _mark_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list[Gap]) -> None:
     """Record these gaps, and the lost end of a log, so that the next start does not count them again."""
     for first in [gap.first for gap in gaps] + [replay.highest_seq + 1] * replay.is_short:
         fs.make_dirs(quarantine)

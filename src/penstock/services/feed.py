@@ -311,8 +311,8 @@ class Feed:
             )
         missing = index.first - (last + 1)
         if missing > 0:  # a dead batch leaves the queue without a write to the database
-            aside = await dead_sequences(self._store, self._config.queue.manifest_key)
-            missing -= sum(last < number < index.first for number in aside)
+            dead_letters = await dead_sequences(self._store, self._config.queue.manifest_key)
+            missing -= sum(last < number < index.first for number in dead_letters)
         if missing <= 0:
             return True
         text = (
@@ -380,19 +380,19 @@ class Feed:
         records = [] if batch.duplicate_of is not None else batch.entries
         payloads = payload_per_record(batch.metadata, len(records))
         position = Position(batch.sequence, self.queue_name, batch.location)
-        aside: dict[int, RefusedRecord] = {}
+        dead_letters: dict[int, RefusedRecord] = {}
 
         async def set_aside(refused: Sequence[RefusedRecord]) -> None:
-            new = [one for one in refused if one.index not in aside]
+            new = [one for one in refused if one.index not in dead_letters]
             if new:
-                await self._set_aside(batch, [*aside.values(), *new])
-                aside.update((one.index, one) for one in new)
+                await self._set_aside(batch, [*dead_letters.values(), *new])
+                dead_letters.update((one.index, one) for one in new)
                 self._count(new)
 
         handle = await self._retry_forever(
             lambda: self._database.write_batch(records, payloads, position, set_aside)
         )
-        lost = sum(not one.stored_in_part for one in aside.values())
+        lost = sum(not one.stored_in_part for one in dead_letters.values())
         return _Offer(sequence=batch.sequence, records=len(records) - lost, handle=handle)
 
     async def _set_aside(self, batch: ConsumedBatch, refused: Sequence[RefusedRecord]) -> None:

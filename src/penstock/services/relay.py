@@ -448,19 +448,19 @@ class Relay:
         """
         queue = self._config.queue
         batch = self._new_batch(after)
-        waited = end is not None
+        has_waited = end is not None
         while batch.record_bytes < queue.flush_size and (end is None or batch.through < end):
-            wait_ms = 0 if waited or batch.count else WAIT_MS_MAX
+            wait_ms = 0 if has_waited or batch.count else WAIT_MS_MAX
             page = await self._unless_stopped(self._diff(batch.through, wait_ms))
             if page is None or not self._add(batch, page):
                 break
             if not page.caught_up:
                 continue
-            if waited or (batch.through > after and not batch.count):
+            if has_waited or (batch.through > after and not batch.count):
                 break
             if batch.count:
                 await self._unless_stopped(self._clock.sleep(queue.flush_interval_s))
-                waited = True
+                has_waited = True
         return batch if batch.through > after else None
 
     def _new_batch(self, after: int) -> RelayBatch:

@@ -94,10 +94,10 @@ async def test_a_disconnected_client_frees_no_capacity_before_its_request_has_en
 async def test_bodies_that_are_being_decompressed_count_as_in_progress(decoding: Watched) -> None:
     made = limiter(RawConsumer(MemoryStore()), bytes_max=1000)
     unpacking = Watched(lambda: b"x")
-    under_way = asyncio.create_task(made.aside(900, unpacking))
+    under_way = asyncio.create_task(made.run_on_thread(900, unpacking))
     await inside(unpacking)
     with pytest.raises(Unavailable):
-        await made.aside(200, unpacking)
+        await made.run_on_thread(200, unpacking)
     with pytest.raises(Unavailable):
         await made.take(bytes(200), Signal.TRACES)
     unpacking.go.set()

@@ -118,7 +118,7 @@ def test_the_largest_bundle_is_accepted_once_the_others_are_delivered(
                 quiver.flush()
                 take_all(quiver)
         else:
-            pytest.fail(f"{count} rows are refused for ever, and {most} are allowed")
+            pytest.fail(f"{count} rows are refused indefinitely, and {most} are allowed")
         assert quiver.stats().disk_bytes <= quiver.stats().cap_bytes
     quiver.flush()
     take_all(quiver)
@@ -197,7 +197,7 @@ def test_close_waits_for_a_thread_that_frees_space_and_admits_no_other(tmp_path:
         closing.join(0.2)
         assert closing.is_alive()
         with pytest.raises(Closed), guard.at_work():
-            pytest.fail("nobody begins while it ends")
+            pytest.fail("no thread starts during close")
     closing.join(20)
     assert not closing.is_alive()
     before = sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*"))

@@ -552,7 +552,7 @@ class Stopped(Crowded):
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
         self.offers.append(position.sequence)
-        raise OutcomeUnknown("the database has stopped for good: open it anew")
+        raise OutcomeUnknown("the database has stopped permanently: open it again")
 
 
 async def test_a_permanently_stopped_database_is_not_offered_the_batch_again(

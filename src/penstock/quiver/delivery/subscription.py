@@ -48,10 +48,10 @@ class Notifier:
     def notify(self) -> None:
         """Wake every waiting thread and task. The caller holds the lock."""
         self._changed.notify_all()
-        for heard, loop in self._listening.items():
+        for notified, loop in self._listening.items():
             # A closed loop has no task left to wake.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_set, heard)
+                loop.call_soon_threadsafe(_set, notified)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait for the next `notify` or the timeout. The caller holds the lock."""
@@ -61,31 +61,31 @@ class Notifier:
     def listening(self) -> Iterator[asyncio.Future[None]]:
         """Yield a future that completes at the next `notify` after this call."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[None] = loop.create_future()
+        notified: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            self._listening[heard] = loop
+            self._listening[notified] = loop
         try:
-            yield heard
+            yield notified
         finally:
             with self._lock:
-                self._listening.pop(heard, None)
-            heard.cancel()
+                self._listening.pop(notified, None)
+            notified.cancel()
 
-    async def wait_async(self, heard: asyncio.Future[None], timeout_s: float | None) -> None:
+    async def wait_async(self, notified: asyncio.Future[None], timeout_s: float | None) -> None:
         """Wait for the future or the timeout."""
         if timeout_s is None:
-            await heard
+            await notified
             return
         timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
-            await asyncio.wait([heard, timer], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([notified, timer], return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
 
 
-def _set(heard: asyncio.Future[None]) -> None:
-    if not heard.done():
-        heard.set_result(None)
+def _set(notified: asyncio.Future[None]) -> None:
+    if not notified.done():
+        notified.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class Deliveries:
                 return False
             self._offsets.resolve(claim.subscriber, claim.ref, Outcome.NACK, attempt=claim.attempt)
             wait_s = max(self._backoff_s(claim.attempt), retry_after_s or 0.0)
-            self._put_off(claim, claim.attempt, wait_s)
+            self._postpone(claim, claim.attempt, wait_s)
         self.metrics.nacks.inc(subscriber=claim.subscriber)
         return True
 
@@ -235,7 +235,7 @@ class Deliveries:
             if not self._end(claim):
                 return False
             delay_s = self._settings.retry_initial_s if delay_s is None else delay_s
-            self._put_off(claim, claim.attempt - 1, delay_s)
+            self._postpone(claim, claim.attempt - 1, delay_s)
             return True
 
     def read_failed(self, claim: Lease) -> bool:
@@ -245,7 +245,7 @@ class Deliveries:
                 return False
             seq = claim.ref.segment_seq
             failures = self._read_failures[seq] = self._read_failures.get(seq, 0) + 1
-            self._put_off(claim, claim.attempt - 1, self._backoff_s(failures))
+            self._postpone(claim, claim.attempt - 1, self._backoff_s(failures))
             return failures >= _READ_FAILURES_MAX
 
     def abandon(self, claim: Lease) -> None:
@@ -296,7 +296,7 @@ class Deliveries:
             return False
         return True
 
-    def _put_off(self, claim: Lease, attempts: int, delay_s: float) -> None:
+    def _postpone(self, claim: Lease, attempts: int, delay_s: float) -> None:
         table = self._table(claim.subscriber)
         if delay_s > 0:
             table.put_off(claim.ref, attempts, self._now_s() + delay_s)
@@ -350,12 +350,12 @@ class Deliveries:
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         while True:
             # Listen before checking, so that a change between the check and the wait is not missed.
-            with self._notifier.listening() as heard:
+            with self._notifier.listening() as notified:
                 claim = self.next(name)
                 wait_s = self._wait_s(name, deadline_s)
                 if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
                     return claim
-                await self._notifier.wait_async(heard, wait_s)
+                await self._notifier.wait_async(notified, wait_s)
 
     def _wait_s(self, name: str, deadline_s: float | None) -> float | None:
         """Return the time to wait: until the deadline, the next lease expiry or the next due bundle."""
@@ -438,12 +438,12 @@ class Deliveries:
         """Remove a subscriber and its claims durably. Count what it had not resolved as dropped."""
         with self._offsets.lock:
             # In one step, because a subscriber of the same name may register before this is durable.
-            gone = self._offsets.leave(name)
+            removed = self._offsets.leave(name)
             self._tables.pop(name, None)
             self.metrics.clear(name)
         self._offsets.confirm_leave(name)
-        self.metrics.dropped_segments.inc(gone.pending_segments, subscriber=name)
-        return gone
+        self.metrics.dropped_segments.inc(removed.pending_segments, subscriber=name)
+        return removed
 
     # ---- looking -------------------------------------------------------------------------------------
 

@@ -146,8 +146,8 @@ class OffsetLogWriter:
     @property
     def byte_count(self) -> int:
         """The size of all files of the log, in bytes."""
-        left = self._previous.size if self._previous is not None else 0
-        return sum(file.size for file in self._files) + left + self._file_bytes
+        previous = self._previous.size if self._previous is not None else 0
+        return sum(file.size for file in self._files) + previous + self._file_bytes
 
     @property
     def current_bytes(self) -> int:
@@ -295,9 +295,9 @@ class OffsetLogWriter:
     def drop_through(self, number: int) -> None:
         """Remove files without records after this number. A file that cannot be removed is left for later."""
         with self._io:
-            gone = [file for file in self._files if file.last_number <= number]
+            obsolete = [file for file in self._files if file.last_number <= number]
             try:
-                for file in gone:
+                for file in obsolete:
                     with contextlib.suppress(NotFound):
                         self._fs.unlink(os.path.join(self._directory, file.name))
                     self._files.remove(file)

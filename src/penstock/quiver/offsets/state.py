@@ -332,12 +332,12 @@ class OffsetState:
         """Return the parts of a hole that a subscriber has not resolved, or all of it without subscribers."""
         if not self.subscribers:
             return [(first, last)]
-        waited = Ranges()
+        needed = Ranges()
         for entry in self.subscribers.values():
             start = max(first, entry.progress.hwm + 1)
             for span in entry.progress.complete.missing(start, last) if start <= last else ():
-                waited.add(*span)
-        return list(waited)
+                needed.add(*span)
+        return list(needed)
 
     def is_awaited(self, seq: int, bundle_count: int) -> bool:
         """Return whether a subscriber, or a future first one, needs this segment, which may be missing."""

@@ -110,11 +110,12 @@ class SubscriptionStore:
         quarantined: Mapping[int, SegmentInfo | None] | None = None,
         unlogged: int = 0,
     ) -> RecoveryReport:
-        """Compare with the segments that are there. Call it once, before anything else.
+        """Compare the state with the segments on disk. Call it once, before any other method.
 
-        Segments that a subscriber waited for are recorded as dropped if they are missing or were
-        `quarantined`, and as expired if they came in before `expired_before_ns`. `highest_seq` is the highest
-        number among files of any kind. `unlogged` bundles were accepted and are nowhere.
+        Segments that a subscriber needs are recorded as dropped if they are missing or were `quarantined`,
+        and as expired if they were ingested before `expired_before_ns`. `highest_seq` is the highest number
+        among files of any kind. `unlogged` is the number of accepted bundles that are neither in a segment
+        nor in the log.
         """
         quarantined_infos = quarantined if quarantined is not None else {}
         with self.lock:
@@ -230,13 +231,13 @@ class SubscriptionStore:
         """Remove a subscriber and return its last state. Durable after `confirm_leave`."""
         with self.lock:
             entry = self.state.entry(name)
-            gone = view_of(self.state, entry)
+            removed = view_of(self.state, entry)
             through = self.state.leave(entry)
             self.log.append_unregister(entry, through)
             self._look_for_finished()
             self.state.trim()
             self._notify()
-            return gone
+            return removed
 
     def orphans(self, configured: Iterable[str]) -> list[str]:
         """Mark every subscriber that is not in `configured` as orphaned and return their names."""

@@ -72,13 +72,13 @@ class Retention:
     def steady(self, finished: Sequence[Candidate]) -> list[int]:
         """Return the processed segments to delete now. `finished` is oldest first."""
         kept = sum(candidate.byte_count for candidate in finished)
-        gone: list[int] = []
+        chosen: list[int] = []
         for candidate in finished:
             if kept <= self.headroom_bytes:
                 break
-            gone.append(candidate.seq)
+            chosen.append(candidate.seq)
             kept -= candidate.byte_count
-        return gone
+        return chosen
 
     def expiry_ns(self, now_ns: int) -> int | None:
         """Return the time before which data is too old, or None if there is no limit."""
@@ -122,14 +122,14 @@ class Retention:
 
 
 def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable[[int], bool]) -> list[int]:
-    gone: list[int] = []
+    chosen: list[int] = []
     for candidate in candidates:
         if excess_bytes <= 0:
             break
         if may_go(candidate.seq):
-            gone.append(candidate.seq)
+            chosen.append(candidate.seq)
             excess_bytes -= candidate.byte_count
-    return gone
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,7 +409,7 @@ class Reaper:
         except NotFound:
             pass
         except PenstockError as error:
-            self._put_off(seq, error)
+            self._postpone(seq, error)
             return False
         self._quota.release(SEGMENT_BYTES, size)
         self._offsets.forget_segment(seq)
@@ -417,7 +417,7 @@ class Reaper:
         self._metrics.evictions.inc(reason=self._reasons.pop(seq, "processed"))
         return True
 
-    def _put_off(self, seq: int, error: PenstockError) -> None:
+    def _postpone(self, seq: int, error: PenstockError) -> None:
         failure = self._failures.get(seq)
         wait_s = _WAIT_FIRST_S if failure is None else min(failure.wait_s * 2, _WAIT_MAX_S)
         self._failures[seq] = _Failure(wait_s, self._clock.monotonic() + wait_s)

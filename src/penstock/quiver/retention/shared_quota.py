@@ -116,7 +116,7 @@ class SharedQuota:
         self._file = fs.open_log(path)
         self._view: FileView | bytes = fs.open_view(path)
         self._last: dict[int, CoreSlot] = {}
-        self._heard_s: dict[int, float] = {}
+        self._changed_s: dict[int, float] = {}
         """When another core was last seen to publish a change, by the monotonic clock."""
         self._turn = 0
 
@@ -146,26 +146,26 @@ class SharedQuota:
         for _ in range(_READS_MAX):
             slot = decode_slot(bytes(self._view[start : start + _SLOT_BYTES]))
             if slot is not None:
-                self._hear(core, slot)
+                self._observe(core, slot)
                 break
         return self._last.get(core, CoreSlot())
 
-    def _hear(self, core: int, slot: CoreSlot) -> None:
+    def _observe(self, core: int, slot: CoreSlot) -> None:
         known = self._last.get(core)
         if known is None:
             # Wall time is used only for figures published before this process first read the slot.
             age_ns = abs(self._now_ns() - slot.heartbeat_ns)
-            self._heard_s[core] = self._clock.monotonic() - age_ns / 1e9
+            self._changed_s[core] = self._clock.monotonic() - age_ns / 1e9
         elif known != slot:
-            self._heard_s[core] = self._clock.monotonic()
+            self._changed_s[core] = self._clock.monotonic()
         self._last[core] = slot
 
     def limit(self) -> int:
         """Return the bytes that this core may use: the unused quota of the others, at least half a share."""
-        least = min_core_quota(self._cap_bytes, self._cores)
+        minimum = min_core_quota(self._cap_bytes, self._cores)
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
-        others = sum(max(slot.used, least) for slot in slots)
-        return max(least, self._cap_bytes - self._target_bytes * self._cores - others)
+        others = sum(max(slot.used, minimum) for slot in slots)
+        return max(minimum, self._cap_bytes - self._target_bytes * self._cores - others)
 
     def excess(self) -> int:
         """Return by how many bytes all cores together exceed the cap, or 0 if they do not."""
@@ -179,7 +179,7 @@ class SharedQuota:
             (slot.oldest_ns, core)
             for core, slot in enumerate(slots)
             if slot.oldest_ns != NOTHING_OLD
-            and (core == self._core_id or self._heard_s.get(core, alive_s) >= alive_s)
+            and (core == self._core_id or self._changed_s.get(core, alive_s) >= alive_s)
         ]
         return bool(candidates) and min(candidates)[1] == self._core_id
 

@@ -101,12 +101,12 @@ class OrderedQueue(Generic[T]):
             try:
                 self._do(job.item)
             except PenstockError as error:
-                self._put_off(job, error)
+                self._postpone(job, error)
                 return False
             except Exception as error:
                 # If the thread ended here, all later items would silently stay undone.
                 _LOGGER.exception("%s failed unexpectedly", self._what)
-                self._put_off(job, Unavailable(f"{self._what}: {type(error).__name__}: {error}"))
+                self._postpone(job, Unavailable(f"{self._what}: {type(error).__name__}: {error}"))
                 return False
             self.finish(job.item)
             with self._changed:
@@ -184,7 +184,7 @@ class OrderedQueue(Generic[T]):
         with self._changed:
             return self._jobs[0] if self._ready() and not self._stopping else None
 
-    def _put_off(self, job: _Job[T], error: PenstockError) -> None:
+    def _postpone(self, job: _Job[T], error: PenstockError) -> None:
         span = min(self._policy.ceiling_s, self._policy.floor_s * 2.0 ** min(job.attempts, 30))
         wait_s = span * self._rng.uniform(0.5, 1.0)
         _LOGGER.error("%s failed, next attempt in %.1f s: %s", self._what, wait_s, error)

@@ -91,9 +91,9 @@ def is_in_use(fs: FileSystem, core_dir: str) -> bool:
 def check(
     fs: FileSystem, core: int, core_dir: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> CheckedCore:
-    """Verify every checksum of one core. Raises `Unsupported` for segments of a later version.
+    """Verify every checksum of one core. Raise `Unsupported` for segments of a later version.
 
-    A log of a later version is a problem, because a damaged header may look like that of another version.
+    A log of a later version is reported as a problem, because a damaged header may look the same.
     """
     checked = CheckedCore(core=core, directory=core_dir, findings=[])
     on_progress(f"core {core}: write-ahead log")

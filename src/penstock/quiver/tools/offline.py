@@ -67,9 +67,9 @@ def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYS
             infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
             offsets.state.take_in(infos)
             try:
-                gone = offsets.leave(name)
+                removed = offsets.leave(name)
                 offsets.confirm_leave(name)
-                return gone
+                return removed
             finally:
                 offsets.close()
     except LockHeld as error:

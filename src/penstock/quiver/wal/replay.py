@@ -91,7 +91,7 @@ class WalReplay:
             try:
                 frame = file.bytes_of(start, end)
             except MediaError as error:
-                self._lose(file, start, end, str(error))
+                self._add_damage(file, start, end, str(error))
                 continue
             kind = entry_type(frame, 0)
             if kind == EntryType.BUNDLE:
@@ -121,7 +121,7 @@ class WalReplay:
                 gaps.append(Gap(first=before + 1, last=after - 1, byte_count=size))
         return gaps
 
-    def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
+    def _add_damage(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
         name = self.found.name_of(file.number)
         damage = LogDamage(file=file.number, start=start, end=end, reason=reason, name=name)
         if damage not in self.damage:
@@ -131,7 +131,7 @@ class WalReplay:
         try:
             entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
         except Corrupt as error:
-            self._lose(file, start, end, str(error))
+            self._add_damage(file, start, end, str(error))
             return None
         if entry.wal_seq <= self.highest_seq:
             return None
@@ -162,9 +162,9 @@ def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
     first = _file_of(fs, directory, layout, sidecar)
     found = scan(fs, directory, WalFormat(), start=LogPosition(first, 0) if first else None, layout=layout)
     replay = WalReplay(found=found, layout=layout, cursor=0, sidecar=sidecar, damage=list(found.damage))
-    replay.cursor = _within(replay, sidecar)
+    replay.cursor = _cursor_of(replay, sidecar)
     if sidecar is not None and sidecar < replay.cursor:
-        replay.damage.insert(0, _lost(replay, sidecar))
+        replay.damage.insert(0, _missing_start(replay, sidecar))
     # The active file exists before the cursor does, and is durable up to a position before the cursor moves
     # there.
     replay.expect(sidecar or 0)
@@ -179,7 +179,7 @@ def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int
     return max((number for number, start in starts.items() if start <= position), default=0)
 
 
-def _within(replay: WalReplay, sidecar: int | None) -> int:
+def _cursor_of(replay: WalReplay, sidecar: int | None) -> int:
     """Return the later of the sidecar's position and the start of the log."""
     if not replay.found.files:
         return replay.layout.base
@@ -187,7 +187,7 @@ def _within(replay: WalReplay, sidecar: int | None) -> int:
     return oldest if sidecar is None else max(sidecar, oldest)
 
 
-def _lost(replay: WalReplay, sidecar: int) -> LogDamage:
+def _missing_start(replay: WalReplay, sidecar: int) -> LogDamage:
     number = replay.found.files[0].number - 1
     reason = f"positions {sidecar} to {replay.cursor} are missing"
     return LogDamage(file=number, start=0, end=None, reason=reason, name=replay.found.name_of(number))

@@ -2,7 +2,7 @@
 
     plan = load_plan("collector.yaml", variables)
     async with Collector(plan) as collector:
-     ...
+        ...
 
 Each destination is served at its own speed. A request succeeds only when the store has confirmed that it is
 durable.

@@ -11,7 +11,7 @@ Errors in addition to those of the server and of the store:
     PenstockError
     ├── Fenced    RelayTaken     another process relays under the same name
     └── Corrupt   RelayGap       records were evicted or expired before they were relayed
-               TopicChanged   the topic is not the one that was relayed so far
+                  TopicChanged   the topic is not the one that was relayed so far
 """
 
 from __future__ import annotations

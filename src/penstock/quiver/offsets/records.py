@@ -1,7 +1,7 @@
 """The records of the acknowledgement log, 40 bytes each.
 
     u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
-   | u64 number
+      | u64 number
     u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
 The checksum is the low half of XXH3-64 over the 36 bytes after it. Each record is verified independently, so

@@ -44,8 +44,8 @@ OpenQuiver: TypeAlias = Callable[..., Awaitable["AsyncQuiver"]]
 class Collector:
     """One core of a collector.
 
-        async with Collector(plan) as collector:
-            collector.addresses["otlp_receiver"]      # where it listens
+    async with Collector(plan) as collector:
+        collector.addresses["otlp_receiver"]      # where it listens
     """
 
     def __init__(

@@ -319,7 +319,7 @@ class AsyncQuiver:
         registry: Registry = DEFAULT_REGISTRY,
         maintenance: bool = True,
     ) -> AsyncQuiver:
-        """As `Quiver.open`."""
+        """See `Quiver.open`."""
 
         def opened() -> Quiver:
             return Quiver.open(
@@ -344,12 +344,12 @@ class AsyncQuiver:
     async def ingest(
         self, data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
     ) -> Receipt:
-        """As `Quiver.ingest`. After a cancellation it is unknown whether the bundle was accepted."""
+        """See `Quiver.ingest`. After a cancellation it is unknown whether the bundle was accepted."""
         self._quiver.check_open()
         return await self._accept(encode_bundle(data, signal=signal, slot=slot))
 
     async def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
-        """As `Quiver.ingest_raw`."""
+        """See `Quiver.ingest_raw`."""
         return await self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
     async def _accept(self, bundle: EncodedBundle) -> Receipt:
@@ -388,7 +388,7 @@ class AsyncQuiver:
                 self._quiver.check_open()
 
     async def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
-        """As `Quiver.next_bundle`."""
+        """See `Quiver.next_bundle`."""
         timeout_s = None if timeout is None else parse_duration(timeout)
         while True:
             self._quiver.check_open()
@@ -417,35 +417,35 @@ class AsyncQuiver:
         return bundle
 
     async def claim(self, subscriber: str, ref: BundleRef) -> Bundle:
-        """As `Quiver.claim`."""
+        """See `Quiver.claim`."""
         return await self._run(lambda: self._quiver.claim(subscriber, ref))
 
     async def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """As `Quiver.ack_segment`."""
+        """See `Quiver.ack_segment`."""
         return self._quiver.ack_segment(subscriber, segment_seq)
 
     async def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """As `Quiver.register`."""
+        """See `Quiver.register`."""
         return await self._run(lambda: self._quiver.register(name, start))
 
     async def activate(self, name: str) -> None:
-        """As `Quiver.activate`."""
+        """See `Quiver.activate`."""
         self._quiver.activate(name)
 
     async def deactivate(self, name: str) -> None:
-        """As `Quiver.deactivate`."""
+        """See `Quiver.deactivate`."""
         self._quiver.deactivate(name)
 
     async def unregister(self, name: str) -> Subscriber:
-        """As `Quiver.unregister`."""
+        """See `Quiver.unregister`."""
         return await self._run(lambda: self._quiver.unregister(name))
 
     async def orphans(self, configured: Iterable[str]) -> list[str]:
-        """As `Quiver.orphans`."""
+        """See `Quiver.orphans`."""
         return self._quiver.orphans(configured)
 
     def subscribers(self) -> list[Subscriber]:
-        """As `Quiver.subscribers`."""
+        """See `Quiver.subscribers`."""
         return self._quiver.subscribers()
 
     def scan(
@@ -456,23 +456,23 @@ class AsyncQuiver:
         since: Instant | None = None,
         until: Instant | None = None,
     ) -> ds.Dataset:
-        """As `Quiver.scan`."""
+        """See `Quiver.scan`."""
         return self._quiver.scan(signal=signal, slot=slot, since=since, until=until)
 
     async def flush(self) -> None:
-        """As `Quiver.flush`."""
+        """See `Quiver.flush`."""
         await self._run(self._quiver.flush)
 
     async def maintain(self) -> None:
-        """As `Quiver.maintain`."""
+        """See `Quiver.maintain`."""
         await self._run(self._quiver.maintain)
 
     def stats(self) -> QuiverStats:
-        """As `Quiver.stats`."""
+        """See `Quiver.stats`."""
         return self._quiver.stats()
 
     async def close(self) -> None:
-        """As `Quiver.close`."""
+        """See `Quiver.close`."""
         await self._run(self._quiver.close)
 
     async def __aenter__(self) -> AsyncQuiver:

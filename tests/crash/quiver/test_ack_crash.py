@@ -40,7 +40,7 @@ class Notes:
 
     registered: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
-    said: set[tuple[str, int, int]] = field(default_factory=set)
+    resolved: set[tuple[str, int, int]] = field(default_factory=set)
     kept: set[tuple[str, int, int]] = field(default_factory=set)
     removed: set[int] = field(default_factory=set)
     marks: dict[str, int] = field(default_factory=dict)
@@ -77,13 +77,13 @@ class Work:
     def say(self, name: str, seq: int, *bundles: int, outcome: Outcome = Outcome.ACK) -> None:
         for bundle in bundles:
             if self.core.offsets.resolve(name, BundleRef(seq, bundle), outcome) and outcome.resolves:
-                self.notes.said.add((name, seq, bundle))
+                self.notes.resolved.add((name, seq, bundle))
 
     def sync(self) -> None:
-        said = set(self.notes.said)
+        resolved = set(self.notes.resolved)
         marks = {one.name: one.hwm for one in self.core.deliveries.subscribers()}
         if self.attempt(self.core.offsets.sync):
-            self.notes.kept |= said
+            self.notes.kept |= resolved
             self.notes.marks.update(marks)
 
     def remove(self) -> None:
@@ -97,7 +97,7 @@ class Work:
 
     def drop(self, seq: int) -> None:
         for name in self.core.offsets.names():
-            self.notes.said |= {(name, seq, bundle) for bundle in range(BUNDLES)}
+            self.notes.resolved |= {(name, seq, bundle) for bundle in range(BUNDLES)}
         self.core.offsets.drop(seq, Outcome.DROPPED)
 
     def run(self) -> None:
@@ -146,7 +146,7 @@ def check(core: Core, notes: Notes) -> None:
         for seq in core.infos:
             for bundle in range(BUNDLES):
                 if offsets.state.entry(name).progress.is_resolved(BundleRef(seq, bundle)):
-                    assert (name, seq, bundle) in notes.said
+                    assert (name, seq, bundle) in notes.resolved
     for seq in offsets.finished():
         assert all(offsets.state.entry(name).progress.is_resolved(BundleRef(seq, 0)) for name in names)
 

@@ -100,6 +100,6 @@ def _check(disk: FakeDisk, why: str) -> None:
         assert values == list(range(values[0], values[0] + (8 if values[0] else 3))), why
         assert values[0] in range(0, COUNT * 100, 100), why
     if len(firsts) < COUNT:
-        told = [*quiver.stats().damage]
+        reported = [*quiver.stats().damage]
         lost = registry.value("quiver.segment.corrupt_total")
-        assert told or lost, f"{why}: {COUNT - len(firsts)} bundles are lost without a report"
+        assert reported or lost, f"{why}: {COUNT - len(firsts)} bundles are lost without a report"

@@ -69,7 +69,7 @@ def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
 
 def lost_silently(disk: FakeDisk, highest: int) -> str | None:
     """Return the problem after a start on a damaged directory, or None if it is reported or harmless."""
-    told = bool(check(disk, 0, CORE).problems)
+    reported = bool(check(disk, 0, CORE).problems)
     registry = Registry()
     try:
         quiver = open_quiver(disk, StepClock(), registry=registry)
@@ -89,7 +89,7 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
     missing = COUNT - len(firsts - {LATER})
     if missing and not quiver.stats().damage:
         return f"{missing} bundles are gone without a word"
-    if missing and not told and not quiver.core.store.damage:
+    if missing and not reported and not quiver.core.store.damage:
         return f"{missing} bundles are gone and fsck is clean"
     dropped = dropped_of(quiver, "lake")
     if was_there and dropped < missing:

@@ -48,11 +48,11 @@ class Notes:
         assert all(found.entry.ingest_ns == found.entry.wal_seq * 1000 for found in entries)
         assert numbers == sorted(set(numbers)), "in order, each once"
         assert set(numbers) <= set(range(1, self.attempted + 1))
-        told = list(self.delivered)
-        kept = told[: self.durable] if power_cut else told
+        delivered = list(self.delivered)
+        kept = delivered[: self.durable] if power_cut else delivered
         needed = [number for number in kept if self.delivered[number] >= self.cursor]
         assert set(needed) <= set(numbers), f"lost {sorted(set(needed) - set(numbers))}"
-        last = told[-1] if told else 0
+        last = delivered[-1] if delivered else 0
         back = [number for number in numbers if number not in self.delivered and number < last]
         assert back == [], f"failed bundles reappeared: {back}"
         for found in entries:
@@ -61,8 +61,8 @@ class Notes:
         return numbers
 
     def _check_position(self, found: FoundEntry) -> None:
-        told = self.delivered.get(found.entry.wal_seq, found.start)
-        assert found.start >= told, "a position must not be below the reported one"
+        delivered = self.delivered.get(found.entry.wal_seq, found.start)
+        assert found.start >= delivered, "a position must not be below the reported one"
 
 
 def part(number: int) -> SlotPart:

@@ -22,9 +22,9 @@ METHOD = next(path for path, found in METHODS.items() if found is Signal.LOGS)
 
 def ready(process: subprocess.Popen[bytes]) -> dict[str, int]:
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
-    assert told["event"] == "ready"
-    return {"core": told["core"], "pid": told["pid"]}
+    event = json.loads(process.stdout.readline())
+    assert event["event"] == "ready"
+    return {"core": event["core"], "pid": event["pid"]}
 
 
 def test_two_cores_share_a_port_and_a_killed_one_is_restarted(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ SMALL = telemetry(Signal.TRACES, items=1)
 class Watched:
     """A wrapper of a function that counts concurrent calls. All calls wait until `go`."""
 
-    def __init__(self, behind: Callable[..., object]) -> None:
-        self._behind = behind
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
         self._lock = threading.Lock()
         self.inside = self.most = 0
         self.threads: set[int] = set()
@@ -39,7 +39,7 @@ class Watched:
             self.threads.add(threading.get_ident())
         try:
             self.go.wait(5)
-            return self._behind(*arguments)
+            return self._function(*arguments)
         finally:
             with self._lock:
                 self.inside -= 1

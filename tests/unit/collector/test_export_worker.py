@@ -205,8 +205,8 @@ async def test_a_shared_subscriber_is_distributed_in_turn() -> None:
     store = await filled(6)
     shared = SharedSource(store, "keep", ["a", "b"])
     a, b = shared.of("a"), shared.of("b")
-    got = [await asyncio.gather(a.next(1), b.next(1)) for _ in range(3)]
-    numbers = [[pair[0].ref, pair[1].ref] for pair in got if pair[0] and pair[1]]
+    pairs = [await asyncio.gather(a.next(1), b.next(1)) for _ in range(3)]
+    numbers = [[pair[0].ref, pair[1].ref] for pair in pairs if pair[0] and pair[1]]
     assert len(numbers) == 3
     assert len({(ref.segment_seq, ref.bundle) for pair in numbers for ref in pair}) == 6
     assert await a.next(0.01) is None

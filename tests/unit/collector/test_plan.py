@@ -94,11 +94,12 @@ def test_the_example_runs_unchanged_and_reports_the_nodes_it_leaves_out() -> Non
     receiver = plan.settings["otlp_receiver"]
     assert isinstance(receiver, OtlpReceiverSettings)
     assert [str(address) for address in receiver.addresses] == ["127.0.0.1:4317"]
-    told = "\n".join(plan.warnings())
-    assert "otap_receiver: the otap receiver is not implemented" in told
-    assert "otap_exporter: the otap exporter is not implemented" in told
+    warnings = "\n".join(plan.warnings())
+    assert "otap_receiver: the otap receiver is not implemented" in warnings
+    assert "otap_exporter: the otap exporter is not implemented" in warnings
     assert (
-        "otlp_exporter: sends to http://127.0.0.1:4318, where otap_receiver of the same file listens" in told
+        "otlp_exporter: sends to http://127.0.0.1:4318, where otap_receiver of the same file listens"
+        in warnings
     )
 
 

@@ -157,10 +157,10 @@ async def test_items_with_ids_of_wrong_length_are_refused_and_the_rest_is_kept()
         answer = ExportTraceServiceResponse.FromString(await made.call(Signal.TRACES, bad_ids()))
         assert answer.partial_success.rejected_spans == 1
         assert answer.partial_success.error_message
-        told = await made.post(
+        response = await made.post(
             Signal.TRACES, otlp.to_json(telemetry(Signal.TRACES, items=1), Signal.TRACES), JSON
         )
-        assert told.json() == {}
+        assert response.json() == {}
         over_http = await made.post(Signal.TRACES, bad_ids(), PROTOBUF)
         assert over_http.status_code == 200
         assert ExportTraceServiceResponse.FromString(over_http.content).partial_success.rejected_spans == 1

@@ -216,11 +216,11 @@ async def test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased
 
     class Straying(MemoryStore):
         late: Bundle | None = None
-        asked = 0
+        calls = 0
 
         def subscribers(self) -> list[Any]:
-            self.asked += 1
-            if self.late is not None and self.asked > 2:
+            self.calls += 1
+            if self.late is not None and self.calls > 2:
                 self.pending.append(self.late)
                 self.late = None
             deferred = int(self.late is not None or bool(self.pending))

@@ -132,8 +132,8 @@ def test_the_body_of_a_log_is_also_converted_to_text() -> None:
     records.add().body.bytes_value = b"\x00"
     records.add().body.SetInParent()
     records.add()
-    told = decoded(request, Signal.LOGS).batch.column("body").to_pylist()
-    assert told == ["hello", "7", "false", '["ü"]', '{"k":0.5}', "AA==", None, None]
+    texts = decoded(request, Signal.LOGS).batch.column("body").to_pylist()
+    assert texts == ["hello", "7", "false", '["ü"]', '{"k":0.5}', "AA==", None, None]
 
 
 def test_metrics_have_a_row_for_every_point() -> None:

@@ -72,8 +72,8 @@ def test_a_response_is_empty_when_everything_was_accepted(signal: Signal) -> Non
 @pytest.mark.parametrize("signal", list(Signal))
 def test_a_response_has_the_number_and_reason_of_refusals(signal: Signal) -> None:
     answer = messages_of(signal).response.FromString(response(signal, 3, "bad ids"))
-    told = {field.name: value for field, value in answer.partial_success.ListFields()}
-    assert sorted(map(str, told.values())) == ["3", "bad ids"]
+    fields = {field.name: value for field, value in answer.partial_success.ListFields()}
+    assert sorted(map(str, fields.values())) == ["3", "bad ids"]
     assert b'"3"' in response(signal, 3, "bad ids", json=True)
 
 
@@ -89,7 +89,7 @@ def test_the_golden_schema_matches_decode(signal: Signal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "alike"),
+    ("left", "right", "equal"),
     [
         ([1.0], [1.0], True),
         ([float("nan")], [float("nan")], True),
@@ -103,9 +103,9 @@ def test_the_golden_schema_matches_decode(signal: Signal) -> None:
         ([{"a": "x"}], [{"a": "x"}], True),
     ],
 )
-def test_rows_are_equal_when_no_value_differs(left: list[object], right: list[object], alike: bool) -> None:
+def test_rows_are_equal_when_no_value_differs(left: list[object], right: list[object], equal: bool) -> None:
     kind = pa.array([*left, *right]).type
-    assert bool(same(pa.array(left, kind), pa.array(right, kind))[0]) is alike
+    assert bool(same(pa.array(left, kind), pa.array(right, kind))[0]) is equal
 
 
 def test_changes_are_found_row_by_row_even_in_a_slice() -> None:

@@ -26,8 +26,8 @@ def columns_in(title: str) -> list[str]:
 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_the_document_names_every_column_in_order(signal: Signal) -> None:
-    told = columns_in(SECTIONS[signal]) + columns_in("Columns of every signal")
-    assert told == schema_of(signal).names
+    columns = columns_in(SECTIONS[signal]) + columns_in("Columns of every signal")
+    assert columns == schema_of(signal).names
 
 
 def test_the_document_names_the_fields_of_a_value_in_order() -> None:

@@ -52,7 +52,7 @@ def test_keys_may_be_dotted_nested_or_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "told"),
+    ("mapping", "message"),
     [
         ({"segmnt": {}}, r"segmnt: unknown key, did you mean 'segment'"),
         ({"wal": {"max_sise": 1}}, r"wal\.max_sise: unknown key, did you mean 'max_size'"),
@@ -69,8 +69,8 @@ def test_keys_may_be_dotted_nested_or_both() -> None:
         ({"retry": {"multiplier": 0.5}}, "multiplier must be at least 1"),
     ],
 )
-def test_a_wrong_setting_is_reported_with_its_location(mapping: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_setting_is_reported_with_its_location(mapping: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         QuiverConfig.from_mapping(mapping)
 
 

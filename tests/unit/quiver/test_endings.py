@@ -267,8 +267,8 @@ def test_repeated_maintenance_failures_are_logged_at_intervals(
         while len(tries) < 20:
             time.sleep(0.001)
         quiver.core.maintenance.run = run  # type: ignore[method-assign]
-    told = [record for record in caplog.records if "maintenance" in record.getMessage()]
-    assert len(told) == 1
+    warnings = [record for record in caplog.records if "maintenance" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 def test_one_commit_may_bring_more_schemas_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,17 +422,17 @@ async def test_a_stop_while_waiting_for_a_batch_does_not_report_an_empty_queue(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
-    asked = asyncio.Event()
+    polled = asyncio.Event()
 
     async def next_batch(self: Consumer) -> None:
-        asked.set()
+        polled.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Consumer, "next_batch", next_batch)
     async with await opened(disk().open()) as database:
         work = feed(store, database)
         running = asyncio.create_task(work.run(once=True))
-        await asked.wait()
+        await polled.wait()
         work.stop()
         assert not (await running).caught_up
 

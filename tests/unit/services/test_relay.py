@@ -102,32 +102,32 @@ async def test_an_unavailable_server_is_reported_after_a_while_and_a_refusal_imm
 async def test_a_relay_stopped_while_it_waits_ends_immediately() -> None:
     store = MemoryStore("waiting")
     client = FakeServer(state(0)).client()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def diff(*_: object, **__: object) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     client.diff = diff  # type: ignore[method-assign, assignment]
     job = Relay(client, RelayConfig(topic="t", queue=ProducerConfig(store=store)))
     running = asyncio.create_task(job.run())
-    await asked.wait()
+    await requested.wait()
     job.stop()
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
 async def test_a_relay_stopped_before_it_starts_ends_immediately() -> None:
     client = FakeServer().client()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def silent(*_: object, **__: object) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     client.state = silent  # type: ignore[method-assign, assignment]
     job = Relay(client, RelayConfig(topic="t", queue=ProducerConfig(store=MemoryStore("early"))))
     running = asyncio.create_task(job.run())
-    await asked.wait()
+    await requested.wait()
     job.stop()
     assert (await asyncio.wait_for(running, 5)).records == 0
 

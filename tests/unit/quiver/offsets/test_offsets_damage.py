@@ -68,9 +68,9 @@ def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
         core = written()
         flip(core.disk, LOG, bit)
         after = core.crashed()
-        for name, said in (("a", {0, 2}), ("b", {1})):
+        for name, acked in (("a", {0, 2}), ("b", {1})):
             if name in after.offsets.names():
-                assert resolved(after, name) <= said
+                assert resolved(after, name) <= acked
         assert after.offsets.state.next_segment_seq >= 2
         if bit >= HEADER_BYTES * 8 and bit < (size - RECORD_BYTES) * 8:
             assert after.offsets.damage, f"bit {bit} was not detected"

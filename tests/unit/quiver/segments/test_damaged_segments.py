@@ -213,8 +213,8 @@ def test_offsets_distinguish_corrupt_from_missing_and_never_written() -> None:
     assert found.missing == ((3, 3),)
     assert [one.info and one.info.seq for one in found.corrupt] == [4, None]
     again.sync()
-    told = {event.segment_seq: event.what for event in read_history(core.disk, BOOK_CORE)}
-    assert told == told | {3: "missing", 4: "corrupt", 6: "corrupt", 7: "never_written"}
+    history = {event.segment_seq: event.what for event in read_history(core.disk, BOOK_CORE)}
+    assert history == history | {3: "missing", 4: "corrupt", 6: "corrupt", 7: "never_written"}
 
 
 def test_a_repair_also_rebuilds_a_segment() -> None:
@@ -245,9 +245,9 @@ def test_a_segment_with_a_bad_sector_is_quarantined_and_all_other_data_is_delive
     (damage,) = quiver.core.store.damage
     assert (damage.seq, damage.action) == (1, DamageAction.QUARANTINED)
     assert "bytes 512 to" in damage.reason
-    told = quiver.stats().damage[-1]
-    assert told.startswith("segment 1 ")
-    assert "cannot read" in told
+    damage = quiver.stats().damage[-1]
+    assert damage.startswith("segment 1 ")
+    assert "cannot read" in damage
     assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
     quiver.close()
 

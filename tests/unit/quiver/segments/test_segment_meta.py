@@ -49,9 +49,9 @@ def test_a_sidecar_is_decoded_unchanged() -> None:
 
 
 def test_a_sidecar_is_plain_json() -> None:
-    told = json.loads(encode_meta(INFO))
-    assert told["format"] == "quiver-segment/1"
-    assert (told["segment_seq"], told["signal"], told["xxh3"]) == (120, "logs", "0123456789abcdef")
+    decoded = json.loads(encode_meta(INFO))
+    assert decoded["format"] == "quiver-segment/1"
+    assert (decoded["segment_seq"], decoded["signal"], decoded["xxh3"]) == (120, "logs", "0123456789abcdef")
 
 
 def test_every_flipped_bit_of_a_sidecar_is_detected() -> None:
@@ -61,10 +61,10 @@ def test_every_flipped_bit_of_a_sidecar_is_detected() -> None:
             flipped = bytearray(data)
             flipped[place] ^= 1 << bit
             try:
-                told = decode_meta(bytes(flipped), "meta")
+                decoded = decode_meta(bytes(flipped), "meta")
             except Corrupt:
                 continue
-            assert told == INFO, (place, bit)
+            assert decoded == INFO, (place, bit)
 
 
 def test_every_truncation_of_a_sidecar_is_detected() -> None:

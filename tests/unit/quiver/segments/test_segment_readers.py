@@ -253,9 +253,9 @@ def test_telemetry_survives_a_round_trip_through_segments_and_parquet(
 ) -> None:
     bundles = [decode(telemetry(signal, items=20, seed=seed), signal).batch for seed in range(3)]
     place.add(1, *bundles, slot=flat_slot(Signal(signal.value)))
-    got = list(place.store.batches(1))
-    assert [each.to_pylist() for each in got] == [each.to_pylist() for each in bundles]
-    assert [encode(each, signal) for each in got] == [encode(each, signal) for each in bundles]
+    read_back = list(place.store.batches(1))
+    assert [each.to_pylist() for each in read_back] == [each.to_pylist() for each in bundles]
+    assert [encode(each, signal) for each in read_back] == [encode(each, signal) for each in bundles]
     info = place.store.get(1)
     assert info.event_ns_min is not None
     source = LocalSegments(str(place.root))
@@ -277,7 +277,7 @@ class Late(FakeDisk):
 
 
 @pytest.mark.parametrize(
-    ("missed", "told"),
+    ("missed", "listed"),
     [
         (["nothing"], [1, 2, 3, 4]),
         (["0003."], [1, 2, 3, 4]),
@@ -285,7 +285,7 @@ class Late(FakeDisk):
     ],
 )
 def test_a_listing_that_missed_a_segment_before_another_is_repeated(
-    missed: list[str], told: list[int]
+    missed: list[str], listed: list[int]
 ) -> None:
     disk = Late()
     store = SegmentStore.open(disk, "/q/core_0/segments", "/q/core_0/quarantine")
@@ -293,7 +293,7 @@ def test_a_listing_that_missed_a_segment_before_another_is_repeated(
         store.write(sealed_of(batch(seq)), seq)
     source = LocalSegments("/q", disk)
     disk.missed = missed
-    assert [info.seq for info in source.infos()] == told
+    assert [info.seq for info in source.infos()] == listed
 
 
 def test_segments_beyond_the_first_listing_are_left_for_the_next_call(place: Place) -> None:

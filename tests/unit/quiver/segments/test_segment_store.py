@@ -320,11 +320,11 @@ def test_a_real_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None:
     path = Path(store.path(1))
     assert path.stat().st_mode & 0o777 == 0o400
     before = pa.total_allocated_bytes()
-    got = list(store.batches(1))
+    batches = list(store.batches(1))
     assert pa.total_allocated_bytes() - before < 4096
     store.remove(1)
     assert not path.exists()
-    assert all(each.equals(batch(*range(10_000))) for each in got)
+    assert all(each.equals(batch(*range(10_000))) for each in batches)
 
 
 def test_few_files_stay_open_even_if_many_are_read() -> None:

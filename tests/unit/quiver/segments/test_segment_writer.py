@@ -28,7 +28,7 @@ class Bench:
         self.registry = Registry()
         self.store = SegmentStore.open(self.disk, "/q/segments", "/q/quarantine")
         self.written: list[SegmentInfo] = []
-        self.told = threading.Event()
+        self.notified = threading.Event()
         self.segment_writer = SegmentWriter(
             self.store,
             next_seq=1,
@@ -40,7 +40,7 @@ class Bench:
 
     def on_written(self, info: SegmentInfo) -> None:
         self.written.append(info)
-        self.told.set()
+        self.notified.set()
 
     def fail_next_call(self, kind: DiskFault = DiskFault.FAIL_ONCE) -> None:
         self.disk.plan = PlannedFault(call=len(self.disk.calls), kind=kind)
@@ -147,7 +147,7 @@ def test_the_thread_tries_again_after_a_failure() -> None:
     bench.fail_next_call()
     bench.segment_writer.submit(sealed_of(batch(1)))
     bench.segment_writer.start()
-    assert bench.told.wait(30)
+    assert bench.notified.wait(30)
     bench.segment_writer.stop()
     assert [info.seq for info in bench.written] == [1]
 

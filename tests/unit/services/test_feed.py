@@ -562,7 +562,7 @@ async def test_a_permanently_stopped_database_is_not_offered_the_batch_again(
     async with await opened(disk().open()) as database:
         stopped = Stopped(database)
         config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False))
-        with pytest.raises(OutcomeUnknown, match="for good"):
+        with pytest.raises(OutcomeUnknown, match="permanently"):
             await Feed(config, stopped).run()
         assert stopped.offers == [0]
     assert await queue_length(store) == 1

@@ -71,8 +71,7 @@ COORDINATOR_MUTANTS = (
         where="services:Feed._start_after",
         old='    if stored is None or stored.source in ("", self.queue_name):\n',
         new="    if stored is None or stored.sequence >= 0:\n",
-        test="tests/unit/services/test_feed.py"
-        "::test_another_queue_is_refused_before_anything_of_it_is_dequeued",
+        test="tests/unit/services/test_feed.py::test_another_queue_is_refused_before_any_batch_is_dequeued",
     ),
     Mutant(
         name="a failed flush is tried again",

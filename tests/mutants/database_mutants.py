@@ -38,7 +38,7 @@ DATABASE_MUTANTS = (
         where="services:RelayTarget.position",
         old="    if remembered is not None and remembered.seq > (seq or 0):\n        _LOGGER",
         new="    if False:\n        _LOGGER",
-        test="tests/unit/services/test_relay_position.py::test_a_queue_that_went_back_is_reported",
+        test="tests/unit/services/test_relay_position.py::test_a_rolled_back_queue_is_reported",
     ),
     Mutant(
         name="an open does not wait for an answer to a first read",
@@ -324,7 +324,7 @@ DATABASE_MUTANTS = (
             "    if refused:\n"
             "        await set_aside(refused)\n"
         ),
-        test=f"{FEEDING}::test_a_letter_that_cannot_be_stored_holds_its_batch_back",
+        test=f"{FEEDING}::test_a_letter_that_cannot_be_stored_delays_its_batch",
     ),
     Mutant(
         name="a stopped database tells senders to give up",

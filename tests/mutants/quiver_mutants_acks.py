@@ -19,14 +19,14 @@ QUIVER_ACK_MUTANTS = (
         where="quiver:OffsetLog.is_durable",
         old="    return self._is_trusted and number <= self._log.synced_number\n",
         new="    return self._is_trusted\n",
-        test=f"{BOOK}::test_a_segment_is_deletable_only_after_a_sync_of_what_permits_it",
+        test=f"{BOOK}::test_a_segment_is_deletable_only_after_a_sync_of_its_acks",
     ),
     Mutant(
         name="what was read back is relied on at once",
         where="quiver:OffsetLog.__init__",
         old="    self._is_trusted = replayed.records == 0\n",
         new="    self._is_trusted = True\n",
-        test=f"{BOOK}::test_what_was_replayed_is_not_trusted_before_a_checkpoint_of_our_own",
+        test=f"{BOOK}::test_replayed_records_are_not_trusted_before_a_checkpoint_of_this_process",
     ),
     Mutant(
         name="the ack log goes on in a file whose sync failed",
@@ -40,7 +40,7 @@ QUIVER_ACK_MUTANTS = (
         where="quiver:Progress.settle",
         old="    if self.resolved_in(seq) < bundle_count:\n        return False\n",
         new="",
-        test=f"{BOOK}::test_the_mark_stops_before_a_segment_that_is_not_all_resolved",
+        test=f"{BOOK}::test_the_mark_stops_before_a_segment_that_is_not_fully_resolved",
     ),
     Mutant(
         name="segment numbers start anew when every file is gone",
@@ -61,7 +61,7 @@ QUIVER_ACK_MUTANTS = (
         where="quiver:LeaseTable.end",
         old="    if held is None or held.token != claim.token or now_s >= held.expires_s:\n",
         new="    if held is None or held.token != claim.token:\n",
-        test=f"{DELIVERIES}::test_a_stale_claim_resolves_nothing_even_before_anybody_noticed",
+        test=f"{DELIVERIES}::test_a_stale_claim_resolves_nothing_even_before_its_expiry_is_processed",
     ),
     Mutant(
         name="any claim on a bundle answers for its holder",
@@ -96,14 +96,14 @@ QUIVER_ACK_MUTANTS = (
         where="quiver:OffsetLog.checkpoint",
         old="        self._log.drop_through(self._checkpoint_number)\n",
         new="        self._log.drop_through(saved.last_number)\n",
-        test=f"{DAMAGE}::test_files_that_were_given_up_stay_as_long_as_a_checkpoint_needs_them",
+        test=f"{DAMAGE}::test_abandoned_files_stay_while_a_checkpoint_needs_them",
     ),
     Mutant(
         name="the old log file and the new one change names in one sync",
         where="quiver:OffsetLogWriter._move_aside",
         old="    self._fs.sync_dir(self._directory)\n    last = max(",
         new="    last = max(",
-        test=f"{CRASH}::test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced",
+        test=f"{CRASH}::test_a_power_cut_while_a_file_is_abandoned_loses_nothing_that_was_synced",
     ),
     Mutant(
         name="segments that go missing before anybody subscribed are not reported",
@@ -111,6 +111,6 @@ QUIVER_ACK_MUTANTS = (
         old="    if not self.subscribers and not self.known:\n        return []\n",
         new="    if not self.subscribers or not self.known:\n        return []\n",
         test="tests/crash/quiver/test_damage_sweep.py"
-        "::test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once",
+        "::test_a_segment_missing_before_any_subscription_is_reported_once",
     ),
 )

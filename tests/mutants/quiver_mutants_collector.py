@@ -36,21 +36,21 @@ COLLECTOR_MUTANTS = (
             "    keeping.add_done_callback(lambda done: done.exception())\n"
             "    return TAKEN\n"
         ),
-        test=f"{RECEIVERS}::test_a_full_store_asks_clients_to_come_again_in_both_places",
+        test=f"{RECEIVERS}::test_a_full_store_sends_a_retry_delay_in_both_places",
     ),
     Mutant(
         name="the hint is sent in the standard place alone",
         where="collector:retry_trailers",
         old="        (RETRY_TRAILER, _retry_info(wait_s).SerializeToString()),\n",
         new="",
-        test=f"{RECEIVERS}::test_a_full_store_asks_clients_to_come_again_in_both_places",
+        test=f"{RECEIVERS}::test_a_full_store_sends_a_retry_delay_in_both_places",
     ),
     Mutant(
         name="a full store is an error that clients must not repeat",
         where="collector:refusal_of",
         old='code="UNAVAILABLE", status=503, message=message, retry_after_s=_hint(error))\n',
         new='code="INTERNAL", status=500, message=message)\n',
-        test=f"{OUTCOMES}::test_every_fault_has_its_answer",
+        test=f"{OUTCOMES}::test_every_error_has_its_response",
     ),
     Mutant(
         name="a bomb is unpacked before it is measured",
@@ -62,9 +62,9 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a refused bundle is rejected although it was not kept",
         where="collector:ExportWorker._is_stored",
-        old='        delivery.nack(f"{outcome.reason}; not kept: {error}")\n        return False\n',
+        old='        delivery.nack(f"{outcome.reason}; not stored: {error}")\n        return False\n',
         new="        return True\n",
-        test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
+        test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_stored_is_retried",
     ),
     Mutant(
         name="a destination that is down is tried with everything",
@@ -83,8 +83,8 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a bundle whose ack was lost is appended again",
         where="collector:BufferExportWorker._append",
-        old="    fresh = [delivery for delivery in mine if version_of(delivery) > position]\n",
-        new="    fresh = list(mine)\n",
+        old="    unappended = [delivery for delivery in matching if version_of(delivery) > position]\n",
+        new="    unappended = list(matching)\n",
         test=f"{STORED}::test_bundles_whose_acks_were_lost_are_not_appended_again",
     ),
     Mutant(
@@ -99,14 +99,14 @@ COLLECTOR_MUTANTS = (
         where="collector:FileExporter._write",
         old="    name = payload.place or mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
         new="    name = mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
-        test=f"{STORED}::test_a_bundle_that_comes_again_replaces_its_file",
+        test=f"{STORED}::test_a_repeated_bundle_replaces_its_file",
     ),
     Mutant(
         name="a missing right on our own disk is taken for a missing token",
         where="collector:refusal_of",
         old="    if isinstance(error, Unauthorized):\n",
         new="    if isinstance(error, errors.PermissionDenied):\n",
-        test=f"{OUTCOMES}::test_every_fault_has_its_answer",
+        test=f"{OUTCOMES}::test_every_error_has_its_response",
     ),
     Mutant(
         name="who was let in before a failure ends the probe of another",
@@ -127,7 +127,7 @@ COLLECTOR_MUTANTS = (
         where="collector:BufferExportWorker._records",
         old="        except (InvalidInput, LimitExceeded) as error:\n",
         new="        except InvalidInput as error:\n",
-        test=f"{STORED}::test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue",
+        test=f"{STORED}::test_a_request_beyond_the_item_limit_does_not_stop_a_queue",
     ),
     Mutant(
         name="a connection of grpc has as many calls as it likes",

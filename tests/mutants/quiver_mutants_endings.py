@@ -17,7 +17,7 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:recover",
         old="    if rebuild_segments(store, offsets, fs, wal_dir) and first_seq is not None:\n",
         new="    if first_seq is not None:\n",
-        test=f"{DAMAGED}::test_a_damaged_segment_is_put_together_again_from_the_log",
+        test=f"{DAMAGED}::test_a_damaged_segment_is_rebuilt_from_the_log",
     ),
     Mutant(
         name="a segment that was set aside counts as never written",
@@ -31,7 +31,7 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:drop_subscriber",
         old="            offsets.state.take_in(infos)\n",
         new="            offsets.reconcile(infos)\n",
-        test=f"{DAMAGED}::test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others",
+        test=f"{DAMAGED}::test_dropping_a_subscriber_manually_loses_nothing_for_the_others",
     ),
     Mutant(
         name="a closed ack log is written to",
@@ -52,6 +52,6 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:Reaper._may_drop_own",
         old="    return not is_others or now_s - self._wanted_s >= _PATIENCE_S\n",
         new="    return True\n",
-        test=f"{FAIR}::test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way",
+        test=f"{FAIR}::test_a_core_that_needs_space_waits_for_the_core_with_the_oldest_data",
     ),
 )

@@ -41,7 +41,7 @@ OTLP_MUTANTS = (
         where="otlp:_context",
         old='attributes(resource.field("attributes"), no_resource)',
         new='attributes(resource.field("attributes"))',
-        test=f"{DECODE}::test_a_time_after_2262_goes_back_as_it_came",
+        test=f"{DECODE}::test_a_time_after_2262_survives_a_round_trip",
     ),
     Mutant(
         name="points are ordered by their type",
@@ -74,15 +74,15 @@ OTLP_MUTANTS = (
     Mutant(
         name="rows of two resources share the first",
         where="otlp:_same_lists",
-        old="        equal[row_of[~alike]] = False\n",
-        new="        equal[row_of[alike & ~alike]] = False\n",
-        test=f"{ENCODE}::test_changes_are_found_row_by_row_also_in_a_slice",
+        old="        equal[row_of[~equal_children]] = False\n",
+        new="        equal[row_of[equal_children & ~equal_children]] = False\n",
+        test=f"{ENCODE}::test_changes_are_found_row_by_row_even_in_a_slice",
     ),
     Mutant(
         name="a count that does not fit wraps around",
         where="otlp:_plain",
         old="pc.min_element_wise(column, most, skip_nulls=False).cast(pa.int64())",
         new="column.cast(pa.int64(), safe=False)",
-        test=f"{VIEWS}::test_a_count_beyond_int64_is_its_largest_value",
+        test=f"{VIEWS}::test_a_count_beyond_int64_becomes_its_largest_value",
     ),
 )

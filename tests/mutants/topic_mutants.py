@@ -145,7 +145,7 @@ TOPIC_MUTANTS = (
         old="        except MediaError as error:\n            self._sidecars.damaged[name] = error\n",
         new="",
         test="tests/unit/quiver/segments/test_damaged_segments.py::"
-        "test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown",
+        "test_an_unreadable_sidecar_is_damage_and_the_other_segments_are_listed",
     ),
     Mutant(
         name="acknowledgements that cannot be read at the end of a file are not reported",
@@ -153,7 +153,7 @@ TOPIC_MUTANTS = (
         old="for start, end in view.bad]",
         new="for start, end in ()]",
         test="tests/unit/quiver/segments/test_damaged_segments.py::"
-        "test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+        "test_fsck_continues_after_an_unreadable_sidecar_log_and_acknowledgements",
     ),
     # Logs that lost their end
     Mutant(
@@ -246,7 +246,7 @@ TOPIC_MUTANTS = (
         where="services:RelayTarget._check_queue",
         old="end <= remembered.number",
         new="end < 0",
-        test="tests/unit/services/test_relay_position.py::test_a_queue_that_alone_went_back_is_refused",
+        test="tests/unit/services/test_relay_position.py::test_a_queue_rolled_back_without_its_transaction_log_is_refused",
     ),
     Mutant(
         name="a loss is forgotten when the log is opened",
@@ -679,12 +679,12 @@ TOPIC_MUTANTS = (
         where="services:RelayBatch._gap",
         old='    if self.on_gap == "fail":\n',
         new='    if self.on_gap == "never":\n',
-        test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_draft_as_it_was",
+        test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_batch_unchanged",
     ),
     Mutant(
         name="a relay takes a new topic for the old one with a gap",
         where="services:RelayBatch._gap",
-        old='    if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
+        old='    if tombstone.reason == "recreated" or page.next_from_seq < self.through:\n',
         new="    if page.next_from_seq < 0:\n",
         test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",
     ),

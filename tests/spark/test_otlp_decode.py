@@ -58,7 +58,7 @@ def test_spans_arrive_whether_as_requests_or_as_arrow_and_the_rest_is_kept_with_
     reasons = sorted(str(letter["reason"]) for letter in letters)
     assert len(reasons) == 3
     assert reasons[0].startswith("1 spans refused: trace_id has 5 bytes, expected 16")
-    assert reasons[1].startswith("the body is no ExportTraceServiceRequest")
+    assert reasons[1].startswith("the body is not an ExportTraceServiceRequest")
     assert reasons[2].startswith("the columns are not those of traces: there is no")
 
 

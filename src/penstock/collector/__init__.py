@@ -1,10 +1,11 @@
-"""OTLP in over gRPC and HTTP, kept in Quiver, and out to every destination at its own pace.
+"""An OTLP collector: receives over gRPC and HTTP, stores in Quiver, and delivers to every destination.
 
     plan = load_plan("collector.yaml", variables)
     async with Collector(plan) as collector:
         ...
 
-A request succeeds only when the store has confirmed that it is durable.
+Each destination is served at its own speed. A request succeeds only when the store has confirmed that it is
+durable.
 """
 
 from __future__ import annotations

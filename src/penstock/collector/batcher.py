@@ -1,13 +1,12 @@
-"""Small requests that come at the same time, put together before they are turned into columns.
+"""Batching of small concurrent requests before they are decoded into columns.
 
 Setting up the columns of a batch costs as much as about two hundred rows. While one group is decoded and made
 durable, the next one accumulates, so no request waits for others to arrive.
 
-Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
-holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
-one of them shows when the group is decoded; then each is taken alone, and only that one is refused.
-
-A look at a request's outermost fields, so that garbage is refused without building a message. Pure.
+Requests are joined as bytes: two concatenated messages have the fields of both. This is only true if each
+message ends where its last field ends, which `check_framing` verifies by looking at the outermost fields.
+Other errors are found when the group is decoded. Then each request is decoded alone, and only the invalid
+ones are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.otlp import Signal
 from penstock.protowire import LENGTH_DELIMITED, fields
 
 RESOURCES_MAX: Final = 100_000
-"""Counting the fields of a larger request would delay all others."""
+"""The maximum number of resources. Counting the fields of a larger request would delay all others."""
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
@@ -33,9 +32,9 @@ _Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Reply]"]
 def check_framing(data: bytes) -> int:
     """Count the resources of a serialized export request (field 1, of any signal).
 
-    Costs one step per resource, whatever it holds: what is inside a field is not looked at. Raises
-    `InvalidInput` unless the bytes are a whole number of well-formed fields, and `LimitExceeded` for more
-    than `RESOURCES_MAX`.
+    The cost is one step per resource, because the contents of fields are not inspected. Raise `InvalidInput`
+    unless the bytes are a whole number of well-formed fields, and `LimitExceeded` for more than
+    `RESOURCES_MAX`.
     """
     count = resources = 0
     try:
@@ -43,46 +42,46 @@ def check_framing(data: bytes) -> int:
             count += 1
             if count > RESOURCES_MAX:
                 raise LimitExceeded(
-                    f"the request holds more than {RESOURCES_MAX} resources; send fewer in one"
+                    f"the request has more than {RESOURCES_MAX} resources; send fewer per request"
                 )
             if number == 1:
                 if wire_type != LENGTH_DELIMITED:
-                    raise InvalidInput("its first field is no message")
+                    raise InvalidInput("its first field is not a message")
                 resources += 1
     except InvalidInput as error:
-        raise InvalidInput(f"this is no OTLP request: {error}") from error
+        raise InvalidInput(f"this is not an OTLP request: {error}") from error
     return resources
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of a request that was accepted: how many items were refused, and why."""
+    """The result of an accepted request: the number of refused items, and the reason."""
 
     rejected: int = 0
     message: str = ""
 
 
 TAKEN: Final = Reply()
-"""The reply to a request of which everything was accepted."""
+"""The reply to a request that was accepted completely."""
 
 
 class Mixed(Rejected):
-    """Some items of a group must be refused; decoding its requests separately shows whose they are."""
+    """Some items of a group must be refused. Decoding its requests separately shows which ones."""
 
 
 class Take(Protocol):
-    """Keeps what one request or several joined ones hold, and says so when it is durable."""
+    """A callback that stores one request or several joined ones, and returns when they are durable."""
 
     async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Reply:
-        """Raises `Rejected`, having kept nothing, for what it does not want as a whole.
+        """Store the data. Raise `Rejected` without storing anything if it is refused as a whole.
 
-        That is `Mixed` for several requests with items to refuse.
+        Raise `Mixed` if the data is several requests and some of their items must be refused.
         """
         ...
 
 
 class RequestBatcher:
-    """Passes requests to `take` in groups, and returns its own result to each sender."""
+    """Passes requests to `take` in groups, and returns the result of its own request to each sender."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -90,7 +89,7 @@ class RequestBatcher:
         self._runners: dict[Signal, asyncio.Task[None]] = {}
 
     async def add(self, data: bytes, signal: Signal) -> Reply:
-        """Return the reply to one request. Raises what is wrong with it, and what storing it raised."""
+        """Return the reply to one request. Raise the error of decoding or storing it."""
         check_framing(data)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[signal].append((data, answer))
@@ -128,7 +127,7 @@ class RequestBatcher:
             _refuse(group, error)
         except Exception as error:
             # A bug of ours: the senders get the error instead of waiting.
-            _LOGGER.exception("a group of requests broke")
+            _LOGGER.exception("storing a group of requests failed")
             _refuse(group, error)
         else:
             for _, answer in group:
@@ -138,6 +137,6 @@ class RequestBatcher:
 
 def _refuse(group: list[_Waiting], error: Exception) -> None:
     for _, answer in group:
-        # One whose client has left is done already.
+        # The future of a client that has left is already done.
         if not answer.done():
             answer.set_exception(error)

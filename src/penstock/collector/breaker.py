@@ -1,4 +1,4 @@
-"""The circuit breaker of an exporter: send, pause, or probe with a single bundle. Pure."""
+"""The circuit breaker of an exporter, which decides whether to send, pause, or probe. It does no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from penstock.errors import ConfigError
 
 
 class CircuitState(enum.StrEnum):
-    """Closed: everything is sent. Open: nothing is, until a time. Probing: one bundle is under way."""
+    """The states. Closed: bundles are sent. Open: none is sent for a time. Probing: one bundle is being
+    sent.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -18,7 +20,7 @@ class CircuitState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitPolicy:
-    """The wait between probes: `initial_s`, doubled with every failed probe, up to `max_s`."""
+    """The wait between probes. It starts at `initial_s` and doubles with each failed probe, up to `max_s`."""
 
     initial_s: float = 1.0
     max_s: float = 30.0
@@ -32,9 +34,10 @@ class CircuitPolicy:
 
 
 class CircuitBreaker:
-    """Limits a destination that failed to one bundle at a time until one arrives.
+    """Limits a failed destination to one bundle at a time until one is delivered.
 
-    Times and the draw for jitter (0 to 1) come from the caller. Not thread-safe: one loop owns it.
+    Times and the random number for jitter (0 to 1) come from the caller. Not thread-safe: use it on one event
+    loop.
     """
 
     __slots__ = ("_failures", "_policy", "due_s", "state")
@@ -61,12 +64,12 @@ class CircuitBreaker:
         self.state = CircuitState.CLOSED
 
     def failed(self, now_s: float, draw: float, retry_after_s: float | None = None) -> None:
-        """Record that the destination is unreachable. It is left alone for `retry_after_s` at least."""
+        """Record that the destination is unreachable. Pause for at least `retry_after_s`."""
         wait_s = min(self._policy.max_s, self._policy.initial_s * 2.0 ** min(self._failures, 30))
         wait_s = max(wait_s * (0.5 + draw / 2), retry_after_s or 0.0)
         due_s = now_s + wait_s
         if self.state is CircuitState.OPEN:
-            # Others that were under way when the first failed say nothing new, but may ask for more.
+            # Failures of concurrent bundles are not new information, but may request a longer wait.
             self.due_s = max(self.due_s, now_s + (retry_after_s or 0.0))
             return
         self._failures += 1
@@ -75,10 +78,10 @@ class CircuitBreaker:
 
     @property
     def is_probing(self) -> bool:
-        """Right after `try_acquire`: whether this is the probe."""
+        """Whether the bundle just acquired is the probe. Read it right after `try_acquire`."""
         return self.state is CircuitState.PROBING
 
     def release(self, *, was_probe: bool) -> None:
-        """End without having sent anything. Only the end of the probe itself lets another one start."""
+        """Release a bundle that was not sent. Only releasing the probe itself allows another probe."""
         if was_probe and self.state is CircuitState.PROBING:
             self.state = CircuitState.OPEN

@@ -1,16 +1,16 @@
-"""Delivery of bundles into queues of object storage, each once, whichever process crashes.
+"""Delivery of bundles into queues of object storage exactly once, even after a crash.
 
-Every append to a queue is a transaction of (this directory, place of its last bundle), see
-`penstock.buffer`; so records and position become durable in the same write.
+Every append to a queue is a transaction identified by this directory and the place of its last bundle, see
+`penstock.buffer`. Records and position therefore become durable in the same write.
 
-1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
-   one that was handed out is not leased, because its lease ended or it could not be read: that one is
-   waited for. So when the queue is at a position, everything pending before it is in the queue too.
-2. A bundle at or before the position has been appended, and only its ack was lost: it is acknowledged.
+1. Bundles are taken oldest first and held until they are in the queue. Nothing is appended while an older
+   bundle was handed out but is not leased, because its lease ended or it could not be read; the worker waits
+   for that bundle. When the queue is at a position, everything pending before it is in the queue too.
+2. A bundle at or before the position has been appended and only its ack was lost, so it is acknowledged.
 3. An append whose response was lost is repeated under the same transaction and recognised.
-4. Numbers of segments start over in a new directory; its identity is part of the name.
+4. Segment numbers start over in a new directory, so the identity of the directory is part of the name.
 
-This requires the oldest bundle first and a separate subscriber. Without them `QueueExporter` is used, which
+This requires oldest-first delivery and a separate subscriber. Otherwise `QueueExporter` is used, which
 appends a bundle again if it is delivered again.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
-    """Return the settings of the queue of one signal."""
+    """Return the producer configuration for the queue of one signal."""
     return ProducerConfig(
         store=settings.store,
         manifest_path=settings.manifest_path.replace("{signal}", signal.value),
@@ -92,7 +92,8 @@ class QueueExporter:
         except (InvalidInput, LimitExceeded) as error:
             return refused(str(error))
         except PenstockError as error:
-            # Also what the store refuses: credentials and full queues are mended, the data stays good.
+            # Retry even refusals by the store: credentials and full queues can be fixed, and the data is
+            # valid.
             return Outcome(verdict=Verdict.RETRY, reason=str(error), is_down=True)
         return delivered()
 
@@ -110,17 +111,17 @@ class QueueExporter:
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 0.25
 _BUNDLE_BITS: Final = 24
-"""A segment has at most ten million bundles."""
-_FOREVER_S: Final = 10.0**9
+"""Enough for the maximum number of bundles in a segment, ten million."""
+_NO_DEADLINE_S: Final = 10.0**9
 
 
 def version_of(delivery: Bundle) -> int:
-    """Return the position of a bundle as a version, which rises in the order of delivery."""
+    """Return the position of a bundle as a version number, which rises in delivery order."""
     return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
 
 
 class BufferExportWorker:
-    """`run` until `stop`. One append for as many bundles as are there, up to the configured size."""
+    """Delivers until `stop`. Each append has all available bundles, up to the configured size."""
 
     def __init__(
         self,
@@ -146,17 +147,17 @@ class BufferExportWorker:
         self._rng = rng
         self._store = store
         self._counts = ExportCounts(registry, name)
-        self._said = SparseLog(_LOG, clock)
+        self._log = SparseLog(_LOG, clock)
         self._positions: dict[Signal, int] = {}
         self._flush_size = settings.flush_bytes
         self._stopping = False
 
     def stop(self) -> None:
-        """End as soon as nothing is left that can be delivered now."""
+        """Stop as soon as no bundle is left that can be delivered now."""
         self._stopping = True
 
     async def run(self) -> None:
-        """Deliver. Cancelling it gives what is under way back to the store."""
+        """Deliver bundles. Cancelling it returns active bundles to the source."""
         opened = self._store or open_store(self._settings.store, deadline_s=self._settings.append_deadline_s)
         try:
             while True:
@@ -170,7 +171,7 @@ class BufferExportWorker:
                 await opened.close()
 
     async def _gather(self) -> dict[int, Bundle]:
-        """Return available bundles up to a batch, in order and without a hole; wait for the first."""
+        """Return available bundles up to a batch, in order and without a gap. Wait for the first one."""
         group: dict[int, Bundle] = {}
         size = 0
         try:
@@ -185,7 +186,7 @@ class BufferExportWorker:
                 if found is not None:
                     group[version_of(found)] = found
         except PenstockError as error:
-            self._said.warning(self.name, f"the next bundle cannot be read: {error}")
+            self._log.warning(self.name, f"cannot read the next bundle: {error}")
             _give_back(group.values())
             group = {}
             await self._clock.sleep(_POLL_S)
@@ -195,8 +196,8 @@ class BufferExportWorker:
         return dict(sorted(group.items()))
 
     async def _deliver(self, store: ObjectStore, group: list[Bundle]) -> bool:
-        """Retry until all of the group is in its queues; return False if it was given back at a stop."""
-        policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_FOREVER_S)
+        """Retry until the whole group is in its queues. Return False if a stop ended the attempts."""
+        policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_NO_DEADLINE_S)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
         try:
             while not await self._is_delivered(store, group):
@@ -215,7 +216,7 @@ class BufferExportWorker:
             for signal in Signal:
                 await self._append(store, signal, group)
         except StaleTransaction as error:
-            # Another process moved it, or our response was lost: read the position again before appending.
+            # Another process appended, or a response was lost, so read the position before the next attempt.
             self._positions.clear()
             self._note_failure(error)
             return False
@@ -228,16 +229,16 @@ class BufferExportWorker:
     def _note_failure(self, error: PenstockError) -> None:
         self._counts.outcomes[Verdict.RETRY].inc()
         self._counts.circuit.set(2)
-        self._said.warning(self.name, f"{self._settings.store} does not take it, and is tried again: {error}")
+        self._log.warning(self.name, f"appending to {self._settings.store} failed, retrying: {error}")
 
     async def _append(self, store: ObjectStore, signal: Signal, group: list[Bundle]) -> None:
-        mine = [delivery for delivery in group if str(delivery.signal) == signal.value]
-        if not mine:
+        matching = [delivery for delivery in group if str(delivery.signal) == signal.value]
+        if not matching:
             return
         config = producer_config(self._settings, signal)
         position = await self._position(store, signal)
-        fresh = [delivery for delivery in mine if version_of(delivery) > position]
-        records = await self._records(fresh, group)
+        unappended = [delivery for delivery in matching if version_of(delivery) > position]
+        records = await self._records(unappended, group)
         if not records:
             return
         deadline_s = self._settings.append_deadline_s
@@ -251,7 +252,7 @@ class BufferExportWorker:
             rng=self._rng,
             policy=RetryPolicy(deadline_s=deadline_s),
         )
-        version = version_of(fresh[-1])
+        version = version_of(unappended[-1])
         await append_batches(
             config,
             [batch],
@@ -271,16 +272,16 @@ class BufferExportWorker:
             known = self._positions[signal] = NO_VERSION if last is None else last
         return known
 
-    async def _records(self, fresh: list[Bundle], group: list[Bundle]) -> list[bytes]:
-        """Encode a record for each; store the others as dead letters, and remove them from both lists."""
+    async def _records(self, unappended: list[Bundle], group: list[Bundle]) -> list[bytes]:
+        """Encode a record for each bundle. Move bundles that cannot be encoded to the dead letters."""
         records: list[bytes] = []
-        for delivery in list(fresh):
+        for delivery in list(unappended):
             payload = payload_of(delivery, self._origin)
             try:
                 records.append(await asyncio.to_thread(record_of, payload, self._settings.format))
             except (InvalidInput, LimitExceeded) as error:
                 await self._reject(delivery, payload, str(error))
-                fresh.remove(delivery)
+                unappended.remove(delivery)
                 group.remove(delivery)
         return records
 
@@ -292,7 +293,7 @@ class BufferExportWorker:
     def _acknowledge(self, delivery: Bundle) -> None:
         self._counts.outcomes[Verdict.ACK].inc()
         self._counts.items.inc(delivery.items)
-        # Without its lease it is delivered again, and found to be in the queue.
+        # If its lease has ended, it is delivered again, and then found in the queue.
         delivery.ack()
 
 

@@ -1,4 +1,4 @@
-"""The collector: opens the stores, starts the workers, then the receivers; stops in the opposite order."""
+"""The collector: opens the stores, starts the workers, then the receivers, and stops in reverse order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Collector:
         await self.stop()
 
     async def start(self) -> None:
-        """Start everything. Raises `PenstockError`; then `stop` closes what was started."""
+        """Start all components. Raise `PenstockError`; then `stop` closes the started ones."""
         await self._start_admin()
         graph = self._plan.graph
         for node in graph.of_kind(Kind.EXPORTER):
@@ -102,12 +102,12 @@ class Collector:
         self.is_ready = True
 
     async def stop(self) -> None:
-        """Accept nothing more, make everything durable, deliver what can be delivered in time, and close."""
+        """Stop accepting requests, make all data durable, deliver as much as possible in time, and close."""
         self.is_ready = False
         for limiter in self._limiters:
             limiter.drain()
         async with contextlib.AsyncExitStack() as stack:
-            # Every step runs, even if one before it fails; the first error is raised at the end.
+            # Every step runs, even if an earlier one fails. The first error is raised at the end.
             if self._admin is not None:
                 stack.push_async_callback(self._admin.close)
             if self._self_metrics is not None:
@@ -122,7 +122,7 @@ class Collector:
             self._admin = self._self_metrics = None
 
     def hurry(self) -> None:
-        """Cut a stop short: deliver nothing more, but still close everything in order."""
+        """Shorten a stop: deliver no more bundles, but still close all components in order."""
         for pipeline in self._pipelines.values():
             pipeline.hurry()
 
@@ -131,7 +131,7 @@ class Collector:
         if address is None:
             return
         if address.port:
-            # Each core has its own port: the first that of the file, the others the next ones.
+            # Each core has its own port: the configured one plus the core number.
             address = Address(address.host, address.port + self._core_id)
         sites = Sites(address.host, self._plan.telemetry.allowed_hosts)
         admin = AdminServer(self._registry, self._takes_requests, sites)
@@ -192,10 +192,10 @@ class Collector:
         try:
             await pipeline.quiver.flush()
         except PenstockError as error:
-            # It is in the log, and is written to segments after the next start.
-            _LOG.warning("%s: not all data can be made ready for delivery: %s", pipeline.node.name, error)
+            # The data is in the log, and is written to segments after the next start.
+            _LOG.warning("%s: cannot prepare all data for delivery: %s", pipeline.node.name, error)
         if not await pipeline.drain(self._plan.drain_timeout_s):
-            _LOG.warning("%s: not everything was delivered in time; the rest is kept", pipeline.node.name)
+            _LOG.warning("%s: not all data was delivered in time; the rest is kept", pipeline.node.name)
         for name, segments in pipeline.waiting().items():
             _LOG.warning("%s: segments kept until the next start: %d", name, segments)
 

@@ -1,6 +1,6 @@
-"""The file of a collector: the graph, the settings of every node, and warnings.
+"""The configuration file of a collector: the graph, the settings of every node, and warnings.
 
-`{{name}}` in a value is replaced by a variable of `--set` or the environment, before the file is decoded.
+`{{name}}` in a value is replaced by a variable of `--set` or the environment before the file is decoded.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _VARIABLE: Final = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
 def fill(settings: Mapping[str, Setting], variables: Mapping[str, str], *, where: str) -> dict[str, Setting]:
-    """Replace every `{{name}}` in the values of `settings`; keys stay as they are.
+    """Replace every `{{name}}` in the values of `settings`. Keys stay unchanged.
 
-    Raises `ConfigError` naming the place and a variable that is not set. Replaced text is not searched again,
-    so a variable cannot contain another one.
+    Raise `ConfigError` with the location and the name of an undefined variable. Replaced text is not searched
+    again, so a variable cannot refer to another one.
     """
     return {key: _filled(value, variables, f"{where}: {key}") for key, value in settings.items()}
 
@@ -63,7 +63,7 @@ def _value(name: str, variables: Mapping[str, str], place: str) -> str:
         near = closest(name, variables)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(
-            f"{place}: the variable {name!r} is not set: give --set {name}=…, or put it into the "
+            f"{place}: the variable {name!r} is not set: use --set {name}=…, or set it in the "
             f"environment{hint}"
         )
     return found
@@ -85,12 +85,12 @@ class PersistenceSettings:
 
     @property
     def is_raw(self) -> bool:
-        """Whether requests are stored unchanged, instead of as columns."""
+        """Whether requests are stored unchanged instead of as columns."""
         return self.quiver.otlp_handling == "pass_through"
 
     @property
     def is_shared(self) -> bool:
-        """Whether the destinations share one stream, instead of each receiving all data."""
+        """Whether the destinations share one stream instead of each receiving all data."""
         return self.quiver.subscription == "shared"
 
 
@@ -124,15 +124,15 @@ _SETTINGS: Final[Mapping[tuple[Kind, str], type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """How the collector reports its own state: over HTTP, and as OTLP."""
+    """How the collector reports its own state, over HTTP and as OTLP."""
 
     metrics_addr: str | None = None
-    """`host:port` for `/metrics`, `/health` and `/ready`."""
+    """The `host:port` of `/metrics`, `/health` and `/ready`."""
     otlp: OtlpExporterSettings | None = None
-    """The destination of the metrics as OTLP."""
+    """The destination for the metrics as OTLP."""
     interval: DurationLike = "60s"
     allowed_hosts: tuple[str, ...] = ()
-    """Accepted names in `Host`, besides addresses, localhost and this machine's name. `*` accepts any."""
+    """The accepted names in `Host`, besides addresses, localhost and this machine's name. `*` accepts any."""
 
     interval_s = seconds_of("interval")
 
@@ -163,7 +163,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The checked configuration of a collector."""
+    """The validated configuration of a collector."""
 
     graph: Graph
     settings: Mapping[str, NodeSettings]
@@ -173,7 +173,7 @@ class Plan:
     cores: int
 
     def warnings(self) -> list[str]:
-        """Return a warning for each setting that works and is probably a mistake."""
+        """Return a warning for each valid setting that is probably a mistake."""
         return [*self.graph.warnings(), *self._loops()]
 
     def persistence(self, node: Node) -> PersistenceSettings:
@@ -185,22 +185,22 @@ class Plan:
         listeners = [
             (name, address) for name, settings in self.settings.items() for address in _listening(settings)
         ]
-        said = []
+        warnings = []
         for name, settings in self.settings.items():
             if not isinstance(settings, OtlpExporterSettings | OtapExporterSettings):
                 continue
             endpoint = settings.endpoint
-            said += [
-                f"{name}: it sends to {endpoint}, where {receiver} of the same file listens: data may loop "
+            warnings += [
+                f"{name}: sends to {endpoint}, where {receiver} of the same file listens: data may loop "
                 "indefinitely"
                 for receiver, address in listeners
                 if address.is_reached_by(endpoint)
             ]
-        return said
+        return warnings
 
 
 def load_plan(path: str | Path, variables: Mapping[str, str]) -> Plan:
-    """Read the plan in a YAML file. Raises `ConfigError` with the place of the first error."""
+    """Read the plan in a YAML file. Raise `ConfigError` with the location of the first error."""
     return parse_plan(load_mapping(path), variables, where=str(path))
 
 
@@ -209,7 +209,7 @@ def parse_plan(loaded: Mapping[str, Setting], variables: Mapping[str, str], *, w
     file = build(_File, fill(loaded, variables, where=where), where=where)
     graph = parse_graph(file.nodes, where=f"{where}: nodes")
     if file.cores < 1:
-        raise ConfigError(f"{where}: cores: at least 1, not {file.cores}")
+        raise ConfigError(f"{where}: cores must be at least 1, not {file.cores}")
     nodes = [*graph.nodes.values(), *graph.left_out]
     settings = {node.name: _node_settings(node, f"{where}: nodes.{node.name}.config") for node in nodes}
     plan = Plan(

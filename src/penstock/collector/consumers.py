@@ -1,4 +1,4 @@
-"""Consumers of requests: they store them in Quiver, or pass them to an exporter."""
+"""Consumers of requests, which store them in Quiver or pass them to an exporter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from penstock.quiver import AsyncQuiver
 
 _INLINE_BYTES: Final = 64 * 1024
-"""A larger request is decoded on a thread: it would delay the replies to all others."""
+"""The maximum size for decoding in place. A larger request would delay the replies to all others."""
 _ALONE_BYTES: Final = 1024**2
-"""Larger requests are decoded one at a time: each takes about twenty times its size meanwhile."""
+"""The maximum size for concurrent decoding. A larger request takes about twenty times its size in memory."""
 _FAILED_S: Final = 30.0
 _Made = TypeVar("_Made")
 
@@ -31,12 +31,12 @@ class ConsumerNode(Protocol):
     """The node that a receiver passes its requests to."""
 
     async def take(self, data: bytes, signal: Signal) -> Reply:
-        """Return when the request is safe. Raises `PenstockError`; see `status.refusal_of`."""
+        """Return when the request is stored or delivered. Raise `PenstockError`; see `status.refusal_of`."""
         ...
 
 
 class WriteHealth:
-    """Whether the disk of a store accepts writes, as far as its last write tells."""
+    """Whether the disk of a store accepts writes, judged by its last write."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class WriteHealth:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch one write. A write that is refused tells nothing about the disk."""
+        """Watch one write. A refused write says nothing about the disk."""
         try:
             yield
         except (AtCapacity, Rejected):
@@ -56,9 +56,10 @@ class WriteHealth:
 
     @property
     def takes_writes(self) -> bool:
-        """False for 30 s after the disk failed a write, unless another write has succeeded since.
+        """False for 30 s after a failed write, unless another write has succeeded since.
 
-        Later a failure says nothing about the next write, and a collector that is not ready gets none.
+        After that a failure says nothing about the next write, and a collector that is not ready receives
+        none.
         """
         return self._failed_s is None or self._clock.monotonic() - self._failed_s >= _FAILED_S
 
@@ -86,7 +87,7 @@ class Decoder:
 
 
 class RawConsumer:
-    """Stores requests unchanged, one bundle each. Checks only their outermost fields, unless `full`."""
+    """Stores requests unchanged, one bundle each. Checks only their outermost fields unless `full` is set."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class RawConsumer:
 class ArrowConsumer:
     """Stores requests as columns. Small concurrent requests become one bundle, larger ones one each.
 
-    They are decoded on a thread, so that more can arrive meanwhile.
+    They are decoded on a thread, so that other requests can arrive meanwhile.
     """
 
     def __init__(
@@ -170,7 +171,8 @@ class RoundRobinConsumer:
 class FanOutConsumer:
     """Passes each request to all of several consumers.
 
-    It is accepted when all have accepted it. The first refusal decides, even if others have it by then.
+    The request is accepted when all have accepted it. The first refusal fails the request, even if other
+    consumers have already accepted it.
     """
 
     def __init__(self, targets: Sequence[ConsumerNode]) -> None:
@@ -182,7 +184,7 @@ class FanOutConsumer:
 
 
 class _Busy(Unavailable):
-    """The exporter could not accept it; the client receives the exporter's wait."""
+    """The exporter could not accept the request. The client receives the exporter's retry delay."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)

@@ -1,10 +1,10 @@
 """Dead letters: bundles that a destination rejected, stored as requests that can be sent again.
 
     <path>/<exporter>/<place>-<signal>.pb      the OTLP request: the body of a POST to /v1/<signal>
-    <path>/<exporter>/<place>-<signal>.json    why and when, and the size and checksum of the request
+    <path>/<exporter>/<place>-<signal>.json    the reason, the time, and the size and checksum of the request
 
-A bundle is rejected only after both are durable. `replay` sends them again, and removes each that was
-accepted.
+A bundle is rejected only after both files are durable. `replay` sends dead letters again and removes each one
+that is accepted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from penstock.storage import FileSystem, OsFileSystem, write_durably
 
 
 def make_durably(fs: FileSystem, path: str) -> None:
-    """Create a directory and its parents, durably.
+    """Durably create a directory and its parents.
 
-    Syncs existing ones too: an earlier call may have failed before their names were durable. Raises what the
-    disk raises.
+    Existing directories are synced too, because an earlier call may have failed before their names were
+    durable. Raise errors of the disk.
     """
     fs.make_dirs(path)
     above = os.path.dirname(path)
     while above != path:
-        # Where we may not look we did not make anything either.
+        # A directory that we may not open was not created by us.
         with contextlib.suppress(PermissionDenied):
             fs.sync_dir(above)
         path, above = above, os.path.dirname(above)
@@ -57,14 +57,14 @@ class DeadLetter:
     attempts: int
     at_ms: int
     path: str
-    """The request."""
+    """The path of the stored request."""
     size: int
     damage: str = ""
-    """The damage of the stored request, which is not sent then; empty if there is none."""
+    """The damage of the stored request, or an empty string. A damaged request is not sent."""
 
 
 class DeadLetters:
-    """A directory of refused bundles. Blocking: call it off the loop."""
+    """A directory of refused bundles. Its methods block, so do not call them on the event loop."""
 
     def __init__(self, path: str, *, fs: FileSystem | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path = os.path.abspath(path)
@@ -77,7 +77,9 @@ class DeadLetters:
         return self._path
 
     def keep(self, exporter: str, payload: Payload, reason: str, attempts: int) -> DeadLetter:
-        """Make bundle and reason durable. Raises what the disk raises; then nothing may be rejected."""
+        """Make a bundle and the reason durable. Raise errors of the disk; then the bundle must not be
+        rejected.
+        """
         staging = os.path.join(self._path, _STAGING)
         directory = os.path.join(self._path, exporter)
         for path in (staging, directory):
@@ -107,7 +109,7 @@ class DeadLetters:
         return letter
 
     def letters(self) -> Iterator[DeadLetter]:
-        """Yield every dead letter, by exporter and bundle, with its damage."""
+        """Yield every dead letter with its damage, ordered by exporter and bundle."""
         sizes = {name: stat.size for name, stat in self._fs.list_files(self._path)}
         stems = {name.rpartition(".")[0] for name in sizes if name.endswith((".pb", ".json"))}
         for stem in sorted(stems):
@@ -116,8 +118,8 @@ class DeadLetters:
                 yield self._letter(exporter, os.path.join(self._path, f"{stem}.pb"), sizes.get(f"{stem}.pb"))
 
     def remove(self, letter: DeadLetter) -> None:
-        """Let go of one that was sent again. Raises what the disk raises."""
-        # The note first: alone it would look like a request that was lost.
+        """Remove a dead letter that was sent again. Raise errors of the disk."""
+        # Remove the note first: a note alone would look like a lost request.
         for path in (f"{letter.path[:-3]}.json", letter.path):
             with contextlib.suppress(NotFound):
                 self._fs.unlink(path)
@@ -130,8 +132,8 @@ class DeadLetters:
     def _letter(self, exporter: str, path: str, size: int | None) -> DeadLetter:
         note: dict[str, object] = {}
         try:
-            found = json.loads(self._fs.read(f"{path[:-3]}.json"))
-            note = found if isinstance(found, dict) else {}
+            content = json.loads(self._fs.read(f"{path[:-3]}.json"))
+            note = content if isinstance(content, dict) else {}
         except (PenstockError, ValueError):
             pass
         signal = path[:-3].rpartition("-")[2]
@@ -148,7 +150,7 @@ class DeadLetters:
         )
 
     def _damage(self, path: str, size: int | None, note: dict[str, object]) -> str:
-        """Return the damage of a request according to its note; older notes have no checksum."""
+        """Return the damage of a request according to its note. Notes of old versions have no checksum."""
         if size is None:
             return "the request is missing"
         known = note.get("size", size)
@@ -159,7 +161,7 @@ class DeadLetters:
         except PenstockError as error:
             return f"the request cannot be read: {error}"
         if note.get("xxh3", checksum) != checksum:
-            return "the request is not the one that was refused: its checksum is wrong"
+            return "the request is not the one that was refused: its checksum does not match"
         return ""
 
 
@@ -176,10 +178,10 @@ class Replayed:
 
 
 async def replay(letters: Iterable[DeadLetter], store: DeadLetters, exporter: Exporter) -> list[Replayed]:
-    """Send each once, oldest place first. Stops at the first that finds the destination out of reach.
+    """Send each dead letter once, in order. Stop at the first for which the destination is unreachable.
 
-    What is not taken stays where it is, and so does one that is damaged, which is not sent.
-    A crash after one was taken and before it is removed sends it again.
+    Letters that are not accepted stay. Damaged ones stay too and are not sent. After a crash between
+    acceptance and removal, a letter is sent again.
     """
     done: list[Replayed] = []
     await exporter.start()

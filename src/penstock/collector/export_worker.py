@@ -1,6 +1,6 @@
-"""Bundle of the bundles of one subscriber to one exporter, and the sources that a worker takes them from.
+"""Delivery of the bundles of one subscriber to one exporter, and the sources that supply a worker.
 
-A worker has a subscriber of its own, or takes turns with others that share one.
+A worker either has its own subscriber or shares one with other workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _RAW_SLOTS: Final = frozenset({60, 61, 62})
 _PULL_S: Final = 0.5
 _HAND_OVER_S: Final = 0.1
-"""Available bundles need a moment to be passed on by the task that pulls for all."""
+"""The minimum wait for a bundle, because the task that pulls for all needs a moment to pass it on."""
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 0.25
 """How long a worker waits for a bundle before it checks whether to stop."""
@@ -37,7 +37,7 @@ _INTERVAL_S: Final = 10.0
 
 
 class SparseLog:
-    """Logs at most one line every ten seconds for each key. Not thread-safe: one loop owns it."""
+    """Logs at most one line every ten seconds for each key. Not thread-safe: use it on one event loop."""
 
     def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log
@@ -46,12 +46,12 @@ class SparseLog:
 
     def warning(self, key: str, sentence: str) -> None:
         now_s = self._clock.monotonic()
-        last_s, held_back = self._written.get(key, (now_s - _INTERVAL_S, 0))
+        last_s, suppressed = self._written.get(key, (now_s - _INTERVAL_S, 0))
         if now_s - last_s < _INTERVAL_S:
-            self._written[key] = (last_s, held_back + 1)
+            self._written[key] = (last_s, suppressed + 1)
             return
         self._written[key] = (now_s, 0)
-        more = f" (and {held_back} more like it)" if held_back else ""
+        more = f" (and {suppressed} more like it)" if suppressed else ""
         self._log.warning("%s: %s%s", key, sentence, more)
 
 
@@ -61,17 +61,17 @@ class Source(Protocol):
     async def next(self, timeout_s: float) -> Bundle | None: ...
 
     def unacked_unleased(self) -> int:
-        """Return the number of bundles that were handed out, are not resolved, and are not leased now."""
+        """Return the number of bundles that were handed out and are now neither resolved nor leased."""
         ...
 
 
 def unacked_unleased(quiver: AsyncQuiver, subscriber: str) -> int:
-    """Count the bundles that were handed out, are not resolved, and are not leased now."""
+    """Return the number of bundles that were handed out and are now neither resolved nor leased."""
     return sum(found.deferred for found in quiver.subscribers() if found.name == subscriber)
 
 
 class OwnSource:
-    """The source of a worker that has a subscriber of its own: it gets every bundle."""
+    """The source of a worker with its own subscriber, which receives every bundle."""
 
     def __init__(self, quiver: AsyncQuiver, subscriber: str) -> None:
         self._quiver = quiver
@@ -85,14 +85,14 @@ class OwnSource:
 
 
 class RoundRobin:
-    """Picks the next of several names, among those that are ready. Pure."""
+    """Picks the next of several names among those that are ready. It does no I/O."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self._last = len(self._names) - 1
 
     def pick(self, ready: Sequence[str]) -> str | None:
-        """Return the first of `ready` after the one that was picked last."""
+        """Return the first of `ready` after the name that was picked last."""
         for step in range(1, len(self._names) + 1):
             place = (self._last + step) % len(self._names)
             if self._names[place] in ready:
@@ -102,7 +102,7 @@ class RoundRobin:
 
 
 class SharedSource:
-    """One subscriber for several destinations: each bundle goes to one of them, in turn."""
+    """One subscriber for several destinations. Each bundle goes to one of them in turn."""
 
     def __init__(self, quiver: AsyncQuiver, subscriber: str, destinations: Sequence[str]) -> None:
         self._quiver = quiver
@@ -169,7 +169,7 @@ class _Share:
 
 
 def payload_of(delivery: Bundle, origin: str) -> Payload:
-    """Return the contents of a delivery: a request as it was received, or columns."""
+    """Return the contents of a bundle: a request as it was received, or columns."""
     ref = delivery.ref
     place = Place(origin, ref.segment_seq, ref.bundle)
     signal = Signal(str(delivery.signal))
@@ -179,7 +179,7 @@ def payload_of(delivery: Bundle, origin: str) -> Payload:
 
 
 class ExportCounts:
-    """The metrics of one exporter, bound once."""
+    """The metrics of one exporter with their labels bound once."""
 
     def __init__(self, registry: Registry, exporter: str) -> None:
         bundles = registry.counter(
@@ -189,7 +189,7 @@ class ExportCounts:
             verdict: bundles.labels(exporter=exporter, outcome=verdict.value) for verdict in Verdict
         }
         self.items = registry.counter(
-            "collector.exporter.items", "Items of bundles that were delivered.", ("exporter",)
+            "collector.exporter.items", "Items of delivered bundles.", ("exporter",)
         ).labels(exporter=exporter)
         self.rejected_items = registry.counter(
             "collector.exporter.rejected_items", "Items refused in partial successes.", ("exporter",)
@@ -198,7 +198,7 @@ class ExportCounts:
             "collector.exporter.circuit", "0 closed, 1 probing, 2 open.", ("exporter",)
         ).labels(exporter=exporter)
         self.seconds = registry.histogram(
-            "collector.exporter.seconds", "How long an attempt took.", ("exporter",)
+            "collector.exporter.seconds", "Duration of an attempt.", ("exporter",)
         ).labels(exporter=exporter)
 
 
@@ -235,11 +235,11 @@ class ExportWorker:
         self._stopping = False
 
     def stop(self) -> None:
-        """End as soon as no bundle is left that can be delivered now."""
+        """Stop as soon as no bundle is left that can be delivered now."""
         self._stopping = True
 
     async def run(self) -> None:
-        """Deliver until stopped. Cancelling it gives bundles under way back."""
+        """Deliver until stopped. Cancelling it returns active bundles to the source."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
                 group.create_task(self._work())
@@ -257,13 +257,13 @@ class ExportWorker:
                 if delivery is not None:
                     await self._deliver(delivery)
             finally:
-                # After finding nothing, or a bug, another task may probe.
+                # If there was no bundle, or after a bug, another task may probe.
                 self._circuit.release(was_probe=was_probe)
             if delivery is None and self._stopping:
                 return
 
     async def _deliver(self, first: Bundle) -> None:
-        """Deliver a bundle with others that are waiting: one request costs as much as a few hundred spans."""
+        """Deliver a bundle together with waiting ones: one request costs as much as a few hundred spans."""
         group = [first]
         try:
             await self._gather(group)
@@ -272,7 +272,7 @@ class ExportWorker:
                 by_signal.setdefault(str(delivery.signal), []).append(delivery)
             await self._deliver_each(list(by_signal.values()))
         except asyncio.CancelledError:
-            _give_back(group)  # those that are settled are not affected
+            _give_back(group)  # has no effect on settled ones
             raise
         self._counts.circuit.set(_GAUGE[self._circuit.state])
 
@@ -292,7 +292,7 @@ class ExportWorker:
         try:
             return await self._source.next(timeout_s)
         except PenstockError as error:
-            self._log.warning(self.name, f"the next bundle cannot be read: {error}")
+            self._log.warning(self.name, f"cannot read the next bundle: {error}")
             await self._clock.sleep(_POLL_S)
             return None
 
@@ -300,7 +300,7 @@ class ExportWorker:
         return min(max(self._circuit.due_s - self._clock.monotonic(), 0.01), _POLL_S)
 
     async def _deliver_each(self, groups: Sequence[list[Bundle]]) -> None:
-        """Deliver one group after another; once the destination is down, give the rest back."""
+        """Deliver the groups in order. If the destination goes down, return the remaining bundles."""
         for place, group in enumerate(groups):
             if place and self._circuit.state is not CircuitState.CLOSED:
                 _give_back(group)
@@ -316,11 +316,11 @@ class ExportWorker:
         if outcome.verdict is Verdict.REJECT and len(group) > 1:
             await self._deliver_each([[delivery] for delivery in group])
             return
-        self._note(outcome, len(group))
+        self._record(outcome, len(group))
         for delivery, payload in zip(group, payloads, strict=True):
             if not await self._settle(delivery, payload, outcome):
                 self._log.warning(self.name, "a bundle took longer than its lease, so it is delivered again")
-        self._note_partial(outcome)
+        self._log_partial(outcome)
 
     async def _attempt(self, payload: Payload) -> Outcome:
         try:
@@ -330,7 +330,7 @@ class ExportWorker:
             _LOG.exception("%s: sending a bundle failed", self.name)
             return Outcome(verdict=Verdict.RETRY, reason=f"{type(error).__name__}: {error}")
 
-    def _note(self, outcome: Outcome, bundles: int) -> None:
+    def _record(self, outcome: Outcome, bundles: int) -> None:
         self._counts.outcomes[outcome.verdict].inc(bundles)
         if outcome.is_down:
             was_closed = self._circuit.state is CircuitState.CLOSED
@@ -355,28 +355,26 @@ class ExportWorker:
             return delivery.reject(outcome.reason)
         except PenstockError as error:
             self._log.warning(
-                self.name, f"an outcome cannot be recorded, so the bundle is delivered again: {error}"
+                self.name, f"cannot record an outcome, so the bundle is delivered again: {error}"
             )
             return True
 
-    def _note_partial(self, outcome: Outcome) -> None:
+    def _log_partial(self, outcome: Outcome) -> None:
         if outcome.verdict is not Verdict.ACK or not (outcome.reason or outcome.rejected_items):
             return
         self._counts.rejected_items.inc(outcome.rejected_items)
-        reason = outcome.reason or "it gives no reason"
-        self._log.warning(
-            self.name, f"{outcome.rejected_items} items were refused by the destination: {reason}"
-        )
+        reason = outcome.reason or "no reason given"
+        self._log.warning(self.name, f"the destination refused {outcome.rejected_items} items: {reason}")
 
     async def _is_stored(self, delivery: Bundle, payload: Payload, outcome: Outcome) -> bool:
-        """Store a rejected bundle as a dead letter; if that fails, nack it and return False."""
+        """Store a rejected bundle as a dead letter. If that fails, nack it and return False."""
         try:
             letter = await asyncio.to_thread(
                 self._dead_letters.keep, self.name, payload, outcome.reason, delivery.attempt
             )
         except PenstockError as error:
-            self._log.warning(self.name, f"a rejected bundle cannot be stored, so it is retried: {error}")
-            delivery.nack(f"{outcome.reason}; not kept: {error}")
+            self._log.warning(self.name, f"cannot store a rejected bundle, so it is retried: {error}")
+            delivery.nack(f"{outcome.reason}; not stored: {error}")
             return False
         self._log.warning(self.name, f"rejected, stored in {letter.path}: {outcome.reason}")
         return True

@@ -1,4 +1,4 @@
-"""The exporters that need no client library, and which exporter the settings of a node ask for."""
+"""The exporters without a client library, and the choice of an exporter by the settings of a node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STAGING: Final = ".staging"
 
 
 def make_exporter(name: str, settings: NodeSettings) -> Exporter:
-    """Return the exporter of a node, not started. Raises `Unsupported` if there is none."""
+    """Return the exporter of a node without starting it. Raise `Unsupported` if there is none."""
     if isinstance(settings, OtlpExporterSettings):
         return make_otlp_exporter(settings)
     if isinstance(settings, BufferSettings):
@@ -52,7 +52,7 @@ def make_exporter(name: str, settings: NodeSettings) -> Exporter:
         return NoopExporter()
     if isinstance(settings, FlakySettings):
         return _flaky(settings)
-    raise Unsupported(f"{name}: there is no such exporter")
+    raise Unsupported(f"{name}: there is no exporter for these settings")
 
 
 def concurrency_of(settings: NodeSettings) -> int:
@@ -84,7 +84,7 @@ def _flaky(settings: FlakySettings) -> Exporter:
 
 
 class NoopExporter:
-    """Accepts and discards everything."""
+    """Accepts and discards every bundle."""
 
     async def start(self) -> None: ...
 
@@ -95,7 +95,7 @@ class NoopExporter:
 
 
 class DebugExporter(NoopExporter):
-    """Logs a line for each bundle, and with `detailed` its first rows."""
+    """Logs a line for each bundle, and its first rows with `detailed`."""
 
     def __init__(self, name: str, settings: DebugSettings) -> None:
         self._name = name
@@ -142,9 +142,9 @@ class FlakyExporter:
 
 
 class FileExporter:
-    """Writes a file per bundle, `<path>/<signal>/<place>.<suffix>`, durable before it is acknowledged.
+    """Writes one file per bundle, `<path>/<signal>/<place>.<suffix>`, durably before acknowledging it.
 
-    The name follows from the bundle, so one that is delivered again replaces its file.
+    The name is derived from the bundle, so a repeated delivery replaces the file.
     """
 
     def __init__(
@@ -174,16 +174,16 @@ class FileExporter:
         try:
             await asyncio.to_thread(self._write, payload, data)
         except PenstockError as error:
-            # Even permissions and full disks: they can be fixed, and the data is fine.
+            # Retry even permission errors and full disks: they can be fixed, and the data is valid.
             return Outcome(verdict=Verdict.RETRY, reason=str(error), is_down=True)
         return delivered()
 
     def _write(self, payload: Payload, data: Buffer) -> None:
         directory = os.path.join(self._path, payload.signal.value)
-        for made in (os.path.join(self._path, _STAGING), directory):
-            if made not in self._ready:
-                make_durably(self._fs, made)
-                self._ready.add(made)
+        for needed in (os.path.join(self._path, _STAGING), directory):
+            if needed not in self._ready:
+                make_durably(self._fs, needed)
+                self._ready.add(needed)
         name = payload.place or mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)
         path = os.path.join(directory, f"{name}.{_SUFFIXES[self._format]}")
         try:

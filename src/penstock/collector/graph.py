@@ -1,6 +1,6 @@
-"""The graph of nodes in a configuration, checked completely before a port is bound. No I/O.
+"""The graph of nodes in a configuration. It is validated completely, without I/O, before a port is bound.
 
-Plugin names have either order: `urn:otel:otlp:receiver`, `urn:otap:receiver:otlp`.
+The parts of a plugin name may be in either order: `urn:otel:otlp:receiver` or `urn:otap:receiver:otlp`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _KINDS: Final = frozenset(kind.value for kind in Kind)
 
 
 def parse_urn(text: str, place: str) -> Plugin:
-    """Parse the urn of a plugin: a namespace of any name, then kind and name in either order.
+    """Parse the URN of a plugin: any namespace, then kind and name in either order.
 
-    Raises `ConfigError` for anything else; an unknown plugin names the nearest one.
+    Raise `ConfigError` for anything else. For an unknown plugin the error suggests the nearest name.
     """
     parts = text.split(":")
     if len(parts) != 4 or parts[0] != "urn" or not all(parts):
         raise ConfigError(
-            f"{place}: {text!r} is no plugin urn: write urn:otel:NAME:KIND or urn:otel:KIND:NAME, where KIND "
+            f"{place}: {text!r} is not a plugin URN: use urn:otel:NAME:KIND or urn:otel:KIND:NAME; KIND "
             f"is {', '.join(sorted(_KINDS))}"
         )
     first, second = parts[2], parts[3]
@@ -69,7 +69,7 @@ def parse_urn(text: str, place: str) -> Plugin:
     elif first in _KINDS:
         plugin = Plugin(Kind(first), second)
     else:
-        raise ConfigError(f"{place}: {text!r} names no kind: one of {', '.join(sorted(_KINDS))} is missing")
+        raise ConfigError(f"{place}: {text!r} has no kind: add one of {', '.join(sorted(_KINDS))}")
     if plugin not in PLUGINS:
         raise _unknown(plugin, place)
     return plugin
@@ -78,7 +78,7 @@ def parse_urn(text: str, place: str) -> Plugin:
 def _unknown(plugin: Plugin, place: str) -> ConfigError:
     names = sorted(known.name for known in PLUGINS if known.kind is plugin.kind)
     near = closest(plugin.name, names)
-    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
+    hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(names)}"
     return ConfigError(f"{place}: no {plugin.kind.value} is called {plugin.name!r}; {hint}")
 
 
@@ -86,7 +86,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class DispatchStrategy(enum.StrEnum):
-    """The distribution of data to several destinations."""
+    """How data is distributed to several destinations."""
 
     ROUND_ROBIN = "round_robin"
     BROADCAST = "broadcast"
@@ -115,7 +115,7 @@ class Node:
     destinations: tuple[str, ...]
     dispatch_strategy: DispatchStrategy
     config: Mapping[str, Setting] = field(repr=False)
-    """The settings as they are in the file, including secrets."""
+    """The settings as given in the file, including secrets."""
 
     @property
     def kind(self) -> Kind:
@@ -123,7 +123,7 @@ class Node:
 
     @property
     def is_built(self) -> bool:
-        """Whether the plugin is implemented; OTAP is accepted in settings only."""
+        """Whether the plugin is implemented. OTAP is only accepted in settings."""
         return self.plugin.name != "otap"
 
 
@@ -138,25 +138,25 @@ class Graph:
         return [node for node in self.nodes.values() if node.kind is kind]
 
     def feeding(self, name: str) -> list[Node]:
-        """Return the nodes that send data to this one."""
+        """Return the nodes that send data to the node `name`."""
         return [node for node in self.nodes.values() if name in node.destinations]
 
     def warnings(self) -> list[str]:
-        """Return warnings about a configuration that runs."""
-        said = [
+        """Return warnings about a configuration that can run."""
+        warnings = [
             f"{node.name}: the {node.plugin} is not implemented; the node is left out, and all others run"
             for node in self.left_out
         ]
-        said += [
-            f"{node.name}: no node names it as a destination, so nothing will come to it"
+        warnings += [
+            f"{node.name}: no node names it as a destination, so it receives no data"
             for node in self.nodes.values()
             if node.kind is not Kind.RECEIVER and not self.feeding(node.name)
         ]
-        return said
+        return warnings
 
 
 def parse_graph(nodes: Mapping[str, Setting], *, where: str) -> Graph:
-    """Return the graph of a `nodes` mapping. Raises `ConfigError` for the first error."""
+    """Return the graph of a `nodes` mapping. Raise `ConfigError` for the first error."""
     if not nodes:
         raise ConfigError(f"{where}: there are no nodes; a collector needs a receiver and an exporter")
     parsed = {name: _node(name, value, f"{where}: {name}") for name, value in nodes.items()}
@@ -202,13 +202,13 @@ def _check_destinations(node: Node, nodes: Mapping[str, Node], where: str) -> No
         if target is None:
             raise _unknown_destination(place, name, nodes)
         if target.kind is Kind.RECEIVER:
-            raise ConfigError(f"{place}: {name!r} is a receiver; data cannot go into it")
+            raise ConfigError(f"{place}: {name!r} is a receiver, which cannot be a destination")
 
 
 def _unknown_destination(place: str, name: str, nodes: Iterable[str]) -> ConfigError:
     known = sorted(nodes)
     near = closest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
     return ConfigError(f"{place}: no node is called {name!r}; {hint}")
 
 
@@ -220,8 +220,8 @@ def _check_no_cycle(nodes: Mapping[str, Node], where: str) -> None:
 
 def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set[str], where: str) -> None:
     if name in path:
-        circle = " -> ".join((*path[path.index(name) :], name))
-        raise ConfigError(f"{where}: data would flow in a cycle: {circle}")
+        cycle = " -> ".join((*path[path.index(name) :], name))
+        raise ConfigError(f"{where}: data would flow in a cycle: {cycle}")
     if name in done:
         return
     for target in nodes[name].destinations:
@@ -230,10 +230,10 @@ def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set
 
 
 def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
-    """Return the graph without nodes that are not implemented and without destinations that they are."""
+    """Return the graph without unimplemented nodes, which are also removed from all destinations."""
     left_out = tuple(node for node in parsed.values() if not node.is_built)
-    gone = {node.name for node in left_out}
-    nodes = {name: _without(node, gone) for name, node in parsed.items() if name not in gone}
+    unbuilt = {node.name for node in left_out}
+    nodes = {name: _without(node, unbuilt) for name, node in parsed.items() if name not in unbuilt}
     for node in nodes.values():
         if node.kind is not Kind.EXPORTER and not node.destinations:
             raise ConfigError(
@@ -243,7 +243,7 @@ def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
         if node.kind is Kind.PROCESSOR:
             _check_processor(node, nodes, where)
     if not any(node.kind is Kind.RECEIVER for node in nodes.values()):
-        raise ConfigError(f"{where}: there is no receiver that can run")
+        raise ConfigError(f"{where}: no receiver can run")
     return Graph(nodes=nodes, left_out=left_out)
 
 
@@ -256,11 +256,11 @@ def _check_processor(node: Node, nodes: Mapping[str, Node], where: str) -> None:
             )
 
 
-def _without(node: Node, gone: set[str]) -> Node:
+def _without(node: Node, unbuilt: set[str]) -> Node:
     return Node(
         name=node.name,
         plugin=node.plugin,
-        destinations=tuple(name for name in node.destinations if name not in gone),
+        destinations=tuple(name for name in node.destinations if name not in unbuilt),
         dispatch_strategy=node.dispatch_strategy,
         config=node.config,
     )

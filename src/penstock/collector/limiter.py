@@ -20,13 +20,13 @@ from penstock.otlp import Signal
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "
 _SHIELDED_BYTES: Final = 64 * 1024
-"""A larger request may be on a thread when its client leaves."""
-_ASIDE_MAX: Final = 2
-"""Bodies that are unpacked concurrently: each may become as large as a request may be."""
+"""The size above which a request may still be running on a thread when its client leaves."""
+_UNPACKING_MAX: Final = 2
+"""The maximum number of bodies decompressed concurrently. Each may reach the size limit of a request."""
 
 
 class ReceiverLimiter:
-    """Authorizes, counts and limits the requests of a receiver. Not thread-safe: one loop owns it."""
+    """Authorizes, counts and limits the requests of a receiver. Not thread-safe: use it on one event loop."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class ReceiverLimiter:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._draining = False
-        self._aside = asyncio.Semaphore(_ASIDE_MAX)
+        self._unpacking = asyncio.Semaphore(_UNPACKING_MAX)
         self.requests = 0
-        """The number of requests under way."""
+        """The number of requests in progress."""
         self.bytes = 0
         requests = registry.counter(
-            "collector.receiver.requests", "Requests, by how they ended.", ("receiver", "signal", "result")
+            "collector.receiver.requests", "Requests by result.", ("receiver", "signal", "result")
         )
         taken = registry.counter(
-            "collector.receiver.bytes", "Bytes of requests that were taken.", ("receiver", "signal")
+            "collector.receiver.bytes", "Bytes of accepted requests.", ("receiver", "signal")
         )
         refused = registry.counter(
-            "collector.receiver.refused_items", "Items refused of requests that were taken.", ("receiver",)
+            "collector.receiver.refused_items", "Refused items of accepted requests.", ("receiver",)
         )
         self._taken = {
             signal: (
@@ -68,36 +68,36 @@ class ReceiverLimiter:
         self._name = name
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting requests."""
         self._draining = True
 
     def check_token(self, authorization: str | None) -> None:
-        """Raise `Unauthorized` unless the token is one of those configured, or none is."""
+        """Raise `Unauthorized` unless the token is configured or no tokens are configured."""
         if not self._tokens:
             return
-        given = authorization or ""
-        if not given.lower().startswith(_BEARER):
+        header = authorization or ""
+        if not header.lower().startswith(_BEARER):
             raise Unauthorized("a token is missing: send Authorization: Bearer …")
-        token = given[len(_BEARER) :].strip().encode()
-        # Every token is compared, so that the time does not reveal which was close.
+        token = header[len(_BEARER) :].strip().encode()
+        # Compare with every token, so that the time does not reveal which one was close.
         if not sum([hmac.compare_digest(token, known) for known in self._tokens]):
-            raise Unauthorized("the token is not known here")
+            raise Unauthorized("the token is not valid")
 
     def check_open(self, size: int) -> None:
-        """Raise `Unavailable` while there is no room for a request of this size."""
+        """Raise `Unavailable` if a request of this size exceeds a limit."""
         if self._draining:
             raise Draining("the collector is stopping")
         if self.requests >= self._requests_max or (self.requests and self.bytes + size > self._bytes_max):
-            raise Unavailable("the collector has as many requests under way as it may")
+            raise Unavailable("the collector has reached its limit of requests in progress")
 
     async def take(self, data: bytes, signal: Signal) -> Reply:
-        """Pass a request to the consumer; return when it is safe. Raises what prevents that."""
+        """Pass a request to the consumer and return its reply. Raise errors of the consumer."""
         size = len(data)
         if size <= _SHIELDED_BYTES:
             with self._counted(size):
                 reply = await self._consumer.take(data, signal)
         else:
-            reply = await asyncio.shield(self._take_to_the_end(data, signal))
+            reply = await asyncio.shield(self._take_counted(data, signal))
         seen, taken = self._taken[signal]
         seen.inc()
         taken.inc(size)
@@ -105,19 +105,21 @@ class ReceiverLimiter:
             self._refused_items.inc(reply.rejected)
         return reply
 
-    async def aside(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
-        """Process a request of `size` bytes on a thread; it is counted, and few run at the same time."""
-        return await asyncio.shield(self._work_to_the_end(size, work, *arguments))
+    async def run_on_thread(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
+        """Process a request of `size` bytes on a thread. It counts towards the limits, and few run
+        concurrently.
+        """
+        return await asyncio.shield(self._work_counted(size, work, *arguments))
 
-    # Work continues after its client has left: its memory is in use, and counted, until it ends.
+    # Work continues after its client has left. Its memory stays counted until the work ends.
 
-    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Reply:
+    async def _take_counted(self, data: bytes, signal: Signal) -> Reply:
         with self._counted(len(data)):
             return await self._consumer.take(data, signal)
 
-    async def _work_to_the_end(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
+    async def _work_counted(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
         with self._counted(size):
-            async with self._aside:
+            async with self._unpacking:
                 return await asyncio.to_thread(work, *arguments)
 
     @contextlib.contextmanager
@@ -132,7 +134,7 @@ class ReceiverLimiter:
             self.bytes -= size
 
     def refusal(self, error: BaseException, signal: Signal | None) -> Refusal:
-        """Return the response to an error, after counting it and, if it is our fault, logging it."""
+        """Return the response to an error. Count it, and log it if the fault is ours."""
         refusal = refusal_of(error)
         self._requests_seen.inc(
             receiver=self._name, signal=signal.value if signal else "", result=refusal.code.lower()

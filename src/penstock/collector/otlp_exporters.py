@@ -1,4 +1,4 @@
-"""OTLP to another server, over gRPC or HTTP. Requests are sent as bytes; no message is built."""
+"""OTLP exporters over gRPC and HTTP. Requests are sent as bytes and not built as messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.otlp import Signal
 
 _INLINE_BYTES: Final = 16 * 1024
 _GZIP_LEVEL: Final = 1
-"""The fastest: telemetry is so repetitive that higher levels gain little."""
+"""The fastest level. Telemetry is so repetitive that higher levels gain little."""
 
 
 class OtlpGrpcExporter:
@@ -63,7 +63,7 @@ class OtlpGrpcExporter:
 
     async def _send(self, data: bytes, signal: Signal) -> Outcome:
         try:
-            answer = await self._calls[signal](data, timeout=self._timeout_s, metadata=self._metadata or None)
+            body = await self._calls[signal](data, timeout=self._timeout_s, metadata=self._metadata or None)
         except grpc.aio.AioRpcError as error:
             return after_grpc(
                 error.code().name,
@@ -71,7 +71,7 @@ class OtlpGrpcExporter:
                 retry_after_of_trailers(error.trailing_metadata() or ()),
                 self._settings.auth_errors,
             )
-        return outcome_of_response(answer, signal)
+        return outcome_of_response(body, signal)
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -82,7 +82,7 @@ def _options(settings: OtlpExporterSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", settings.response_bytes_max),
-        # The library would retry calls and hide the responses that decide here.
+        # The library would retry calls and hide the responses that decide about a bundle.
         ("grpc.enable_retries", 0),
         # A probe must not fail because the library is still waiting to reconnect.
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -100,7 +100,7 @@ def _credentials(settings: OtlpExporterSettings) -> grpc.ChannelCredentials:
         with open(ca_file, "rb") as file:
             return grpc.ssl_channel_credentials(file.read())
     except OSError as error:
-        raise ConfigError(f"tls: {ca_file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"tls: cannot read {ca_file}: {error.strerror}") from error
 
 
 class OtlpHttpExporter:
@@ -146,15 +146,15 @@ class OtlpHttpExporter:
             return unreachable(f"{self._settings.endpoint}: {str(error) or type(error).__name__}")
 
     async def _outcome(self, response: httpx.Response, signal: Signal) -> Outcome:
-        answer = await self._read(response)
+        body = await self._read(response)
         if 200 <= response.status_code < 300:
-            # A response above the cap is not read; the request was accepted.
-            return delivered() if answer is None else outcome_of_response(answer, signal)
+            # A response above the limit is not read. The request was accepted.
+            return delivered() if body is None else outcome_of_response(body, signal)
         wait_s = retry_after_s(response.headers.get("retry-after"), self._clock.now_ms())
-        return after_http(response.status_code, message_of(answer or b""), wait_s, self._settings.auth_errors)
+        return after_http(response.status_code, message_of(body or b""), wait_s, self._settings.auth_errors)
 
     async def _read(self, response: httpx.Response) -> bytes | None:
-        """Return the body, or None if it is larger than the cap."""
+        """Return the body, or None if it is larger than the limit."""
         parts: list[bytes] = []
         size = 0
         async for part in response.aiter_raw():
@@ -182,4 +182,4 @@ def _verification(settings: OtlpExporterSettings) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"tls: {ca_file} cannot be used: {error}") from error
+        raise ConfigError(f"tls: cannot use {ca_file}: {error}") from error

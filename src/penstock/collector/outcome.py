@@ -1,4 +1,4 @@
-"""The outcome of an export by the response of the destination, as the protocol defines it."""
+"""The outcomes of exports, derived from the destination's response as the protocol defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.otlp import Signal
 
 
 class Verdict(enum.Enum):
-    """The fate of a bundle after an attempt to send it."""
+    """The decision about a bundle after an attempt to send it."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -31,14 +31,14 @@ class AuthErrors(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one attempt."""
+    """The result of one attempt."""
 
     verdict: Verdict
     reason: str = ""
     retry_after_s: float | None = None
     """The minimum wait that the destination requests."""
     rejected_items: int = 0
-    """Items that the destination has refused of a request that it accepted."""
+    """The number of refused items in a request that the destination accepted."""
     is_down: bool = False
     """Whether the whole destination is unreachable, not only this request."""
 
@@ -58,7 +58,7 @@ def delivered(*, rejected_items: int = 0, message: str = "") -> Outcome:
 
 
 def refused(reason: str) -> Outcome:
-    """Return the outcome of a request that would be refused again, so is never sent again."""
+    """Return the outcome of a request that is never sent again, because it would be refused again."""
     return Outcome(verdict=Verdict.REJECT, reason=reason)
 
 
@@ -92,7 +92,7 @@ _TAKEN = delivered()
 
 
 def outcome_of_response(data: bytes, signal: Signal) -> Outcome:
-    """Return the outcome of a successful response. One that cannot be decoded is still a success."""
+    """Return the outcome of a successful response. A response that cannot be decoded is still a success."""
     if not data:
         return _TAKEN
     try:

@@ -1,4 +1,4 @@
-"""A bundle as exporters send it, in one request or several, and the interface of an exporter."""
+"""The data of a bundle as sent by exporters, in one request or several, and the exporter interface."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """The identity of a bundle: the same data always has the same one, so files are named after it.
+    """The identity of a bundle. Equal data always has the same identity, so files are named after it.
 
-    `origin` identifies the directory: segment numbers start over in a new one.
+    `origin` identifies the directory, because segment numbers start over in a new one.
     """
 
     origin: str
@@ -31,19 +31,19 @@ class Place:
 
 
 class Payload(Protocol):
-    """The data that exporters send. Both forms are created on request."""
+    """The data that exporters send. Both forms are created on demand."""
 
     @property
     def signal(self) -> Signal: ...
 
     @property
     def place(self) -> Place | None:
-        """The identity of the bundle; None for data that is not stored."""
+        """The identity of the bundle, or None for data that is not stored."""
         ...
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of columns that have to be encoded first; 0 for a request."""
+        """The size of the columns that must be encoded first, or 0 for a request."""
         ...
 
     def otlp(self) -> bytes:
@@ -51,16 +51,16 @@ class Payload(Protocol):
         ...
 
     def pieces(self, limit_bytes: int) -> list[bytes]:
-        """Return requests of at most `limit_bytes`; a larger item is sent alone."""
+        """Return requests of at most `limit_bytes`. A larger item is sent alone."""
         ...
 
     def batch(self) -> pa.RecordBatch:
-        """Return the flat columns of its signal."""
+        """Return the flat columns of the signal."""
         ...
 
 
 class Exporter(Protocol):
-    """A destination. `send` never raises for a failure of the destination: that is an `Outcome`."""
+    """A destination. `send` reports a failure of the destination as an `Outcome` and never raises for it."""
 
     async def start(self) -> None: ...
 
@@ -89,14 +89,14 @@ class RawPayload:
         return ArrowPayload(self.batch(), self.signal, self.place).pieces(limit_bytes)
 
     def batch(self) -> pa.RecordBatch:
-        """Decode the request. Raises `InvalidInput` if the bytes are none."""
+        """Decode the request. Raise `InvalidInput` if the bytes are not a request."""
         from penstock import otlp
 
         return otlp.decode(self._data, self.signal).batch
 
 
 class ArrowPayload:
-    """A batch of the flat columns."""
+    """A batch of flat columns."""
 
     __slots__ = ("_batch", "place", "signal")
 
@@ -125,7 +125,7 @@ class ArrowPayload:
 
 
 class JoinedPayload:
-    """Several payloads of one signal as one request: concatenated requests are one request."""
+    """Several payloads of one signal as one request, because concatenated requests are one request."""
 
     __slots__ = ("_parts", "place", "signal")
 
@@ -157,15 +157,15 @@ _INLINE_BYTES: Final = 64 * 1024
 async def send_in_pieces(
     payload: Payload, limit_bytes: int, send: Callable[[bytes], Awaitable[Outcome]]
 ) -> Outcome:
-    """Send all pieces, one after the other; the first that is not taken ends it.
+    """Send all pieces in order. Stop at the first that must be retried.
 
-    A retry sends every piece again, those that arrived included: at least once, as for whole bundles. A piece
-    that is refused for good ends the bundle as refused only after the others had their turn.
+    A retry sends every piece again, including delivered ones: at least once, as for whole bundles. A rejected
+    piece makes the whole bundle rejected, but only after the other pieces were sent.
     """
     try:
         pieces = await _pieces(payload, limit_bytes)
     except PenstockError as error:
-        return refused(f"the bundle cannot be sent: {error}")
+        return refused(f"cannot encode the bundle: {error}")
     if len(pieces) == 1:
         return await send(pieces[0])
     rejected, message, refusal = 0, "", None
@@ -181,7 +181,7 @@ async def send_in_pieces(
 
 
 async def _pieces(payload: Payload, limit_bytes: int) -> list[bytes]:
-    """Encode columns on a thread if they are large."""
+    """Return the pieces. Encode large columns on a thread."""
     if payload.work_bytes > _INLINE_BYTES:
         return await asyncio.to_thread(payload.pieces, limit_bytes)
     return payload.pieces(limit_bytes)

@@ -34,14 +34,14 @@ _RESTART_S: Final = 1.0
 
 
 def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_CLOCK) -> str:
-    """Return the identity of the directory; create it, durably, if there is none.
+    """Return the identity of the directory. Durably create one if it has none.
 
-    A directory that was removed and created again has another one, so that its first segments are not taken
-    for those that were delivered long ago. Raises `Corrupt` for a file that holds something else.
+    A directory that was removed and created again has a new identity, so that its first segments are not
+    mistaken for earlier ones with the same numbers. Raise `Corrupt` if the file has other contents.
     """
     path = os.path.join(directory, _NAME)
     try:
-        found = fs.read(path).decode("ascii", "replace").strip()
+        content = fs.read(path).decode("ascii", "replace").strip()
     except NotFound:
         if any("/segments/" in name for name, _ in fs.list_files(directory)):
             _LOG.warning(
@@ -49,12 +49,12 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
                 "were appended to queues but not acknowledged here may be delivered again",
                 path,
             )
-        made = mint_ulid(clock.now_ms(), SYSTEM_RNG)
-        write_durably(fs, path, [made.encode()], staging=directory)
-        return made
-    if not _IDENTITY.fullmatch(found):
-        raise Corrupt(f"{path} holds no identity; restore it, or remove it if duplicates in queues are fine")
-    return found
+        identity = mint_ulid(clock.now_ms(), SYSTEM_RNG)
+        write_durably(fs, path, [identity.encode()], staging=directory)
+        return identity
+    if not _IDENTITY.fullmatch(content):
+        raise Corrupt(f"{path} does not contain an identity; restore it, or remove it and accept duplicates")
+    return content
 
 
 async def open_quiver(
@@ -62,8 +62,8 @@ async def open_quiver(
 ) -> AsyncQuiver:
     """Open and recover a directory, and activate its subscribers.
 
-    A known subscriber continues where it was; a new one receives everything that is stored. Raises what
-    opening raises: a directory in use, settings that do not fit, damage that stops it.
+    A known subscriber continues at its position. A new one receives all stored data. Raise the errors of
+    `AsyncQuiver.open`, such as a directory in use, a wrong setting, or damage.
     """
     from penstock.quiver import AsyncQuiver
 
@@ -88,7 +88,7 @@ async def open_quiver(
 
 
 class Worker(Protocol):
-    """Delivers bundles to a destination."""
+    """The interface of a task that delivers bundles to one destination."""
 
     name: str
 
@@ -130,14 +130,14 @@ class PersistentPipeline:
         self._tasks: list[asyncio.Task[None]] = []
 
     def consumer(self) -> ConsumerNode:
-        """Return the consumer that stores requests here."""
+        """Return the consumer that stores requests in this pipeline."""
         if self._settings.is_raw:
             is_full = self._settings.validation is Validation.FULL
             return RawConsumer(self.quiver, full=is_full, decoder=self._decoder, health=self.health)
         return ArrowConsumer(self.quiver, decoder=self._decoder, health=self.health)
 
     def start(self, destinations: Sequence[tuple[str, NodeSettings, Exporter, int]]) -> None:
-        """Start delivering to (name, settings, exporter, concurrency)."""
+        """Start delivering to each destination, given as (name, settings, exporter, concurrency)."""
         shared = None
         if self._settings.is_shared:
             shared = SharedSource(self.quiver, self.node.name, self.node.destinations)
@@ -148,13 +148,13 @@ class PersistentPipeline:
             self._tasks.append(asyncio.create_task(_kept_running(worker, self._clock), name=f"to {name}"))
 
     def hurry(self) -> None:
-        """Stop delivering: bundles under way are given back."""
+        """Stop delivering, and return active bundles to Quiver."""
         self._is_cut_short = True
         for task in self._tasks:
             task.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Deliver what can be delivered; return False if bundles were still under way at the timeout."""
+        """Deliver the remaining bundles. Return False if some were still active at the timeout."""
         for worker in self._workers:
             worker.stop()
         if not self._tasks:
@@ -166,10 +166,10 @@ class PersistentPipeline:
         return not late and not self._is_cut_short
 
     def waiting(self) -> dict[str, int]:
-        """Return the number of segments that are not fully delivered, by the subscriber that needs them."""
+        """Return the number of segments that are not fully delivered, for each subscriber that has any."""
         names = {self.node.name} if self._settings.is_shared else set(self.node.destinations)
-        found = [one for one in self.quiver.subscribers() if one.name in names and one.pending_segments]
-        return {one.name: one.pending_segments for one in found}
+        waiting = [one for one in self.quiver.subscribers() if one.name in names and one.pending_segments]
+        return {one.name: one.pending_segments for one in waiting}
 
     def _worker(
         self,
@@ -221,7 +221,7 @@ class PersistentPipeline:
 
 
 async def _kept_running(worker: Worker, clock: Clock) -> None:
-    """Run a worker again after a bug, which must not end the deliveries to its destination."""
+    """Restart a worker after a bug, so that deliveries to its destination continue."""
     while True:
         try:
             await worker.run()

@@ -1,4 +1,4 @@
-"""The OTLP receiver over gRPC. Requests stay bytes; no message is built."""
+"""The OTLP receiver over gRPC. Requests stay bytes and are not parsed into messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS: Final = {
     "/opentelemetry.proto.collector.logs.v1.LogsService/Export": Signal.LOGS,
 }
 _EMPTY: Final = b""
-"""A response with nothing set: everything was accepted."""
+"""The response without any field set, which means that everything was accepted."""
 _Handler: TypeAlias = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
@@ -31,7 +31,7 @@ _Refuser: TypeAlias = Callable[[object, "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The three services, which pass on requests as bytes.
+    """The three OTLP services, which pass requests on as bytes.
 
     A call that is not admitted is refused by its headers, before its message is read.
     """
@@ -51,7 +51,7 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._limiter.check_token(_authorization(handler_call_details.invocation_metadata))
             self._limiter.check_open(0)
         except PenstockError as error:
-            # The messages of a stream are read on request: here never.
+            # With a streaming handler, messages are only read on request, which never happens here.
             return grpc.stream_unary_rpc_method_handler(
                 _refusing(self._limiter, error, METHODS[handler_call_details.method])
             )
@@ -102,7 +102,7 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | 
 
 
 class GrpcReceiver:
-    """One gRPC port."""
+    """The receiver on one gRPC port."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class GrpcReceiver:
         tls: TlsSettings | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`calls_max` limits the calls of one connection: each takes 6 KB before its message arrives."""
+        """Create the server. `calls_max` limits the calls per connection, which take 6 KB each."""
         self._limiter = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))
         self._server.add_generic_rpc_handlers((_Services(limiter),))
 
     async def bind(self, address: Address) -> Address:
-        """Start listening; return the address, with the port if it was 0. Raises `Unavailable`."""
+        """Start listening and return the address with the actual port. Raise `Unavailable`."""
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(str(address))
@@ -132,7 +132,7 @@ class GrpcReceiver:
         return Address(address.host, port)
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for the calls under way, and abort those that take longer."""
+        """Wait for active calls, and abort those that exceed the timeout."""
         self._limiter.drain()
         await asyncio.shield(self._server.stop(timeout_s))
 
@@ -142,7 +142,7 @@ def _options(request_bytes_max: int, calls_max: int, reuse_port: bool) -> Sequen
         ("grpc.max_receive_message_length", request_bytes_max),
         ("grpc.max_concurrent_streams", calls_max),
         ("grpc.so_reuseport", int(reuse_port)),
-        # Detects a client that vanished, and tolerates one that pings often.
+        # Detect clients that vanished, and tolerate clients that ping often.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -154,4 +154,4 @@ def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
         with open(tls.key_file or "", "rb") as key, open(tls.cert_file or "", "rb") as cert:
             return grpc.ssl_server_credentials([(key.read(), cert.read())])
     except OSError as error:
-        raise ConfigError(f"tls: {error.filename} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"tls: cannot read {error.filename}: {error.strerror}") from error

@@ -1,6 +1,6 @@
-"""The OTLP receiver over HTTP: protobuf and JSON on one port, compressed or not.
+"""The OTLP receiver over HTTP: protobuf and JSON on one port, with or without compression.
 
-Compressed bodies are read piece by piece under a cap, so that a decompression bomb is harmless.
+Compressed bodies are decompressed in pieces with a size limit, so that a decompression bomb is harmless.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _ZLIB_WINDOW: Final = 15
 def inflate(data: bytes, encoding: str, limit_bytes: int) -> bytes:
     """Return the body without its `Content-Encoding`, of at most `limit_bytes`.
 
-    Raises `Unsupported` for an encoding that is not known, `LimitExceeded` as soon as there is more than the
-    limit, and `InvalidInput` if the data is damaged, ends early, or continues after its end.
+    Raise `Unsupported` for an unknown encoding, `LimitExceeded` as soon as the limit is exceeded, and
+    `InvalidInput` if the data is damaged, truncated, or followed by other data.
     """
     unpack = ENCODINGS.get(encoding)
     if unpack is None:
         known = ", ".join(sorted(name for name in ENCODINGS if name))
-        raise Unsupported(f"the content encoding {encoding[:40]!r} is not known; use {known}")
+        raise Unsupported(f"the content encoding {encoding[:40]!r} is not supported; use {known}")
     return unpack(data, limit_bytes)
 
 
@@ -103,7 +103,7 @@ def _zstd(data: bytes, limit_bytes: int) -> bytes:
     try:
         return bytes(memoryview(decompress(memoryview(data), bytes_max=limit_bytes)))
     except Corrupt as error:
-        # The client sent it, so no evidence has to be kept.
+        # The data comes from the client, so it is not kept as evidence of damage.
         raise InvalidInput(f"the body cannot be decompressed: {error}") from None
 
 
@@ -129,7 +129,7 @@ _REJECTED: Final = {
 
 
 class OtlpApplication(App[Call]):
-    """The application with the three paths of the protocol."""
+    """The HTTP application with the three paths of the protocol."""
 
     def __init__(self, limiter: ReceiverLimiter, *, request_bytes_max: int) -> None:
         self._limiter = limiter
@@ -146,7 +146,7 @@ class OtlpApplication(App[Call]):
             data = await self._body(call.request, signal)
             return _taken(call.request, signal, await self._limiter.take(data, signal))
 
-        # The limiter counts a request while its bytes are in use, which may be longer than its call.
+        # The limiter counts a request while its data is in use, which may be longer than the call.
         return b"POST", path, Route(handler=take, scope=Scope.NONE, check=self._check)
 
     def _authenticate(self, request: Request) -> Principal:
@@ -154,7 +154,7 @@ class OtlpApplication(App[Call]):
         return NOBODY
 
     def _check(self, request: Request) -> None:
-        """Check the headers of a request: type, encoding, and whether there is room."""
+        """Check the type and encoding of a request, and whether there is room for it."""
         _check_head(request)
         self._limiter.check_open(len(request.body))
 
@@ -177,7 +177,7 @@ class OtlpApplication(App[Call]):
         if len(request.body) <= _INLINE_BYTES and is_json and encoding in ("", "identity"):
             return otlp.from_json(request.body, signal)
         body = request.body
-        return await self._limiter.aside(len(body), self._unpacked, body, encoding, signal, is_json)
+        return await self._limiter.run_on_thread(len(body), self._unpacked, body, encoding, signal, is_json)
 
     def _unpacked(self, body: bytes, encoding: str, signal: Signal, is_json: bool) -> bytes:
         data = inflate(body, encoding, self._request_bytes_max)
@@ -200,7 +200,7 @@ _MISSED: Final = {
 
 def _missed(request: Request, allowed: bytes | None) -> Exception:
     if allowed is None:
-        return UnknownPath("write to /v1/traces, /metrics or /logs")
+        return UnknownPath("send to /v1/traces, /v1/metrics or /v1/logs")
     return MethodNotAllowed(f"use {allowed.decode()}", headers=[(b"allow", allowed)])
 
 
@@ -210,7 +210,7 @@ def _check_head(request: Request) -> None:
     encoding = _encoding(request)
     if encoding not in ENCODINGS:
         known = ", ".join(sorted(name for name in ENCODINGS if name))
-        raise Unsupported(f"the content encoding {encoding[:40]!r} is not known; use {known}")
+        raise Unsupported(f"the content encoding {encoding[:40]!r} is not supported; use {known}")
 
 
 def _type(request: Request) -> bytes:
@@ -237,7 +237,7 @@ def _partial_json(signal: Signal, reply: Reply) -> bytes:
         return b"{}"
     partial: dict[str, str] = {}
     if reply.rejected:
-        # int64 is text in the JSON of protobuf.
+        # The JSON of protobuf writes an int64 as text.
         partial[_REJECTED[signal]] = str(reply.rejected)
     if reply.message:
         partial["errorMessage"] = reply.message
@@ -245,7 +245,7 @@ def _partial_json(signal: Signal, reply: Reply) -> bytes:
 
 
 def _response(request: Request | None, refusal: Refusal, headers: HeaderList = ()) -> Response:
-    """Return a refusal whose body is a `Status` in the content type of the request."""
+    """Return the response for a refusal. Its body is a `Status` in the content type of the request."""
     content_type = _JSON if request is not None and _type(request) == _JSON else _PROTOBUF
     write = status_json if content_type == _JSON else status_bytes
     body = write(refusal.code, refusal.message, refusal.retry_after_s)
@@ -256,7 +256,7 @@ def _response(request: Request | None, refusal: Refusal, headers: HeaderList = (
 
 
 class HttpReceiver:
-    """One HTTP port."""
+    """The receiver on one HTTP port."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class HttpReceiver:
         sites: Sites | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`sites` keeps foreign web pages from using a receiver without tokens."""
+        """Create the server. `sites` prevents foreign web pages from using a receiver without tokens."""
         self._limiter = limiter
         self._reuse_port = reuse_port
         limits = HttpLimits.for_bodies(request_bytes_max)
@@ -274,7 +274,7 @@ class HttpReceiver:
         self._listener = Listener(app, limits, sites=sites)
 
     async def bind(self, address: Address) -> Address:
-        """Start listening; return the address, with the port if it was 0. Raises `Unavailable`."""
+        """Start listening and return the address with the actual port. Raise `Unavailable`."""
         try:
             host, port = await self._listener.bind(address.host, address.port, reuse_port=self._reuse_port)
         except OSError as error:
@@ -282,6 +282,6 @@ class HttpReceiver:
         return Address(host, port)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let the requests under way end; those that take longer are cut off."""
+        """Wait for active requests, and abort those that exceed the timeout."""
         self._limiter.drain()
         await self._listener.drain(timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""The `config` of each node of a collector, and the addresses to listen on and to send to."""
+"""The `config` of each node of a collector, and the addresses of receivers and destinations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def is_reached_by(self, endpoint: Endpoint) -> bool:
-        """Return whether data sent to `endpoint` may arrive here."""
+        """Return whether data sent to `endpoint` may arrive at this address."""
         if self.port != endpoint.port:
             return False
         same = self.host.lower() == endpoint.host.lower()
@@ -40,7 +40,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A destination: scheme, host, port and a path in front of `/v1/…`."""
+    """A destination: scheme, host, port and a path prefix before `/v1/…`."""
 
     scheme: str
     host: str
@@ -60,18 +60,18 @@ class Endpoint:
 
 
 def parse_address(text: str) -> Address:
-    """Parse `host:port` or `[v6]:port`. Raises `ConfigError`."""
+    """Parse `host:port` or `[v6]:port`. Raise `ConfigError`."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address: write host:port, for example 127.0.0.1:4317")
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise ConfigError(f"{text!r} is not an address: write the host too, for example 127.0.0.1:{port}")
+        raise ConfigError(f"{text!r} is not an address: include the host, for example 127.0.0.1:{port}")
     return Address(host, int(port))
 
 
 def parse_endpoint(text: str, default_port: int | None = None) -> Endpoint:
-    """Parse an `http://` or `https://` URL, or `host:port`, without credentials. Raises `ConfigError`."""
+    """Parse an `http://` or `https://` URL, or `host:port`, without credentials. Raise `ConfigError`."""
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         parts = urlsplit(url)
@@ -124,27 +124,31 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpReceiverSettings:
-    """OTLP over gRPC and HTTP. Without an address it listens on both default ports of the protocol."""
+    """The settings of an OTLP receiver. Without an address it listens on both default ports."""
 
     listening_addr: str | None = None
-    """For gRPC."""
+    """The address for gRPC."""
     http_listening_addr: str | None = None
     response_stream_channel_size: int | None = None
-    """Accepted for compatibility and ignored: a request waits for its own response, without a channel."""
+    """Accepted for compatibility and ignored: each request waits for its own response, without a channel."""
     max_request_bytes: SizeLike = "64MiB"
-    """Limit of a decompressed request."""
+    """The size limit of a decompressed request."""
     max_in_flight: int = 1024
-    """Requests in progress; more are refused and have to be retried."""
+    """The maximum number of requests in progress. Clients must retry the requests beyond it."""
     max_in_flight_bytes: SizeLike = "256MiB"
     tokens: tuple[Secret, ...] = ()
-    """A request needs one of these as `Authorization: Bearer …`. Without tokens every client may send."""
+    """The accepted bearer tokens. A request needs one of them in `Authorization`. Without tokens every client
+    may send.
+    """
     allow_insecure: bool = False
-    """Listen on an address that other machines can reach even if there are no tokens."""
+    """Whether to listen on an address that other machines can reach even without tokens."""
     tls: TlsSettings | None = None
-    """For gRPC. For HTTP, use a proxy."""
+    """The TLS files for gRPC. For HTTP, use a proxy."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without tokens: accepted names in `Host` and `Origin` of HTTP, besides addresses, localhost and the
-    name of this machine. `*` accepts any."""
+    """The accepted names in `Host` and `Origin` of HTTP requests, if there are no tokens.
+
+    Addresses, localhost and the name of this machine are always accepted. `*` accepts any name.
+    """
 
     max_bytes = size_of("max_request_bytes")
     _in_flight_bytes = size_of("max_in_flight_bytes")
@@ -172,7 +176,7 @@ class OtlpReceiverSettings:
 
     @property
     def sites(self) -> Sites | None:
-        """The check of `Host` and `Origin` that keeps foreign web pages out. Not needed with tokens."""
+        """The check of `Host` and `Origin` that blocks foreign web pages. Not needed with tokens."""
         if self.tokens or self.http_address is None:
             return None
         return Sites(self.http_address.host, self.allowed_hosts)
@@ -196,7 +200,7 @@ class OtlpReceiverSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtapReceiverSettings:
-    """Accepted in a file, but the protocol is not implemented."""
+    """The settings of an OTAP receiver. They are validated, but the protocol is not implemented."""
 
     listening_addr: str
     response_stream_channel_size: int | None = None
@@ -216,7 +220,7 @@ class _Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtapExporterSettings:
-    """Accepted in a file, but the protocol is not implemented."""
+    """The settings of an OTAP exporter. They are validated, but the protocol is not implemented."""
 
     grpc_endpoint: str
     compression_method: Literal["none", "zstd", "gzip", "deflate"] = "none"
@@ -236,7 +240,7 @@ class OtapExporterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """How long to wait before an unreachable destination is tried with one bundle."""
+    """The delay before an unreachable destination is probed with one bundle."""
 
     initial: DurationLike = "1s"
     max: DurationLike = "30s"
@@ -255,7 +259,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpExporterSettings:
-    """OTLP over gRPC or over HTTP: exactly one of the two endpoints is set."""
+    """The settings of an OTLP exporter over gRPC or HTTP. Exactly one of the two endpoints must be set."""
 
     grpc_endpoint: str | None = None
     http_endpoint: str | None = None
@@ -263,15 +267,18 @@ class OtlpExporterSettings:
     timeout: DurationLike = "15s"
     compression_method: Compression = Compression.GZIP
     concurrency: int = 5
-    """Requests in progress at the same time."""
+    """The maximum number of concurrent requests."""
     max_request_bytes: SizeLike = "64MiB"
-    """Larger bundles are split."""
+    """The maximum size of a request. Larger bundles are split."""
     join_bytes: SizeLike = "512KiB"
-    """Waiting bundles are joined up to this size; 0 sends each one separately."""
+    """The size up to which waiting bundles are joined. With 0 each one is sent separately."""
     max_response_bytes: SizeLike = "4MiB"
     auth_errors: AuthErrors = AuthErrors.RETRY
-    """The protocol says not to retry them, but then an expired token would lose the backlog. `reject` follows
-    the protocol."""
+    """The treatment of authentication errors.
+
+    The protocol says not to retry them, but then an expired token would lose the backlog. `reject` follows
+    the protocol.
+    """
     headers: dict[str, Secret] = field(default_factory=dict)
     tls: TlsSettings | None = None
     probe: ProbeSettings = field(default_factory=ProbeSettings)
@@ -309,7 +316,10 @@ FileFormat = Literal["parquet", "arrow", "otlp", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings:
-    """One file per bundle, named by its position, so that a repeated delivery replaces the file."""
+    """The settings of an exporter that writes one file per bundle.
+
+    A file is named by the position of its bundle, so that a repeated delivery replaces it.
+    """
 
     path: str
     format: FileFormat = "otlp"
@@ -321,8 +331,10 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSettings:
-    """Parquet files for each signal. `spark: true` writes ids as hex and times in microseconds, and
-    attributes as text too."""
+    """The settings of an exporter that writes Parquet files for each signal.
+
+    `spark: true` writes ids as hex, times in microseconds, and attributes also as text.
+    """
 
     path: str
     spark: bool = False
@@ -334,7 +346,7 @@ class ParquetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSettings:
-    """A queue per signal in object storage; `{signal}` in a path stands for traces, metrics or logs."""
+    """A queue per signal in object storage. `{signal}` in a path stands for traces, metrics or logs."""
 
     store: str
     manifest_path: str = "telemetry/{signal}/manifest"
@@ -346,7 +358,7 @@ class BufferSettings:
     flush_bundles: int = 512
     append_deadline: DurationLike = "60s"
     name: str | None = None
-    """The name under which it commits; by default the name of the node."""
+    """The name under which the exporter commits. The default is the name of the node."""
 
     flush_bytes = size_of("flush_size")
     append_deadline_s = seconds_of("append_deadline")
@@ -355,20 +367,20 @@ class BufferSettings:
         convert_units(self)
         for path in (self.manifest_path, self.data_path_prefix):
             if "{signal}" not in path:
-                raise ConfigError(f"{path!r} needs {{signal}} in it, because each signal has its own queue")
+                raise ConfigError(f"{path!r} must contain {{signal}}, because each signal has its own queue")
         check_whole_numbers(self, 1, "flush_bundles", "flush_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSettings:
-    """Write a log line for each bundle."""
+    """The settings of an exporter that logs a line for each bundle."""
 
     verbosity: Literal["basic", "detailed"] = "basic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoopSettings:
-    """Accept every bundle and discard it."""
+    """The settings of an exporter that accepts every bundle and discards it."""
 
     concurrency: int = 5
 
@@ -378,7 +390,10 @@ class NoopSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlakySettings:
-    """Fail a share of the attempts, for tests. Accepted bundles are written to `path`, if it is set."""
+    """The settings of a test exporter that fails a share of the attempts.
+
+    Accepted bundles are written to `path`, if it is set.
+    """
 
     failure_rate: float = 0.5
     reject_rate: float = 0.0

@@ -1,4 +1,4 @@
-"""The responses of receivers to errors, for gRPC and HTTP, and their `Status` and retry delays. Pure."""
+"""The responses of receivers to errors over gRPC and HTTP: status, message and retry delay. No I/O."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from penstock import errors
 from penstock.quiver import Closed
 
 RETRY_AFTER_S: Final = 1.0
-"""The delay if the error itself names none."""
+"""The retry delay for an error that specifies none."""
 
 
 class Draining(errors.Unavailable):
-    """The collector is stopping and accepts nothing more."""
+    """The collector is stopping and accepts no requests."""
 
 
 class Unauthorized(errors.PermissionDenied):
-    """A token is missing or not known here; other rights that are missing are ours, on a disk."""
+    """A token is missing or invalid. Other missing permissions concern our own disk access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A request that was refused: gRPC code, HTTP status, message, and when to retry."""
+    """The response to a refused request: gRPC code, HTTP status, message, and retry delay."""
 
     code: str
     status: int
@@ -42,8 +42,9 @@ class Refusal:
 def refusal_of(error: BaseException) -> Refusal:
     """Return the refusal for an error raised by a consumer.
 
-    A transient error is never a 500, which clients must not retry. Too large is final, so it has no delay.
-    The messages of our own errors are meant for the client; that of a bug is not.
+    A transient error never becomes a 500, which clients must not retry. A request that is too large is
+    refused permanently, so it has no delay. Messages of our own errors are meant for the client; messages of
+    bugs are not.
     """
     message = errors.public_text(error)
     if isinstance(error, Closed):
@@ -60,8 +61,8 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, errors.Unavailable | errors.Conflict | errors.OutcomeUnknown):
         return Refusal(code="UNAVAILABLE", status=503, message=message, retry_after_s=_hint(error))
     if isinstance(error, errors.PenstockError):
-        # The disk or the directory is in trouble, not the request: another collector, or this one after a
-        # restart, may well take it.
+        # The disk or the directory has a problem, not the request. Another collector, or this one after a
+        # restart, may accept it.
         words = "the collector cannot store at the moment"
         return Refusal(code="UNAVAILABLE", status=503, message=words, retry_after_s=RETRY_AFTER_S)
     return Refusal(code="INTERNAL", status=500, message="an internal error of the collector; see its log")
@@ -77,13 +78,13 @@ def _hint(error: BaseException) -> float:
 
 DETAILS_TRAILER: Final = "grpc-status-details-bin"
 RETRY_TRAILER: Final = "google.rpc.retryinfo-bin"
-"""The place where some SDKs look instead of the details."""
+"""The trailer that some SDKs read instead of the details."""
 _HINT_MAX_S: Final = 3600.0
-"""Longer delays are cut to this: a mistake there must not stop us for a year."""
+"""The limit of a delay, so that a mistake of the destination does not stop us for a year."""
 
 
 def retry_trailers(code: str, message: str, wait_s: float) -> tuple[tuple[str, bytes], ...]:
-    """Return the delay in both places where clients look for it."""
+    """Return the delay in both trailers that clients read."""
     return (
         (DETAILS_TRAILER, status_bytes(code, message, wait_s)),
         (RETRY_TRAILER, _retry_info(wait_s).SerializeToString()),
@@ -102,7 +103,7 @@ def status_json(code: str, message: str, wait_s: float | None = None) -> bytes:
 
 
 def retry_after_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
-    """Return the delay that the trailers of a call request, from either place, or None."""
+    """Return the delay that the trailers of a call request in either place, or None."""
     found: list[float] = []
     for key, value in trailers:
         data = value.encode() if isinstance(value, str) else value
@@ -117,7 +118,7 @@ def retry_after_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> floa
 
 
 def retry_after_s(value: str | None, now_ms: int) -> float | None:
-    """Return a `Retry-After` header, a number or a date, in seconds from now; None for anything else."""
+    """Return a `Retry-After` header, a number or a date, as seconds from now, or None if it is invalid."""
     text = (value or "").strip()
     if not text:
         return None
@@ -132,7 +133,7 @@ def retry_after_s(value: str | None, now_ms: int) -> float | None:
 
 
 def message_of(body: bytes) -> str:
-    """Return the message of an error's body if it is a `Status`, else an empty string."""
+    """Return the message of an error response if its body is a `Status`, otherwise an empty string."""
     try:
         return str(status_pb2.Status.FromString(body).message[:500])
     except DecodeError:

@@ -58,7 +58,7 @@ _STATUS: Final = {
 
 
 class _AdminApp(App[Call]):
-    """An `Application` for operators, who need no key."""
+    """The HTTP application for operators. It needs no token."""
 
     def __init__(self, registry: Registry, is_ready: Callable[[], bool]) -> None:
         self._registry = registry
@@ -84,7 +84,7 @@ class _AdminApp(App[Call]):
 def _missed(request: Request, allowed: bytes | None) -> Exception:
     if request.method not in _READS:
         return MethodNotAllowed("use GET\n", headers=[(b"allow", b"GET")])
-    return UnknownPath("there are /metrics, /health and /ready\n")
+    return UnknownPath("the paths are /metrics, /health and /ready\n")
 
 
 def _refusal(error: Exception, request: Request | None) -> Response:
@@ -103,13 +103,13 @@ def _text(status: int, text: str, headers: HeaderList = ()) -> Response:
 
 
 class AdminServer:
-    """One port for operators."""
+    """The HTTP server for operators, on one port."""
 
     def __init__(self, registry: Registry, is_ready: Callable[[], bool], sites: Sites | None = None) -> None:
         self._listener = Listener(_AdminApp(registry, is_ready), _LIMITS, sites=sites)
 
     async def bind(self, address: Address) -> Address:
-        """Raises `Unavailable` when the port is taken."""
+        """Start listening and return the address. Raise `Unavailable` if the port is taken."""
         try:
             host, port = await self._listener.bind(address.host, address.port)
         except OSError as error:
@@ -131,7 +131,7 @@ def metrics_request(
     now_ns: int,
     core_id: int = 0,
 ) -> bytes:
-    """Return a snapshot of a registry as a request, with counters as sums since `start_ns`. Pure."""
+    """Return a registry snapshot as a request, with counters as sums since `start_ns`. It does no I/O."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     group.resource.attributes.extend(
@@ -139,9 +139,9 @@ def metrics_request(
     )
     scope = group.scope_metrics.add()
     scope.scope.name, scope.scope.version = "penstock.collector", __version__
-    for name, found in samples.items():
+    for name, series in samples.items():
         metric = scope.metrics.add(name=name)
-        for sample in found:
+        for sample in series:
             _add_point(metric, kinds[name], sample, start_ns, now_ns)
     return bytes(request.SerializeToString())
 
@@ -175,8 +175,8 @@ def _histogram(
     assert isinstance(total, int | float)
     assert isinstance(count, int | float)
     bounds = [float(bound) for bound in buckets]
-    seen = list(buckets.values())
-    counts = [int(after - before) for before, after in zip([0, *seen], seen, strict=False)]
+    cumulative = list(buckets.values())
+    counts = [int(after - before) for before, after in zip([0, *cumulative], cumulative, strict=False)]
     return HistogramDataPoint(
         attributes=attributes,
         start_time_unix_nano=start_ns,
@@ -193,7 +193,7 @@ def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
 
 
 class SelfMetrics:
-    """Sends a registry every interval. A failed one is not kept: the next one has all values again."""
+    """Sends a registry every interval. A failed send is not repeated: the next one has all values again."""
 
     def __init__(
         self, registry: Registry, exporter: Exporter, *, interval_s: float, core_id: int, clock: Clock
@@ -204,7 +204,7 @@ class SelfMetrics:
         self._core_id = core_id
         self._clock = clock
         self._start_ns = clock.now_ms() * 1_000_000
-        self._said = SparseLog(_LOG, clock)
+        self._log = SparseLog(_LOG, clock)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -212,7 +212,7 @@ class SelfMetrics:
         self._task = asyncio.create_task(self._run(), name="own metrics")
 
     async def stop(self) -> None:
-        """Send the last state, so that nothing of a run is missing, and end."""
+        """Stop the task and send the final state, so that no values are missing."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -235,4 +235,4 @@ class SelfMetrics:
         )
         outcome = await self._exporter.send(RawPayload(data, Signal.METRICS))
         if outcome.verdict is not Verdict.ACK:
-            self._said.warning("telemetry", f"the collector's own metrics were not taken: {outcome.reason}")
+            self._log.warning("telemetry", f"the collector's own metrics were not accepted: {outcome.reason}")

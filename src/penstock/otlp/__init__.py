@@ -1,9 +1,9 @@
-"""OTLP in and out of Arrow: one flat table per signal, lossless both ways. No I/O.
+"""Conversion between OTLP and Arrow: one flat table per signal, lossless in both directions. No I/O.
 
-    decoded = decode(body, Signal.TRACES)       # rows, and the number of items that were refused
+    decoded = decode(body, Signal.TRACES)       # rows, and the number of refused items
     encode(decoded.batch, Signal.TRACES)        # the same request again
 
-Consecutive rows of one resource and scope come back under one; nothing else changes.
+Consecutive rows of one resource and scope are grouped under one. Nothing else changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Columns that both directions share: values, attributes, ids, times, and comparing rows.
+"""Column conversions for both directions: values, attributes, ids, times, and comparing rows.
 
-They are converted whole, most of them without a copy.
+Each column is converted in one step, usually without a copy.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from penstock.protowire import varint
 
 
 class RewriteNeeded(Exception):
-    """The bytes of a request do not fit columns until protobuf has parsed and serialized them again."""
+    """The request does not fit columns until protobuf has parsed it and serialized it again."""
 
 
 def duration_of(start: pa.TimestampArray, end: pa.TimestampArray) -> pa.Int64Array:
-    """Return the nanoseconds from `start` to `end`; null where one of them is."""
+    """Return the nanoseconds from `start` to `end`, or null if either is null."""
     return pc.subtract(end.cast(pa.int64()), start.cast(pa.int64()))
 
 
 def text_of(values: pa.StructArray) -> pa.StringArray:
-    """Return every value as text: strings as they are, numbers in digits, bytes in base64, the rest as JSON.
+    """Return every value as text: strings unchanged, numbers in digits, bytes in base64, others as JSON.
 
-    Null if there is no value, or an empty one.
+    The text is null if the value is missing or empty.
     """
     text = values.field("str")
     for name in ("int", "double", "bool"):
@@ -101,9 +101,9 @@ def _has(leaf: pa.Array) -> bool:
 
 
 def _serialized(values: pa.StructArray) -> pa.BinaryArray:
-    """Return the serialized value of each array, map and reference to a string.
+    """Return the serialized value of each array, map and string reference.
 
-    There are few, so they are parsed and serialized one by one. That makes their bytes canonical.
+    They are parsed and serialized one by one, which makes their bytes canonical. There are few of them.
     """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -131,7 +131,7 @@ def _serialized(values: pa.StructArray) -> pa.BinaryArray:
 
 
 def attributes(pairs: pa.ListArray, missing: pa.BooleanArray | None = None) -> pa.MapArray:
-    """Convert lists of keys and values to maps; null where `missing` is true."""
+    """Convert lists of keys and values to maps, with null where `missing` is true."""
     start, offsets = offsets_of(pairs)
     entries = pairs.values.slice(start, int(offsets[-1]))
     return pa.MapArray.from_arrays(
@@ -144,20 +144,20 @@ def attributes(pairs: pa.ListArray, missing: pa.BooleanArray | None = None) -> p
 
 
 def offsets_of(lists: pa.ListArray) -> tuple[int, npt.NDArray[np.int32]]:
-    """Return where the values of `lists` begin, and the offsets of the lists from there."""
+    """Return the start of the values of `lists`, and the offsets of the lists relative to it."""
     offsets = np.asarray(lists.offsets, np.int32)
     start = int(offsets[0])
     return start, offsets - np.int32(start) if start else offsets
 
 
 def parents(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    """Return, for every value of `lists`, the row that it belongs to."""
+    """Return the row index of every value of `lists`."""
     _, offsets = offsets_of(lists)
     return np.repeat(np.arange(len(lists), dtype=np.int64), np.diff(offsets))
 
 
 def list_of(lists: pa.ListArray, kind: pa.ListType, fields: dict[str, pa.Array]) -> pa.ListArray:
-    """Return lists of structs with other fields, of the lengths of `lists`."""
+    """Return lists of structs with the given fields and the lengths of `lists`."""
     _, offsets = offsets_of(lists)
     inner = list(kind.value_type)
     structs = pa.StructArray.from_arrays([fields[field.name] for field in inner], fields=inner)
@@ -165,7 +165,7 @@ def list_of(lists: pa.ListArray, kind: pa.ListType, fields: dict[str, pa.Array])
 
 
 def times(nanoseconds: pa.UInt64Array) -> pa.TimestampArray:
-    """Convert nanoseconds since 1970 to times, 0 to null."""
+    """Convert nanoseconds since 1970 to times, and 0 to null."""
     unsigned = np.asarray(nanoseconds)
     unknown = unsigned == 0
     if not unknown.any():
@@ -174,23 +174,23 @@ def times(nanoseconds: pa.UInt64Array) -> pa.TimestampArray:
 
 
 def ids(column: pa.BinaryArray, kind: pa.FixedSizeBinaryType) -> pa.FixedSizeBinaryArray:
-    """Convert ids to `kind`, empty ones to null. Raises `RewriteNeeded` for an id of a wrong length."""
+    """Convert ids to `kind`, and empty ids to null. Raise `RewriteNeeded` for an id of a wrong length."""
     width: int = kind.byte_width
     lengths = np.asarray(pc.binary_length(column))
-    there = lengths != 0
-    if not np.all(lengths[there] == width):
+    present = lengths != 0
+    if not np.all(lengths[present] == width):
         raise RewriteNeeded("an id has a wrong length")
     _, offsets, data = column.buffers()
     first = np.frombuffer(offsets, np.int32, 1, column.offset * 4)[0] if len(column) else 0
-    if there.all():
+    if present.all():
         return pa.FixedSizeBinaryArray.from_buffers(
             kind, len(column), [None, _slice(data, int(first), width * len(column))]
         )
     cells = np.zeros((len(column), width), np.uint8)
-    if there.any():
-        count = int(there.sum())
-        cells[there] = np.frombuffer(data, np.uint8, count * width, int(first)).reshape(count, width)
-    valid = pa.py_buffer(np.packbits(there, bitorder="little"))
+    if present.any():
+        count = int(present.sum())
+        cells[present] = np.frombuffer(data, np.uint8, count * width, int(first)).reshape(count, width)
+    valid = pa.py_buffer(np.packbits(present, bitorder="little"))
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(column), [valid, pa.py_buffer(cells)])
 
 
@@ -202,7 +202,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def changes(columns: Sequence[pa.Array]) -> Flags:
-    """Return, for every row, whether one of `columns` differs from the row before; the first always does."""
+    """Return for every row whether any column differs from the previous row. The first row always does."""
     rows = len(columns[0])
     found = np.zeros(rows, np.bool_)
     if rows:
@@ -213,7 +213,7 @@ def changes(columns: Sequence[pa.Array]) -> Flags:
 
 
 def same(left: pa.Array, right: pa.Array) -> Flags:
-    """Compare two arrays of one type row by row; null equals null, and NaN equals itself."""
+    """Compare two arrays of one type row by row. Null equals null, and NaN equals itself."""
     kind = left.type
     if pa.types.is_dictionary(kind):
         return same(left.dictionary_decode(), right.dictionary_decode())
@@ -250,8 +250,8 @@ def _same_lists(left: pa.Array, right: pa.Array) -> Flags:
         children = [(left.keys, right.keys), (left.items, right.items)]
     row_of = np.repeat(np.arange(len(left)), lengths)
     for one, other in children:
-        alike = same(one.take(pa.array(left_places)), other.take(pa.array(right_places)))
-        equal[row_of[~alike]] = False
+        equal_children = same(one.take(pa.array(left_places)), other.take(pa.array(right_places)))
+        equal[row_of[~equal_children]] = False
     return equal
 
 

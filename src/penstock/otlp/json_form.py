@@ -1,4 +1,4 @@
-"""OTLP's JSON: protobuf's own mapping, but ids in hexadecimal and enums as numbers."""
+"""OTLP's JSON encoding: the protobuf mapping, but with ids in hexadecimal and enums as numbers."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_
 _NO_IDS_BELOW: Final = frozenset(
     {"attributes", "resource", "scope", "body", "filteredAttributes", "filtered_attributes", "metadata"}
 )
-"""Keys inside attributes and values are no fields of the protocol, whatever their names."""
+"""The objects whose keys are user data, even if they have the name of a protocol field."""
 
 
 def from_json(data: bytes, signal: Signal) -> bytes:
-    """Convert a request in JSON to protobuf. Unknown fields are ignored.
+    """Convert a request in JSON to protobuf. Ignore unknown fields.
 
-    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for too many values. Ids of a
+    Raise `InvalidInput` for bytes that are not a request, and `LimitExceeded` for too many values. Ids of a
     wrong length are kept: `decode` refuses only their items.
     """
     from google.protobuf.json_format import ParseDict, ParseError
@@ -65,18 +65,18 @@ def from_json(data: bytes, signal: Signal) -> bytes:
     try:
         tree = json.loads(data)
         if not isinstance(tree, dict):
-            raise InvalidInput(f"the body is no JSON object but a {type(tree).__name__}")
+            raise InvalidInput(f"the body must be a JSON object, not a {type(tree).__name__}")
         _map_ids(tree, _hex_to_base64)
         ParseDict(tree, message, ignore_unknown_fields=True)
         return bytes(message.SerializeToString())
     except (ParseError, ValueError, TypeError, RecursionError, AttributeError) as error:
         raise InvalidInput(
-            f"the body is no {message.DESCRIPTOR.name} in JSON: {str(error).splitlines()[0][:300]}"
+            f"the body is not an {message.DESCRIPTOR.name} in JSON: {str(error).splitlines()[0][:300]}"
         ) from error
 
 
 def to_json(data: bytes, signal: Signal) -> bytes:
-    """Convert a request in protobuf to JSON. Raises `InvalidInput`."""
+    """Convert a request in protobuf to JSON. Raise `InvalidInput`."""
     from google.protobuf.json_format import MessageToDict
 
     tree = MessageToDict(parse(data, signal), use_integers_for_enums=True)

@@ -1,9 +1,9 @@
-"""The protobuf messages of the three services: parsing, counting, refusing items, responses, native handlers.
+"""The protobuf messages of the three OTLP services: parsing, counting, refusing items, and responses.
 
-`handler_of` converts a request to nested Arrow in one native call, through ptars. It is given descriptors of
-our own, because OTLP's cannot be represented in Arrow as they are:
+`handler_of` converts a request to nested Arrow in one native call, through ptars. It uses modified
+descriptors, because Arrow cannot represent those of OTLP:
 
-- `AnyValue` contains itself. Arrays and maps are declared as bytes, which is how they look on the wire.
+- `AnyValue` contains itself. Arrays and maps are declared as bytes, which matches their wire format.
 - ptars does not write -0.0 in a field whose default is 0.0. These fields are declared `optional`.
 """
 
@@ -44,7 +44,7 @@ ITEM_NAMES: Final = {Signal.TRACES: "spans", Signal.METRICS: "data points", Sign
 
 
 class Messages(NamedTuple):
-    """The request and the response of one service."""
+    """The request and response messages of one service."""
 
     request: type[Request]
     response: type[Response]
@@ -52,7 +52,7 @@ class Messages(NamedTuple):
 
 @cache
 def messages_of(signal: Signal) -> Messages:
-    """Return the messages of `signal`, imported on first use. Raises `Unsupported` without the extra."""
+    """Return the messages of `signal`, imported on first use. Raise `Unsupported` without the extra."""
     try:
         return _import_messages(signal)
     except ModuleNotFoundError as error:
@@ -78,9 +78,9 @@ def _import_messages(signal: Signal) -> Messages:
 
 
 def parse(data: bytes, signal: Signal) -> Request:
-    """Parse the request in `data`.
+    """Parse a request.
 
-    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for too many items or small
+    Raise `InvalidInput` for bytes that are not a request, and `LimitExceeded` for too many items or small
     parts.
     """
     from google.protobuf.message import DecodeError
@@ -93,12 +93,12 @@ def parse(data: bytes, signal: Signal) -> Request:
         return request
     except (DecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"the body is no {kind.DESCRIPTOR.name}: {error or 'it does not parse as protobuf'}"
+            f"the body is not an {kind.DESCRIPTOR.name}: {error or 'it does not parse as protobuf'}"
         ) from error
 
 
 def count_items(data: bytes, signal: Signal) -> int:
-    """Count the spans, data points or log records of a request. Raises as `parse` does."""
+    """Count the spans, data points or log records of a request. Raise as `parse` does."""
     return items_in(parse(data, signal), signal)
 
 
@@ -112,7 +112,7 @@ SPAN_ID_BYTES: Final = 8
 
 
 class Refusals:
-    """The number of items of one request that were refused, and why the first of them was."""
+    """The number of refused items in one request, and the reason for the first one."""
 
     def __init__(self, items: str) -> None:
         self.count = 0
@@ -120,7 +120,7 @@ class Refusals:
         self._first = ""
 
     def refuse(self, faults: Iterable[str | None]) -> bool:
-        """Return whether `faults` has one; its item then counts as refused."""
+        """Return whether `faults` contains a fault. If so, count the item as refused."""
         for fault in faults:
             if fault is not None:
                 self.count += 1
@@ -130,7 +130,7 @@ class Refusals:
 
     @property
     def message(self) -> str:
-        """The reason to report to the sender; empty if nothing was refused."""
+        """The reason to report to the sender, or an empty string if nothing was refused."""
         return f"{self.count} {self._items} refused: {self._first}" if self.count else ""
 
 
@@ -159,7 +159,7 @@ def _item_lists(request: Any, signal: Signal) -> Iterator[Any]:
 
 
 def id_fault(name: str, value: bytes, length: int) -> str | None:
-    """Return what is wrong with an id; one of no bytes is absent, which is correct."""
+    """Return the fault of an id, or None. An empty id counts as absent and is valid."""
     if not value or len(value) == length:
         return None
     return f"{name} has {len(value)} bytes, expected {length}"
@@ -199,7 +199,7 @@ _REJECTED: Final = {
 
 
 def response(signal: Signal, rejected: int = 0, message: str = "", *, json: bool = False) -> bytes:
-    """Build the response to a request, in protobuf or, if `json` is true, in OTLP's JSON.
+    """Build the response to a request, in protobuf, or in OTLP's JSON if `json` is true.
 
     `partial_success` is set only if items were rejected or there is a message.
     """
@@ -218,10 +218,10 @@ _OPAQUE: Final = ("array_value", "kvlist_value")
 
 
 class Handler(Protocol):
-    """The part of a ptars handler that is used here."""
+    """The part of a ptars handler that this package uses."""
 
     def list_to_record_batch(self, payloads: list[bytes], /) -> pa.RecordBatch:
-        """Convert messages to rows. Raises `ValueError` for bytes that do not parse."""
+        """Convert messages to rows. Raise `ValueError` for bytes that do not parse."""
 
     def record_batch_to_array(self, batch: pa.RecordBatch, /) -> pa.Array:
         """Convert rows to messages."""
@@ -231,13 +231,13 @@ class Handler(Protocol):
 
 
 def check_installed() -> None:
-    """Raise `Unsupported` unless the packages are installed that decoding and encoding need."""
+    """Raise `Unsupported` unless the packages for decoding and encoding are installed."""
     handler_of(Signal.LOGS)
 
 
 @cache
 def handler_of(signal: Signal) -> Handler:
-    """Return the native converter of requests of `signal`. Raises `Unsupported` without the extra."""
+    """Return the native converter for requests of `signal`. Raise `Unsupported` without the extra."""
     messages = messages_of(signal)
     try:
         from google.protobuf.descriptor_pool import DescriptorPool
@@ -253,7 +253,7 @@ def handler_of(signal: Signal) -> Handler:
 
 
 def _copy_file(file: object, pool: object, done: set[str]) -> None:
-    """Add `file` and its imports to `pool`, changed as the docstring of the module says."""
+    """Add `file` and its imports to `pool`, modified as described in the module docstring."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     name: str = file.name  # type: ignore[attr-defined]

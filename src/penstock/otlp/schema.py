@@ -1,8 +1,8 @@
 """One wide table per signal: the columns of spans, log records and data points.
 
 Every field of a message has a column, so a batch converts back to the same request. A column is null if the
-message leaves out a field with presence: an optional number, a status, a resource, a scope. An empty id and a
-time of 0 mean "unknown" in the protocol, and are null too.
+message omits a field with presence: an optional number, a status, a resource, a scope. An empty id and a time
+of 0 mean "unknown" in the protocol, and are also null.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARRAY: Final = 5
 MAP: Final = 6
 BYTES: Final = 7
 OTHER: Final = 8
-"""The kinds of a value in `type`: the number of the field that the message sets, 0 if it sets none."""
+"""The kinds of a value in `type`: the number of the field that the message sets, or 0 if it sets none."""
 
 ANY_VALUE: Final = pa.struct(
     [
@@ -47,10 +47,12 @@ ANY_VALUE: Final = pa.struct(
         pa.field("ser", pa.binary()),
     ]
 )
-"""A value of any kind. `ser` is the serialized `AnyValue` of the kinds that have no column of their own."""
+"""A value of any kind. `ser` is the serialized `AnyValue` for kinds without a separate column."""
 
 ATTRIBUTES: Final = pa.map_(pa.string(), ANY_VALUE)
-"""In the order of the message, with duplicate keys. The value is null if the message has only the key."""
+"""Attributes in the order of the message, with duplicate keys. A value is null if the message has only the
+key.
+"""
 
 ENTITY_REFS: Final = pa.list_(
     pa.struct(
@@ -143,7 +145,7 @@ NUMBER_COLUMNS: Final = (
     "zero_count",
     "zero_threshold",
 )
-"""Fields of histograms and summaries that are numbers or lists of numbers."""
+"""The fields of histograms and summaries that are numbers or lists of numbers."""
 POINT_COLUMNS: Final = (
     "start_time",
     "time",
@@ -155,9 +157,9 @@ POINT_COLUMNS: Final = (
     "negative",
     "quantiles",
 )
-"""Fields of a data point without its exemplars and attributes."""
+"""The fields of a data point without its exemplars and attributes."""
 METRIC_COLUMNS: Final = ("name", "description", "unit", "metadata", "type", "temporality", "is_monotonic")
-"""Columns that the points of one metric have in common."""
+"""The columns that the points of one metric have in common."""
 
 SPANS: Final = pa.schema(
     [

@@ -1,8 +1,8 @@
-"""From the bytes of a request to a batch of rows.
+"""Conversion of a serialized request to a batch of rows.
 
-protobuf decides what a request is: ptars takes some corrupt bytes for unknown fields. Then ptars converts
-the request to nested Arrow in one call, and whole columns become rows. Each of the five types of points has
-columns of its own, which are joined in the order of the message.
+protobuf decides whether a request is valid, because ptars takes some corrupt bytes for unknown fields. Then
+ptars converts the request to nested Arrow in one call, and whole columns become rows. Each of the five point
+types has separate columns, which are joined in the order of the message.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from penstock.otlp.schema import (
 )
 
 REPEATED_BYTES_MAX: Final = 256 << 20
-"""A small request can repeat a large resource a million times. No bundle may hold more than this."""
+"""The limit for repeated attributes. A small request can repeat a large resource a million times."""
 
 _ENTRY_BYTES: Final = 48
 """The size of an attribute without its text: offsets, kind, numbers."""
 
 Places = npt.NDArray[np.int64]
-"""The resource, scope or metric that each row belongs to."""
+"""The resource, scope or metric index of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,19 @@ class Decoded:
 
     batch: pa.RecordBatch
     items: int
-    """The number of items kept: the rows of the batch."""
+    """The number of items kept, which is the number of rows."""
     rejected: int
     """The number of items refused because an id has a wrong length."""
     message: str
-    """Why they were refused, for the sender; empty if none was."""
+    """The reason for the sender, or an empty string if no item was refused."""
 
 
 def decode(data: bytes, signal: Signal) -> Decoded:
     """Convert a request to rows, without the items that have an id of a wrong length.
 
-    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for one with more than
-    `ITEMS_MAX` items, or whose rows would repeat more of their resources than a bundle may hold. Raises
-    `Unsupported` if the extra `collector` is not installed.
+    Raise `InvalidInput` for bytes that are not a request. Raise `LimitExceeded` for more than `ITEMS_MAX`
+    items, or if the rows would repeat more of their resources than a bundle may hold. Raise `Unsupported` if
+    the extra `collector` is not installed.
     """
     request = parse(data, signal)
     items = items_in(request, signal)
@@ -99,14 +99,14 @@ def decode(data: bytes, signal: Signal) -> Decoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The resources and scopes of one request as columns, and the resource that each scope belongs to."""
+    """The resources and scopes of one request as columns, and the resource index of each scope."""
 
     resources: dict[str, pa.Array]
     scopes: dict[str, pa.Array]
     resource_of_scope: Places
 
     def columns(self, scope_of_row: Places) -> dict[str, pa.Array]:
-        """Return the columns of both for every row. Raises `LimitExceeded` if they would repeat too much."""
+        """Return the resource and scope columns of every row. Raise `LimitExceeded` if they are too large."""
         resource_of_row = self.resource_of_scope[scope_of_row]
         self._check_size(resource_of_row, scope_of_row)
         by_resource, by_scope = pa.array(resource_of_row), pa.array(scope_of_row)
@@ -121,12 +121,12 @@ class Context:
         if repeated > REPEATED_BYTES_MAX:
             raise LimitExceeded(
                 f"the attributes of resources and scopes would take {repeated} bytes, repeated in "
-                f"{len(scope_of_row)} rows; at most {REPEATED_BYTES_MAX} fit: send fewer items in a request"
+                f"{len(scope_of_row)} rows; the limit is {REPEATED_BYTES_MAX}: send fewer items per request"
             )
 
 
 def _row_bytes(attributes: pa.MapArray) -> Places:
-    """Estimate the bytes of each row's attributes."""
+    """Estimate the size of each row's attributes."""
     offsets = np.asarray(attributes.offsets, np.int64)
     start, end = int(offsets[0]), int(offsets[-1])
     per_entry = np.full(end - start, _ENTRY_BYTES, np.int64)
@@ -143,18 +143,18 @@ def _row_bytes(attributes: pa.MapArray) -> Places:
 
 
 def lift(attributes: pa.MapArray, key: str) -> pa.StringArray:
-    """Return the text of the first attribute `key` of every row; null if there is none or it is no text."""
+    """Return the text of the first attribute `key` of every row, or null if it is missing or not text."""
     offsets = np.asarray(attributes.offsets, np.int64)
     start, end = int(offsets[0]), int(offsets[-1])
     values = attributes.items.slice(start, end - start)
     texts = values.field("str")
-    wanted = np.asarray(
+    matches = np.asarray(
         pc.and_(
             pc.equal(attributes.keys.slice(start, end - start), key),
             pc.fill_null(pc.equal(values.field("type"), STR), False),
         )
     )
-    hits = np.flatnonzero(wanted)
+    hits = np.flatnonzero(matches)
     first = np.searchsorted(hits, offsets[:-1] - start)
     inside = np.searchsorted(hits, offsets[1:] - start) > first
     places = np.zeros(len(attributes), np.int64)
@@ -182,11 +182,11 @@ _OF_POINT: Final = (
 
 
 _ZERO_BY_DEFAULT: Final = {"summary": ("sum",), "exponential_histogram": ("zero_threshold",)}
-"""Numbers that a message leaves out when they are 0.0, by the type of the metric."""
+"""The numbers that a message omits when they are 0.0, by the type of the metric."""
 
 
 def points(metrics: pa.StructArray) -> tuple[dict[str, pa.Array], Places]:
-    """Return the columns of all points, and the metric that each belongs to."""
+    """Return the columns of all points, and the metric index of each point."""
     parts: list[dict[str, pa.Array]] = []
     owners: list[Places] = []
     for kind in POINT_TYPES:
@@ -209,7 +209,7 @@ def points(metrics: pa.StructArray) -> tuple[dict[str, pa.Array], Places]:
 
 
 def _owners(lists: pa.ListArray) -> Places:
-    """Return the metric of every point; a metric of another type has no list."""
+    """Return the metric index of every point. A metric of another type has no list."""
     lengths = np.asarray(lists.value_lengths().fill_null(0), np.int64)
     return np.repeat(np.arange(len(lists), dtype=np.int64), lengths)
 
@@ -225,7 +225,7 @@ def _join(name: str, parts: list[dict[str, pa.Array]], order: Places) -> pa.Arra
 
 
 def _columns(kind: str, data: pa.StructArray, lists: pa.ListArray, owner: Places) -> dict[str, pa.Array]:
-    """Return the columns that points of the type `kind` have."""
+    """Return the columns of the points of type `kind`."""
     rows = lists.flatten()
     by_metric = pa.array(owner)
     names = {field.name for field in rows.type}
@@ -282,9 +282,9 @@ def _exemplars(lists: pa.ListArray) -> pa.ListArray:
 
 
 def proto_to_arrow(data: bytes, signal: Signal) -> pa.RecordBatch:
-    """Convert the bytes of a request, which `messages.parse` has accepted, to rows.
+    """Convert a request that `messages.parse` has accepted to rows.
 
-    Raises `RewriteNeeded` for ids of a wrong length, and for bytes that only protobuf parses. Raises
+    Raise `RewriteNeeded` for ids of a wrong length, and for bytes that only protobuf parses. Raise
     `LimitExceeded` as `Context.columns` does.
     """
     try:
@@ -325,7 +325,7 @@ def _context(by_resource: pa.StructArray, by_scope: pa.StructArray, resource_of_
 
 
 def _under(struct: pa.StructArray, name: str) -> pa.Array:
-    """Return a field of a struct, null where the struct is null."""
+    """Return a field of a struct, with null where the struct is null."""
     return struct.flatten()[struct.type.get_field_index(name)]
 
 
@@ -398,7 +398,7 @@ def _logs(rows: pa.StructArray) -> tuple[dict[str, pa.Array], None]:
 
 
 _Columns = tuple[dict[str, pa.Array], Places | None]
-"""Columns, and the item that each row belongs to; `None` if items are rows."""
+"""The columns, and the item index of each row, or None if items are rows."""
 
 _CONVERTERS: Final[dict[Signal, Callable[[pa.StructArray], _Columns]]] = {
     Signal.TRACES: _spans,

@@ -1,6 +1,7 @@
-"""From a batch of rows to the bytes of requests: columns are nested again, then converted in one native call.
+"""Conversion of a batch of rows to serialized requests.
 
-Consecutive rows of one resource and scope share them in the request.
+Columns are nested first, then converted in one native call. Consecutive rows of one resource and scope share
+them in the request.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from penstock.otlp.schema import (
 
 
 def encode(batch: pa.RecordBatch, signal: Signal) -> bytes:
-    """Convert rows to a request. Raises `InvalidInput` for columns of another schema.
+    """Convert rows to a request. Raise `InvalidInput` for columns of another schema.
 
-    Raises `Unsupported` if the extra `collector` is not installed.
+    Raise `Unsupported` if the extra `collector` is not installed.
     """
     _check_schema(batch, signal)
     return arrow_to_proto(batch, signal)
@@ -46,7 +47,7 @@ def _check_schema(batch: pa.RecordBatch, signal: Signal) -> None:
     for field in schema_of(signal):
         place = batch.schema.get_field_index(field.name)
         if place < 0:
-            raise InvalidInput(f"the batch has no column {field.name}, which {signal} have")
+            raise InvalidInput(f"the batch has no column {field.name}, which {signal} need")
         if batch.schema.field(place).type != field.type and not pa.types.is_dictionary(field.type):
             raise InvalidInput(
                 f"column {field.name} is {batch.schema.field(place).type}, expected {field.type}"
@@ -56,7 +57,7 @@ def _check_schema(batch: pa.RecordBatch, signal: Signal) -> None:
 def split(batch: pa.RecordBatch, signal: Signal, limit_bytes: int) -> list[bytes]:
     """Convert rows to requests of at most `limit_bytes`, in order.
 
-    A single item that is larger gets a separate request, which exceeds the limit: the caller decides.
+    A larger single item gets a separate request that exceeds the limit; the caller decides about it.
     """
     data = encode(batch, signal)
     if len(data) <= limit_bytes or batch.num_rows < 2:
@@ -81,7 +82,7 @@ _LEAVES: Final = (
 def struct_column(
     kind: pa.StructType, fields: dict[str, pa.Array], length: int, missing: pa.BooleanArray | None = None
 ) -> pa.StructArray:
-    """Build structs of `kind`; fields that are not given are null, or zero if they cannot be null."""
+    """Build structs of `kind`. Missing fields are null, or zero if they are not nullable."""
     arrays = []
     for field in kind:
         column = fields.get(field.name)
@@ -96,7 +97,7 @@ def struct_column(
 
 
 def _filled(column: pa.Array) -> pa.Array:
-    """Replace nulls by what the protocol leaves out: zero, or nothing."""
+    """Replace nulls with the default of the protocol: zero or empty."""
     kind = column.type
     if pa.types.is_list(kind):
         return list_column(kind, _offsets(column), column.flatten())
@@ -106,7 +107,7 @@ def _filled(column: pa.Array) -> pa.Array:
 
 
 def list_column(kind: pa.ListType, offsets: npt.NDArray[np.integer], values: pa.Array) -> pa.ListArray:
-    """Build lists of `kind` from the offsets of their ends."""
+    """Build lists of `kind` from their offsets."""
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
 
 
@@ -116,7 +117,7 @@ def grouped(starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]
 
 
 def nanoseconds(column: pa.TimestampArray) -> pa.UInt64Array:
-    """Convert times to unsigned numbers, null to 0."""
+    """Convert times to unsigned numbers, and null to 0."""
     return column.cast(pa.int64()).fill_null(0).view(pa.uint64())
 
 
@@ -124,7 +125,7 @@ def pairs_of(kind: pa.ListType, column: pa.MapArray) -> pa.ListArray:
     """Convert attributes to lists of keys and values."""
     start, offsets = offsets_of(column)
     if column.null_count and np.diff(offsets)[np.asarray(column.is_null())].any():
-        column = column.take(pa.array(np.arange(len(column))))  # without the values of rows that are null
+        column = column.take(pa.array(np.arange(len(column))))  # drops the values of null rows
         start, offsets = offsets_of(column)
     length = int(offsets[-1])
     entry = kind.value_type
@@ -134,28 +135,28 @@ def pairs_of(kind: pa.ListType, column: pa.MapArray) -> pa.ListArray:
 
 
 def any_of(kind: pa.StructType, column: pa.StructArray) -> pa.StructArray:
-    """Convert values of any kind. Raises `InvalidInput` if the column that `type` names is null."""
+    """Convert values of any kind. Raise `InvalidInput` if the column that `type` refers to is null."""
     kinds = np.asarray(column.field("type").fill_null(0), np.int8)
     if column.null_count:
         kinds = np.where(np.asarray(column.is_valid()), kinds, np.int8(EMPTY))
     fields = {}
     for ours, theirs, number in _LEAVES:
         leaf = column.field(ours)
-        wanted = kinds == number
+        is_type = kinds == number
         if leaf.null_count == len(leaf):
-            agrees = not wanted.any()
+            is_complete = not is_type.any()
         else:
             valid = np.asarray(leaf.is_valid())
-            agrees = bool(valid[wanted].all())
-            fields[theirs] = leaf if (valid == wanted).all() else pc.if_else(pa.array(wanted), leaf, None)
-        if not agrees:
+            is_complete = bool(valid[is_type].all())
+            fields[theirs] = leaf if (valid == is_type).all() else pc.if_else(pa.array(is_type), leaf, None)
+        if not is_complete:
             raise InvalidInput(f"a value has the type {number}, but its column {ours} is null")
     fields |= _opaque(column, kinds)
     return struct_column(kind, fields, len(column), column.is_null() if column.null_count else None)
 
 
 def _opaque(column: pa.StructArray, kinds: npt.NDArray[np.int8]) -> dict[str, pa.Array]:
-    """Return the values that are kept serialized, which are few, without their tag and length."""
+    """Return the values that are stored serialized, without their tag and length. There are few of them."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
@@ -168,26 +169,26 @@ def _opaque(column: pa.StructArray, kinds: npt.NDArray[np.int8]) -> dict[str, pa
         try:
             value = AnyValue.FromString(data)
         except DecodeError as error:
-            raise InvalidInput(f"the column ser of a value is no AnyValue: {error}") from error
+            raise InvalidInput(f"the column ser of a value is not an AnyValue: {error}") from error
         name = value.WhichOneof("value")
         if name is None:
             continue
         if name not in _OPAQUE_TYPES:
-            raise InvalidInput(f"the column ser of a value holds a {name}, which has a column of its own")
+            raise InvalidInput(f"the column ser of a value contains a {name}, which has a separate column")
         inner = getattr(value, name)
-        held = inner if name == _REFERENCE else inner.SerializeToString()
-        cells.setdefault(name, [None] * len(column))[place] = held
+        content = inner if name == _REFERENCE else inner.SerializeToString()
+        cells.setdefault(name, [None] * len(column))[place] = content
     return {name: pa.array(values, _OPAQUE_TYPES[name]) for name, values in cells.items()}
 
 
 _REFERENCE: Final = "string_value_strindex"
 _OPAQUE_TYPES: Final = {"array_value": pa.binary(), "kvlist_value": pa.binary(), _REFERENCE: pa.int32()}
 _IS_LEAF: Final = np.isin(np.arange(256), [EMPTY, *(number for _, _, number in _LEAVES)])
-"""For every `type`, whether a column of its own holds the value, or there is none."""
+"""For every `type`, whether a separate column holds the value or there is no value."""
 
 
 def _without_zeros(column: pa.DoubleArray) -> pa.DoubleArray:
-    """Replace 0.0 by null, as the protocol leaves it out. -0.0 is kept."""
+    """Replace 0.0 with null, because the protocol omits it. Keep -0.0."""
     return pc.if_else(pc.equal(column.view(pa.int64()), 0), None, column)
 
 
@@ -197,7 +198,7 @@ _POINT: Final = (*POINT_COLUMNS, "exemplars", "attributes")
 def metrics_of(
     batch: pa.RecordBatch, kind: pa.StructType, new_scope: Flags
 ) -> tuple[pa.StructArray, npt.NDArray[np.int64]]:
-    """Return the metrics of all rows, and the metric that each row belongs to. Raises `InvalidInput`."""
+    """Return the metrics of all rows, and the metric index of each row. Raise `InvalidInput`."""
     new = new_scope | changes([batch.column(name) for name in METRIC_COLUMNS])
     starts = np.flatnonzero(new)
     lengths = np.diff(np.append(starts, batch.num_rows))
@@ -207,11 +208,11 @@ def metrics_of(
     fields["metadata"] = pairs_of(kind.field("metadata").type, heads.column("metadata"))
     known = 0
     for name in POINT_TYPES:
-        mine = np.asarray(pc.fill_null(pc.equal(heads.column("type"), name), False))
-        if mine.any():
-            known += int(mine.sum())
+        is_kind = np.asarray(pc.fill_null(pc.equal(heads.column("type"), name), False))
+        if is_kind.any():
+            known += int(is_kind.sum())
             rows = points.filter(pc.equal(batch.column("type"), name))
-            fields[name] = _data(kind.field(name).type, heads, rows, np.where(mine, lengths, 0), mine)
+            fields[name] = _data(kind.field(name).type, heads, rows, np.where(is_kind, lengths, 0), is_kind)
     if known != len(starts):
         found = next(name for name in heads.column("type").to_pylist() if name not in POINT_TYPES)
         raise InvalidInput(f"a metric cannot be of type {found!r}; expected one of {', '.join(POINT_TYPES)}")
@@ -223,9 +224,9 @@ def _data(
     heads: pa.RecordBatch,
     rows: pa.RecordBatch,
     lengths: npt.NDArray[np.int64],
-    mine: Flags,
+    is_kind: Flags,
 ) -> pa.StructArray:
-    """Build the part of metrics that holds the points of one type; null for metrics of others."""
+    """Build the part of the metrics with the points of one type. It is null for metrics of other types."""
     points = kind.field("data_points").type
     fields = {
         "data_points": list_column(
@@ -234,7 +235,7 @@ def _data(
         "aggregation_temporality": heads.column("temporality"),
         "is_monotonic": heads.column("is_monotonic"),
     }
-    return struct_column(kind, fields, len(mine), pa.array(~mine))
+    return struct_column(kind, fields, len(is_kind), pa.array(~is_kind))
 
 
 def _points(kind: pa.StructType, rows: pa.RecordBatch) -> pa.StructArray:
@@ -294,7 +295,7 @@ def _exemplars(kind: pa.ListType, column: pa.ListArray) -> pa.ListArray:
 
 
 def arrow_to_proto(batch: pa.RecordBatch, signal: Signal) -> bytes:
-    """Convert rows with the columns of `signal` to a request. Raises `InvalidInput` for impossible values."""
+    """Convert rows with the columns of `signal` to a request. Raise `InvalidInput` for invalid values."""
     handler = handler_of(signal)
     root = handler.schema()
     resources = root.field(0).type
@@ -354,7 +355,7 @@ def _scopes(heads: pa.RecordBatch, kind: pa.StructType, items: pa.ListArray) -> 
 
 
 _Rows = tuple[pa.StructArray, npt.NDArray[np.int64]]
-"""Items, and the item that each row belongs to."""
+"""The items, and the item index of each row."""
 
 
 def _spans(batch: pa.RecordBatch, kind: pa.StructType, new_scope: Flags) -> _Rows:

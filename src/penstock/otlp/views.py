@@ -1,10 +1,10 @@
-"""The same rows for engines that support fewer types than Arrow: Spark, DuckDB, Parquet readers.
+"""Views of batches for engines with fewer types than Arrow: Spark, DuckDB, Parquet readers.
 
 | batch | view |
 |---|---|
 | `attributes` and other typed maps | `attributes_text`, `map<string, string>`, with lists and maps as JSON |
 | ids, `fixed_size_binary` | hexadecimal text, or `binary` on request |
-| times in nanoseconds | times in microseconds, cut, not rounded |
+| times in nanoseconds | times in microseconds, truncated, not rounded |
 | unsigned numbers | `int64`; a number that does not fit becomes the largest `int64` |
 | dictionaries | their values |
 
@@ -26,13 +26,13 @@ from penstock.otlp.schema import ANY_VALUE, ATTRIBUTES, Signal, schema_of
 TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _DUPLICATES: Final = frozenset({"body_any"})
-"""Columns that a view leaves out: `body` is the text of `body_any`."""
+"""The columns that a view leaves out. `body` has the text of `body_any`."""
 _INT64_MAX: Final = 2**63 - 1
 _DIGITS: Final = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2")
 
 
 def view(batch: pa.RecordBatch, *, hex_ids: bool = True) -> pa.RecordBatch:
-    """Convert a batch with the columns of a signal as the table above says."""
+    """Convert a batch with the columns of a signal as described in the table above."""
     fields, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name in _DUPLICATES:
@@ -98,7 +98,7 @@ def _plain(column: pa.Array, hex_ids: bool) -> pa.Array:
 
 
 def attributes_text(column: pa.MapArray) -> pa.MapArray:
-    """Convert attributes to text."""
+    """Convert attribute values to text."""
     start, offsets = offsets_of(column)
     keys, items = (part.slice(start, int(offsets[-1])) for part in (column.keys, column.items))
     return pa.MapArray.from_arrays(pa.array(offsets), keys, text_of(items), type=TEXT_MAP, mask=_mask(column))
@@ -109,7 +109,7 @@ def _mask(column: pa.Array) -> pa.BooleanArray | None:
 
 
 def hex_text(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
-    """Convert ids to hexadecimal; null stays null."""
+    """Convert ids to hexadecimal, and null to null."""
     width: int = column.type.byte_width
     count = len(column)
     if not count:

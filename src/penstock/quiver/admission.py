@@ -1,4 +1,4 @@
-"""Disk and memory limits of one core: counting what is used, admitting bundles, making space for them."""
+"""Disk and memory limits of one core: counting usage, admitting bundles, and freeing space for them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SLICE_S: Final = 0.01
 _WARN_EVERY_S: Final = 10.0
 _RESERVED: Final = "reserved"
 _SEALED_TARGETS_MAX: Final = 4
-"""How many times the target size may wait in memory while segments cannot be written."""
+"""The maximum data in memory while segments cannot be written, as a multiple of the target size."""
 _RELIEF_S: Final = 30.0
 
 
 class CloseGuard:
-    """The order between closing and threads that change files: close waits for them and admits no more."""
+    """Coordinates closing with threads that change files: closing waits for them and admits no more."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -42,13 +42,13 @@ class CloseGuard:
         self._busy: list[int] = []
 
     def check_open(self) -> None:
-        """Raise `Closed` once closing has begun: the directory may belong to another process."""
+        """Raise `Closed` once closing has started, because the directory may belong to another process."""
         if self._stopping.is_set():
             raise Closed("this Quiver is closed; open it again")
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Guard a caller that changes files: `wait_idle` waits for its end. Raises `Closed`."""
+        """Guard a block that changes files, so that `wait_idle` waits for its end. Raise `Closed`."""
         here = threading.get_ident()
         with self._idle:
             self.check_open()
@@ -61,17 +61,17 @@ class CloseGuard:
                 self._idle.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait this long, or until closing begins; return whether it has."""
+        """Wait this long, or until closing starts. Return whether it has started."""
         return self._stopping.wait(seconds)
 
     def begin(self) -> None:
-        """Begin closing."""
+        """Start closing."""
         self._stopping.set()
 
     def wait_idle(self) -> None:
         """Return when no thread is at work."""
         with self._idle:
-            # Not for ourselves: a signal may have come while this very thread was at work.
+            # Ignore our own thread: a signal handler may run while this thread is at work.
             self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))
 
 
@@ -83,7 +83,7 @@ class LogThrottle:
         self._warned_s: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether it is time for another line; it counts as written."""
+        """Return whether the next warning is due, and count it as written."""
         now_s = self._clock.monotonic()
         if self._warned_s is not None and now_s - self._warned_s < _WARN_EVERY_S:
             return False
@@ -135,7 +135,7 @@ class DiskSpace:
 
     @property
     def cap_bytes(self) -> int:
-        """The bytes that this core may use now."""
+        """The bytes that this core may use at present."""
         return self._quota.hard_bytes
 
     def used_bytes(self) -> int:
@@ -148,7 +148,7 @@ class DiskSpace:
         return footprint(byte_count, has_wal=self._has_wal)
 
     def _count(self) -> None:
-        """Count every byte once: first what waits, then what is stored, which may include some of it."""
+        """Count every byte once: first waiting data, then stored data, which may include some of it."""
         with self._counting:
             waiting = self._memtable.waiting()
             stored_bytes, stored = self._store.usage(seq for seq, _ in waiting.sealed)
@@ -164,14 +164,14 @@ class DiskSpace:
 
     @property
     def _log_bytes(self) -> int:
-        """Bytes of entries in the log, needed or not; 0 while more are being written."""
+        """The size of all entries in the log, needed or not, or 0 while more are being written."""
         if self._wal is None or self._memtable.expected_bytes:
             return 0
         return max(0, self._memtable.end - self._wal.oldest)
 
     @property
     def _is_log_covered(self) -> bool:
-        """Whether segments hold everything that the log holds."""
+        """Whether segments hold every entry of the log."""
         return self._memtable.needed() >= self._memtable.end
 
     # ---- reserving -----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class DiskSpace:
             return not self._quota.excess(self._footprint(byte_count))
 
     def reserve(self, byte_count: int) -> bool:
-        """Reserve space for a bundle, if there is some, until `release`."""
+        """Reserve space for a bundle until `release`. Return False if there is not enough."""
         with self._counting:
             if not self.has_space(byte_count):
                 return False
@@ -191,14 +191,14 @@ class DiskSpace:
             return True
 
     def release(self, byte_count: int) -> None:
-        """Release what was reserved for a bundle: it is counted itself now, or was not accepted."""
+        """Release the space reserved for a bundle: it is counted itself now, or was not accepted."""
         with self._counting:
             self._quota.release(_RESERVED, self._footprint(byte_count))
 
     # ---- reclaiming ----------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Delete what retention releases. Raises what a sync of the offset log raises."""
+        """Delete the segments that retention releases. Raise errors of an offset log sync."""
         self._count()
         self._reaper.reap()
 
@@ -210,9 +210,9 @@ class DiskSpace:
             self._flusher.cut_log()
 
     def reclaim(self, byte_count: int, wait_s: float = 0.0) -> None:
-        """Return when a bundle of this size fits; delete what retention allows, and wait at most `wait_s`.
+        """Return when a bundle of this size fits. Delete what retention allows, and wait at most `wait_s`.
 
-        Raises `AtCapacity`, `Closed`, and what the disk raises.
+        Raise `AtCapacity`, `Closed`, and errors of the disk.
         """
         self._guard.check_open()
         if self._reclaim(byte_count):
@@ -237,7 +237,7 @@ class DiskSpace:
             self._count()
             if self._reaper.reclaim(needed_bytes, may_drop=False):
                 return True
-            # What costs no data comes before what does.
+            # Free space without data loss first.
             self._free_log(needed_bytes)
             if self._reaper.reclaim(needed_bytes):
                 return True
@@ -248,18 +248,18 @@ class DiskSpace:
             return self._reaper.reclaim(needed_bytes)
 
     def _free_log(self, needed_bytes: int) -> None:
-        """Seal open segments if they or the bundle are large, or hold much of the log; cut the log."""
+        """Seal open segments if they or the bundle are large, or hold much of the log. Truncate the log."""
         target = self._quota.target_bytes
         if self._memtable.open_bytes >= target // 2 or max(needed_bytes, self._log_bytes) >= target:
             try:
                 self._flusher.flush(Trigger.PRESSURE)
             except PenstockError as error:
                 # On a full disk nothing can be written before something is deleted.
-                self._throttle.warn("open segments could not be written to free the log", error)
+                self._throttle.warn("cannot write open segments to free log space", error)
         self._cut_active_log(needed_bytes)
 
     def _cut_active_log(self, needed_bytes: int) -> None:
-        """Cut the active log file as well, if nothing in it is needed and that frees enough."""
+        """Also truncate the active log file, if none of it is needed and that frees enough."""
         self._count()
         worth = min(self._quota.target_bytes, self._quota.excess(needed_bytes))
         if self._log_bytes >= max(1, worth) and self._is_log_covered:
@@ -267,14 +267,14 @@ class DiskSpace:
                 self._appender.rotate()
                 self._flusher.cut_log()
             except PenstockError as error:
-                self._throttle.warn("the log could not be cut to free space", error)
+                self._throttle.warn("cannot truncate the log to free space", error)
             self._count()
 
 
 class Admission:
     """Admission control of one core: a bundle passes without waiting if every cap has room for it.
 
-    Reserved space is kept until `release`; by then the bundle is counted itself. So concurrent writers never
+    Reserved space is kept until `release`. By then the bundle itself is counted, so concurrent writers never
     use the same space.
     """
 
@@ -303,22 +303,22 @@ class Admission:
         self._metrics = metrics
 
     def reserve(self, byte_count: int) -> bool:
-        """Reserve space for a bundle if there is some, without waiting."""
+        """Reserve space for a bundle without waiting. Return False if there is not enough."""
         return byte_count <= self._bundle_max and self._fits(byte_count) and self._space.reserve(byte_count)
 
     def release(self, byte_count: int) -> None:
-        """Release what `reserve` or `admit` reserved."""
+        """Release the space that `reserve` or `admit` reserved."""
         self._space.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
-        """Return when space for a bundle is reserved; wait as settings allow. Raises as `wait_for_quota`."""
+        """Return when space for a bundle is reserved. Wait as configured. Raise as `wait_for_quota`."""
         while not self.reserve(byte_count):
             self.wait_for_quota(byte_count, wait_s=self._block_s)
 
     def wait_for_quota(self, byte_count: int, *, wait_s: float = 0.0) -> None:
-        """Return when there is space for a bundle. May write segments and delete files to make it.
+        """Return when there is space for a bundle. Write segments and delete files if necessary.
 
-        Raises `AtCapacity` if there is none and none may be made, `LimitExceeded` if there never will be.
+        Raise `AtCapacity` if no space can be freed now, and `LimitExceeded` if the bundle can never fit.
         """
         if byte_count > self._bundle_max:
             raise LimitExceeded(
@@ -327,7 +327,7 @@ class Admission:
             )
         if not self._fits(byte_count):
             if not self._space.has_space(byte_count):
-                # First of all: on a full disk no segment can be written before something is deleted.
+                # Reclaim first: on a full disk no segment can be written before something is deleted.
                 self._space.reclaim(byte_count, wait_s)
             self._flush_to_free(byte_count)
         if not self._space.has_space(byte_count):
@@ -337,7 +337,7 @@ class Admission:
         return self._appender.has_room(byte_count) and self._memtable.memory_bytes < self._memory_max
 
     def _flush_to_free(self, byte_count: int) -> None:
-        """Write open segments once, so that the log can be cut."""
+        """Write open segments once, so that the log can be truncated."""
         try:
             with self._guard.at_work():
                 self._flusher.flush(Trigger.WAL_CAP, _RELIEF_S)

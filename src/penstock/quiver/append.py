@@ -1,8 +1,8 @@
-"""The ingest path: encode a bundle, write it to the log, add it to the open segments, flush these.
+"""The ingest path: encoding a bundle, writing it to the log, adding it to open segments, flushing these.
 
 The committer writes entries in the order in which they were submitted and delivers them in that order, on one
-thread. Only what it delivers is added to the open segments. So every open bundle is in the log already, and
-no two threads can add bundles in another order than the log has.
+thread. Only delivered entries are added to the open segments. Every open bundle is therefore already in the
+log, and bundles are added in the order of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.quiver.wal.payload import encode_part
 from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
 
 Batches: TypeAlias = pa.RecordBatch | Mapping[int, pa.RecordBatch]
-"""One batch, or one for each of several slots."""
+"""One batch, or a mapping of slots to batches."""
 
 _ENDS: Final = struct.Struct("=ii")
 _RAW: Final = pa.schema([pa.field("data", pa.binary(), nullable=False)])
@@ -39,7 +39,7 @@ _QUEUE_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A bundle that was accepted: its number in the log, its time of arrival, its rows and its bytes."""
+    """An accepted bundle: its number in the log, its ingestion time, its rows and its size."""
 
     wal_seq: int
     ingest_ns: int
@@ -57,7 +57,7 @@ class EncodedBundle:
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], parts: Sequence[SlotPart]) -> EncodedBundle:
-        """Build one from its parts. Raises `LimitExceeded` for more than an entry may hold."""
+        """Create a bundle from its parts. Raise `LimitExceeded` if it is too large for an entry."""
         return cls(batches, parts, entry_bytes(parts))
 
     def pending(self, receipt: Receipt, start: int, end: int) -> list[Pending]:
@@ -81,8 +81,8 @@ def encode_bundle(
 ) -> EncodedBundle:
     """Encode a bundle. A single batch goes into `slot`, or into the flat slot of its `signal`.
 
-    Raises `InvalidInput` for a value that is no batch or has no slot, `LimitExceeded` for more than an entry
-    holds.
+    Raise `InvalidInput` for a value that is not a batch or has no slot, and `LimitExceeded` if it is too
+    large for an entry.
     """
     batches = _by_slot(data, signal, slot)
     for number, batch in batches:
@@ -93,7 +93,7 @@ def encode_bundle(
 
 
 def raw_batch(data: bytes) -> pa.RecordBatch:
-    """Return a request as it came, as one row that refers to its bytes."""
+    """Return an unmodified request as a batch of one row that refers to its bytes."""
     ends = pa.py_buffer(_ENDS.pack(0, len(data)))
     column = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)], null_count=0)
     return pa.RecordBatch.from_arrays([column], schema=_RAW)
@@ -104,7 +104,9 @@ def _by_slot(
 ) -> list[tuple[int, pa.RecordBatch]]:
     if isinstance(data, Mapping):
         if slot is not None or not data:
-            raise InvalidInput("a bundle of several slots names them itself, and has at least one")
+            raise InvalidInput(
+                "a mapping of slots to batches must have at least one batch, and excludes `slot`"
+            )
         return sorted(data.items())
     if slot is not None:
         return [(slot, data)]
@@ -118,11 +120,11 @@ def _signal(signal: Signal | str | None) -> Signal:
         return Signal(signal)
     except ValueError:
         names = ", ".join(one.value for one in Signal)
-        raise InvalidInput(f"signal is one of {names}, not {signal!r}") from None
+        raise InvalidInput(f"signal must be one of {names}, not {signal!r}") from None
 
 
 Settle: TypeAlias = Callable[[Receipt | None, PenstockError | None], None]
-"""Told once, on any thread, what became of a bundle; it must not wait or raise."""
+"""A callback for the result of one bundle. It is called once, on any thread, and must not wait or raise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,9 +135,9 @@ class _PendingAppend:
 
 
 class Appender:
-    """Writes bundles to the log, from any thread, and reports when each is durable by the flush policy.
+    """Writes bundles to the log and reports when each is durable by the flush policy. Any thread may use it.
 
-    Without a log (`wal` is None) a bundle is accepted as soon as it is in memory. Without threads everything
+    Without a log (`wal` is None) a bundle is accepted as soon as it is in memory. Without threads all work
     happens within the call, so that tests control each step.
     """
 
@@ -161,11 +163,11 @@ class Appender:
         self._is_closed = False
         self._logged = (0, 0)
         self._logged_file = logged_file
-        self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Time of one sync of the log.")
+        self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Duration of one sync of the log.")
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
     def start(self) -> None:
-        """Start the committing thread, if there is to be one."""
+        """Start the committing thread, if there is one."""
         if self._committer is not None:
             self._committer.start()
 
@@ -184,18 +186,18 @@ class Appender:
 
     @property
     def next_seq(self) -> int:
-        """The number that the next bundle gets."""
+        """The number of the next bundle."""
         return self._next_seq
 
     @property
     def logged(self) -> tuple[int, int]:
-        """The position and the last bundle up to which the log is durable; (0, 0) if nothing is synced."""
+        """The position and bundle number up to which the log is durable, or (0, 0) if nothing is synced."""
         return self._logged
 
     def append(self, bundle: EncodedBundle, settle: Settle) -> None:
-        """Accept a bundle; `settle` is called when it is durable, or with the error.
+        """Accept a bundle. `settle` is called when it is durable, or with the error.
 
-        Raises `AtCapacity` when too many wait for the disk, and `Closed`; then `settle` is not called.
+        Raise `AtCapacity` if too many bundles wait for the disk, and `Closed`. Then `settle` is not called.
         """
         if self._wal is None:
             self._take_in_memory(bundle, settle)
@@ -215,7 +217,7 @@ class Appender:
 
     def _submit(self, committer: GroupCommitter, entry: Entry) -> None:
         if self._failed:
-            # Bundles do not depend on each other: after a failure the next one starts fresh.
+            # Bundles do not depend on each other, so after a failure the next one starts afresh.
             self._failed = False
             committer.resume()
         self._memtable.expect(entry.byte_count)
@@ -246,9 +248,9 @@ class Appender:
         )
 
     def _deliver(self, entries: list[Entry]) -> None:
-        """Add what is durable to the open segments, then report to the writers.
+        """Add durable bundles to the open segments, then report to the writers.
 
-        Called in the order of the log.
+        It is called in the order of the log.
         """
         assert self._wal is not None
         pending: list[Pending] = []
@@ -274,7 +276,7 @@ class Appender:
                 accepted.settle(accepted.receipt, None)
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether the log may grow by so many bytes."""
+        """Return whether the log may grow by `byte_count` bytes."""
         wal = self._wal
         if wal is None:
             return True
@@ -285,9 +287,9 @@ class Appender:
         return files < self._config.max_rotated_files or byte_count <= wal.log.room
 
     def rotate(self) -> None:
-        """Start a new log file, so that the one before it can be removed once nothing in it is needed.
+        """Start a new log file, so that the previous one can be removed once it is no longer needed.
 
-        Raises `Closed`: the directory may belong to another process by then.
+        Raise `Closed`, because the directory may belong to another process by then.
         """
         with self._lock:
             self._check_open()
@@ -298,12 +300,12 @@ class Appender:
                 self._skip_marks()
 
     def _skip_marks(self) -> None:
-        """Skip marks after the last entry: they are not needed, but keep files from being removed."""
+        """Skip marks after the last entry. They are not needed, but prevent files from being removed."""
         assert self._wal is not None
         self._memtable.add((), end=self._wal.active_start)
 
     def close(self) -> None:
-        """Commit and sync what was submitted, and accept no more. Raises what the last sync raised."""
+        """Commit and sync the submitted bundles, and accept no more. Raise the error of the last sync."""
         with self._lock:
             self._is_closed = True
             if self._committer is not None:
@@ -323,7 +325,7 @@ def _append_of(entry: Entry) -> _PendingAppend:
 
 
 class Flusher:
-    """Moves accepted bundles from memory to segments, and cuts the log after them."""
+    """Moves accepted bundles from memory to segments, and truncates the log after them."""
 
     def __init__(self, memtable: Memtable, writer: SegmentWriter, wal: Wal | None) -> None:
         self._memtable = memtable
@@ -331,13 +333,13 @@ class Flusher:
         self._wal = wal
 
     def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
-        """Seal open segments and wait until all sealed ones are on disk. Raises as `SegmentWriter.drain`."""
+        """Seal open segments and wait until all sealed ones are on disk. Raise as `SegmentWriter.drain`."""
         self._memtable.seal_all(trigger)
         self._writer.drain(timeout_s)
         self.advance_log()
 
     def advance_log(self) -> None:
-        """Record how far the log is covered by segments, and remove files that are not needed."""
+        """Record how far segments cover the log, and remove files that are not needed."""
         if self._wal is not None:
             self._wal.advance(self._memtable.needed())
 

@@ -1,7 +1,7 @@
 """The settings of Quiver.
 
-Sizes take bytes or text such as "32MB" (10^6) and "1GiB" (2^30), durations seconds or text such as "25ms".
-Both hold numbers once the object is made. A wrong value raises `ConfigError` when the object is made.
+Sizes are bytes or text such as "32MB" (10^6) and "1GiB" (2^30). Durations are seconds or text such as "25ms".
+Both become numbers when the object is created. A wrong value raises `ConfigError` at that time.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ _STREAMS_MAX: Final = 100_000
 _BUNDLE_LEAST: Final = 1024
 
 
-def _at_least(settings: object, least: float, *names: str) -> None:
+def _at_least(settings: object, minimum: float, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least:g}, not {value!r}")
+        if value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum:g}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentConfig:
-    """How large segments get, how long they stay open, and how they are read."""
+    """The size limit of segments, how long they stay open, and how they are read."""
 
     target_size: SizeLike = "32MB"
-    """Limit of the data that waits in memory, over all streams, and of the size of a segment."""
+    """The limit for the data that waits in memory over all streams, and for the size of a segment."""
     max_open_duration: DurationLike = "5s"
-    """The longest time that data waits for its segment to be written, and so for its delivery."""
+    """The longest time that data waits for its segment to be written, which also delays its delivery."""
     max_stream_count: int = 512
-    """Schemas that may be open at the same time; each needs a segment."""
+    """The number of schemas that may be open at the same time. Each needs a segment."""
     layout: Literal["flat", "otap"] = "flat"
     read_mode: Literal["mmap", "read"] = "read"
-    """`mmap` reads without a copy, but a bad sector or a file that was cut ends the process (SIGBUS)."""
+    """The way of reading files. `mmap` avoids a copy, but a bad sector or a truncated file kills the process
+    (SIGBUS).
+    """
     verify_on_open: Literal["metadata", "full"] = "metadata"
 
     target_bytes = size_of("target_size")
@@ -60,16 +62,19 @@ class SegmentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalConfig:
-    """The size of the log, and when an accepted bundle counts as safe."""
+    """The size of the log, and when an accepted bundle counts as durable."""
 
     max_size: SizeLike = "128MB"
     rotation_target: SizeLike = "64MB"
     max_rotated_files: int = 10
     flush: Literal["always", "group", "interval", "none"] = "group"
-    """`always` and `group` acknowledge after a sync (`group` shares it among writers), the others after the
-    write."""
+    """When a write is acknowledged: `always` and `group` after a sync, the others after the write.
+
+    `group` shares one sync among writers.
+    """
     flush_interval: DurationLike = "25ms"
-    """`group`: how long a sync may wait for more to share it. `interval`: how long bytes stay unsynced."""
+    """For `group`, how long a sync may wait to be shared; for `interval`, how long bytes may stay unsynced.
+    """
     on_corruption: Literal["continue", "fail"] = "continue"
 
     max_bytes = size_of("max_size")
@@ -83,7 +88,7 @@ class WalConfig:
 
     @property
     def rotation_bytes(self) -> int:
-        """The size of one file. Two must fit into the log, or it could never free space."""
+        """The size of one file. Two must fit into the log, otherwise it could never free space."""
         return min(self._rotation_target_bytes, max(4096, self.max_bytes // 2))
 
     @property
@@ -103,7 +108,7 @@ class AckConfig:
 
     flush_interval_s = seconds_of("flush_interval")
     checkpoint_log_bytes = size_of("checkpoint_bytes")
-    """The size of the log at which a checkpoint replaces it."""
+    """The log size at which a checkpoint replaces the log."""
     checkpoint_interval_s = seconds_of("checkpoint_interval")
 
     def __post_init__(self) -> None:
@@ -113,7 +118,7 @@ class AckConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
-    """How much of the disk may be used, and what happens when that is not enough."""
+    """The disk space that may be used, and what happens when it is full."""
 
     size_cap: SizeLike = "10GiB"
     size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
@@ -138,7 +143,7 @@ class RetentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestConfig:
-    """How long a writer may wait for space before it is refused."""
+    """How long a write may wait for space before it is refused."""
 
     block_timeout: DurationLike = "0s"
 
@@ -150,7 +155,7 @@ class IngestConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """When a bundle that a consumer returned is delivered again. Without `max_attempts` there is no limit."""
+    """The retry schedule of bundles that a consumer returned. Without `max_attempts` there is no limit."""
 
     initial: DurationLike = "1s"
     max: DurationLike = "30s"
@@ -169,7 +174,7 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryConfig:
-    """How bundles are delivered."""
+    """The order of delivery and the limits of claims."""
 
     max_in_flight: int = 1000
     claim_timeout: DurationLike = "5m"
@@ -184,7 +189,7 @@ class DeliveryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberConfig:
-    """When a subscriber that is no longer used is removed; never without a timeout."""
+    """When an unused subscriber is removed. Without a timeout it is never removed."""
 
     orphan_timeout: DurationLike | None = None
 
@@ -196,7 +201,7 @@ class SubscriberConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadConfig:
-    """The object store that receives a copy of every committed segment; without one nothing is uploaded."""
+    """The object store that receives a copy of every committed segment. Without one nothing is uploaded."""
 
     store: str | None = None
     prefix: str = "quiver"
@@ -239,12 +244,12 @@ class QuiverConfig:
         return self.wal.max_bytes if self.has_wal else 0
 
     def cap_per_core(self, cores: int) -> int:
-        """Return the share of one core. Raises `ConfigError` if it cannot hold a log and two segments."""
+        """Return the share of one core. Raise `ConfigError` if it cannot hold a log and two segments."""
         share = self.retention.cap_bytes // cores
-        least = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
-        if share < least:
+        minimum = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
+        if share < minimum:
             raise ConfigError(
-                f"retention.size_cap must be at least {least * cores} bytes for {cores} core(s): "
+                f"retention.size_cap must be at least {minimum * cores} bytes for {cores} core(s): "
                 f"each needs wal.max_size and twice segment.target_size"
             )
         if self.largest_bundle(cores) < _BUNDLE_LEAST:
@@ -263,9 +268,9 @@ class QuiverConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "quiver") -> QuiverConfig:
-        """Read the settings of a file. Keys may be dotted: `retention.size_cap: 1GB` is allowed.
+        """Read settings from a mapping. Keys may be dotted: `retention.size_cap: 1GB` is allowed.
 
-        Raises `ConfigError` naming the place and, for an unknown key, the closest known key.
+        Raise `ConfigError` with the location and, for an unknown key, the closest known key.
         """
         return build(cls, _undotted(mapping, where), where=where)
 

@@ -1,4 +1,4 @@
-"""The parts of one open core, put together."""
+"""The components of one open core, and how they are connected."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class QuiverStats:
     open_bytes: int
     open_streams: int
     sealed_segments: int
-    """Sealed and not yet on disk."""
+    """The number of segments that are sealed and not yet on disk."""
     wal_bytes: int
     wal_files: int
     wal_cursor: int
-    """The lowest position of the log that is still needed."""
+    """The lowest log position that is still needed."""
     next_segment_seq: int
     next_wal_seq: int
     disk_bytes: int
     cap_bytes: int
     subscribers: tuple[Subscriber, ...]
     damage: tuple[str, ...]
-    """Descriptions of what could not be read at the start."""
+    """Descriptions of everything that could not be read at startup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Runtime:
 
 
 class Core:
-    """All parts of one core directory. The caller has locked the directory."""
+    """All components of one core directory. The caller has locked the directory."""
 
     def __init__(
         self, directory: str, config: QuiverConfig, runtime: Runtime, *, core_id: int, cores: int
@@ -140,21 +140,21 @@ class Core:
             self.maintenance.start()
 
     def _replay(self, found: Recovered) -> None:
-        """Replay the log, writing segments on the way, so that a long log needs little memory."""
+        """Replay the log. Write segments on the way, so that a long log needs little memory."""
         for parts, end in found.pending():
             self.memtable.add(parts, end=end)
             while self.segment_writer.step():
                 pass
         if self.wal is not None:
-            # Marks after the last entry are not needed, but they keep files from being removed.
+            # Marks after the last entry are not needed, but they prevent files from being removed.
             self.memtable.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
         if found.replayed or found.deduplicated:
-            _LOGGER.info("the log had %d bundles to take in", found.replayed)
+            _LOGGER.info("replayed %d bundles from the log", found.replayed)
 
     def _make_uploader(self, runtime: Runtime, core_id: int) -> Uploader | None:
-        """Return an uploader with all existing segments queued; None if nothing is to be uploaded."""
+        """Return an uploader with all existing segments queued, or None if uploads are not configured."""
         upload = self.config.upload
         if upload.store is None:
             return None
@@ -183,7 +183,7 @@ class Core:
             self.wal.advance(self.memtable.needed())
 
     def _assemble_limits(self, runtime: Runtime, *, core_id: int, cores: int) -> None:
-        """Build what limits disk and memory: the quota, the reaper, and admission."""
+        """Create the components that limit disk and memory: the quota, the reaper, and admission."""
         config, clock = self.config, runtime.clock
         metrics = RetentionMetrics(runtime.registry)
         self.guard = CloseGuard()
@@ -255,7 +255,7 @@ class Core:
         )
 
     def _steps(self, runtime: Runtime) -> list[Callable[[], object]]:
-        """The steps of maintenance, in order."""
+        """Return the steps of maintenance in order."""
         upkeep = SubscriberUpkeep(
             self.offsets,
             self.deliveries,
@@ -308,7 +308,7 @@ class Core:
             metrics.wal_corrupt.inc(len(found.replay.damage))
 
     def read(self, claim: Lease) -> Bundle | None:
-        """Return the bundle of a claim, or None if it cannot be read; then the claim has ended."""
+        """Return the bundle of a claim, or None if it cannot be read. In that case the claim has ended."""
         try:
             batch = self.store.read(claim.ref.segment_seq, claim.ref.bundle)
         except Corrupt as error:
@@ -317,19 +317,19 @@ class Core:
             return None
         except (PenstockError, IndexError) as error:
             _LOGGER.error("segment %d cannot be read: %s", claim.ref.segment_seq, error)
-            is_hopeless = self.deliveries.read_failed(claim)
-            # A device that fails may come back, and the bytes with it.
-            if is_hopeless and not isinstance(error, Unavailable | PermissionDenied):
+            should_quarantine = self.deliveries.read_failed(claim)
+            # A failed device may recover, and the bytes with it.
+            if should_quarantine and not isinstance(error, Unavailable | PermissionDenied):
                 self._give_up(claim.ref.segment_seq, str(error))
             return None
         except BaseException:
-            # Whatever it is, the bundle is not at fault: another consumer may have it.
+            # The bundle is not the cause, so another consumer may have it.
             self.deliveries.abandon(claim)
             raise
         return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)
 
     def quarantine(self, seq: int, reason: str) -> bool:
-        """Quarantine a damaged segment; its bytes are kept as evidence.
+        """Quarantine a damaged segment, and keep its bytes as evidence.
 
         Return True if it was rebuilt from the log. Otherwise it is dropped for every subscriber.
         """
@@ -341,7 +341,7 @@ class Core:
             except PenstockError:
                 pass
             else:
-                return True  # another thread has rebuilt it
+                return True  # another thread has already rebuilt it
             info = self.store.get(seq)
             self.metrics.corrupt.inc()
             self.damage.append(f"segment {seq} of bundles {info.wal_seq_min} to {info.wal_seq_max}: {reason}")
@@ -351,7 +351,7 @@ class Core:
             return False
 
     def _rebuild(self, info: SegmentInfo, reason: str) -> bool:
-        """Rebuild a segment from the log; once for each, because a disk may keep damaging it."""
+        """Rebuild a segment from the log, at most once per segment, because a disk may keep damaging it."""
         if self.wal is None or info.seq in self._rebuilt:
             return False
         self._rebuilt.add(info.seq)
@@ -359,7 +359,7 @@ class Core:
             self.store.quarantine(info.seq, reason)
             return rebuild_segment(self.store, info, self.fs, os.path.join(self._directory, "wal"))
         except PenstockError as error:
-            _LOGGER.error("segment %d could not be put together again: %s", info.seq, error)
+            _LOGGER.error("cannot rebuild segment %d: %s", info.seq, error)
             return False
 
     def _give_up(self, seq: int, reason: str) -> None:
@@ -392,7 +392,7 @@ class Core:
         )
 
     def close(self) -> None:
-        """Stop every part in order. Each step is tried, whatever became of the one before it."""
+        """Stop every component in order. A failed step does not prevent the next one."""
         with contextlib.ExitStack() as stack:
             if self.wal is not None:
                 stack.callback(self.wal.close)
@@ -414,19 +414,19 @@ class Core:
         except PenstockError as error:
             if not self.config.has_wal:
                 raise
-            _LOGGER.error("what is open stays in the log: %s", error)
+            _LOGGER.error("cannot write the open segments; their data stays in the log: %s", error)
 
     def _clear_log(self) -> None:
-        """Remove segments that every subscriber has resolved, and empty the log once no segment is left.
+        """Remove segments that every subscriber has resolved. Empty the log if no segment is left.
 
-        As long as one is left the log stays: a damaged segment can be rebuilt from it.
+        The log stays while a segment is left, because a damaged segment can be rebuilt from it.
         """
         try:
             self.space.reap()
             if self.wal is not None and not self.store.infos() and not self.memtable.memory_bytes:
                 self.wal.clear()
         except PenstockError as error:
-            _LOGGER.warning("delivered data stays until the next start: %s", error)
+            _LOGGER.warning("cannot remove delivered data until the next start: %s", error)
 
     def _close_offsets(self) -> None:
         self.offsets.close(

@@ -1,6 +1,6 @@
 """A durable buffer of Arrow batches in one directory: each is stored once and delivered to every subscriber.
 
-`Quiver` is for threads. `AsyncQuiver` is the same engine for an event loop, without a thread for each call.
+`Quiver` is for threads. `AsyncQuiver` is the same engine for an event loop and needs no thread per call.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _WAIT_MAX_S: Final = 0.16
 
 
 class Quiver:
-    """One core of a Quiver directory, open for this process alone. Any thread may call any method.
+    """One core of a Quiver directory, open for this process only. Any thread may call any method.
 
-    Data for which `ingest` has returned survives what the flush policy promises and is delivered to every
-    subscriber at least once. It is deleted when all of them have resolved it, or when retention says so.
+    Once `ingest` has returned, the data is as durable as the flush policy promises and is delivered to every
+    subscriber at least once. It is deleted when every subscriber has resolved it, or by retention.
     """
 
     def __init__(self, core: Core, lock: contextlib.ExitStack) -> None:
@@ -71,10 +71,10 @@ class Quiver:
     ) -> Quiver:
         """Recover and open `core_<core_id>` below `path`, which is created if it is missing.
 
-        Each of `cores` processes owns one core and its share of the size cap. Without `maintenance` nothing
-        happens periodically, only when `maintain` is called; without `threads` everything happens within the
-        calls. Raises `Locked` if another process has it open, `ConfigError`, `Unsupported`, and what the disk
-        raises.
+        Each of `cores` processes owns one core and its share of the size cap. Without `maintenance`, periodic
+        work happens only when `maintain` is called. Without `threads`, all work happens within the calls.
+        Raise `Locked` if another process has the directory open, `ConfigError`, `Unsupported`, and errors of
+        the disk.
         """
         config = config if config is not None else QuiverConfig()
         config = config if path is None else config.with_path(os.fspath(path))
@@ -92,18 +92,18 @@ class Quiver:
             core = Core(directory, config, runtime, core_id=core_id, cores=cores)
             return cls(core, stack.pop_all())
 
-    # ---- in ------------------------------------------------------------------------------------------
+    # ---- ingest --------------------------------------------------------------------------------------
 
     def ingest(
         self, data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
     ) -> Receipt:
         """Accept a batch, or one batch for each of several slots, and return when it is durable.
 
-        A single batch goes into the flat slot of its `signal`, or into `slot`; without either it is no
-        telemetry. Each slot's batch is delivered as a bundle of its own. Raises `AtCapacity` when a cap is
-        reached and nothing may be deleted, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
-        raises. After an error the batch is not accepted, though it may reappear if the machine stops right
-        then.
+        A single batch goes into `slot`, or into the flat slot of its `signal`; without either it is not
+        treated as telemetry. Each slot's batch is delivered as a separate bundle. Raise `AtCapacity` if a cap
+        is reached and nothing may be deleted, `InvalidInput`, `LimitExceeded`, `Closed`, and errors of the
+        disk. After an error the batch is not accepted, although it may reappear if the machine stops at that
+        moment.
         """
         self.check_open()
         return self._accept(encode_bundle(data, signal=signal, slot=slot))
@@ -118,32 +118,32 @@ class Quiver:
         return answer.wait()
 
     def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
-        """Accept a request as it came, without decoding it. Raises as `ingest`."""
+        """Accept an unmodified request without decoding it. Raise as `ingest`."""
         return self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """Register a subscriber, durably. One that is registered already continues where it was.
+        """Register a subscriber durably. A registered one keeps its position.
 
-        A new one starts with the earliest data there is, with data that arrives from now on ("latest"), or
-        with a segment number.
+        A new one starts at the earliest existing data, with data that arrives from now on ("latest"), or at a
+        segment number.
         """
         self.check_open()
         return self._core.offsets.register(name, start)
 
     def activate(self, name: str) -> None:
-        """Let a subscriber receive bundles. Raises `UnknownSubscriber`."""
+        """Start delivering bundles to a subscriber. Raise `UnknownSubscriber`."""
         self.check_open()
         self._core.offsets.activate(name)
 
     def deactivate(self, name: str) -> None:
-        """Deliver nothing to a subscriber until it is activated again; its data is kept."""
+        """Stop delivering bundles to a subscriber until it is activated again. Its data is kept."""
         self.check_open()
         self._core.offsets.deactivate(name)
 
     def unregister(self, name: str) -> Subscriber:
-        """Remove a subscriber, durably: nothing is kept for it any more. Return its last state."""
+        """Remove a subscriber durably and stop keeping data for it. Return its last state."""
         self.check_open()
         return self._core.deliveries.unregister(name)
 
@@ -159,12 +159,12 @@ class Quiver:
         self.check_open()
         return self._core.offsets.orphans(configured)
 
-    # ---- out -----------------------------------------------------------------------------------------
+    # ---- delivery ------------------------------------------------------------------------------------
 
     def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
-        """Claim the next bundle for a subscriber; return None when none came within `timeout`.
+        """Claim the next bundle for a subscriber. Return None if none arrives within `timeout`.
 
-        A `timeout` of None waits until there is one or Quiver is closed. Raises `UnknownSubscriber`.
+        A `timeout` of None waits until there is a bundle or Quiver is closed. Raise `UnknownSubscriber`.
         """
         timeout_s = None if timeout is None else parse_duration(timeout)
         while True:
@@ -177,9 +177,9 @@ class Quiver:
                 return bundle
 
     def claim(self, subscriber: str, ref: BundleRef) -> Bundle:
-        """Claim one particular bundle, whatever its turn.
+        """Claim a specific bundle out of order.
 
-        Raises `StaleClaim` if it cannot be claimed, and `Corrupt`.
+        Raise `StaleClaim` if it cannot be claimed, and `Corrupt`.
         """
         self.check_open()
         bundle = self._core.read(self._core.deliveries.claim(subscriber, ref))
@@ -188,7 +188,7 @@ class Quiver:
         return bundle
 
     def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """Acknowledge every bundle of a segment. Return False if none was left."""
+        """Acknowledge every bundle of a segment. Return False if all were already resolved."""
         self.check_open()
         return self._core.deliveries.ack_segment(subscriber, segment_seq)
 
@@ -202,8 +202,8 @@ class Quiver:
     ) -> ds.Dataset:
         """Return the committed segments of one signal or slot as a dataset, from `since` up to `until`.
 
-        Open segments are not in it: call `flush` first to include them. A segment that is deleted before the
-        dataset is read is an error then.
+        It does not include open segments; call `flush` first to include them. Reading the dataset fails if
+        one of its segments has been deleted.
         """
         self.check_open()
         kind = None if signal is None else Signal(signal)
@@ -214,13 +214,13 @@ class Quiver:
     # ---- maintenance ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Return when everything accepted so far is in segments, which are ready to be delivered."""
+        """Return when everything accepted so far is in segments and ready for delivery."""
         self.check_open()
         with self._core.guard.at_work():
             self._core.flusher.flush()
 
     def maintain(self) -> None:
-        """Do what is due now: seal, redeliver, sync, delete. Raises what the disk raises."""
+        """Do all due work now: seal, redeliver, sync, delete. Raise errors of the disk."""
         self.check_open()
         self._core.maintenance.run()
 
@@ -230,13 +230,13 @@ class Quiver:
 
     @property
     def core(self) -> Core:
-        """The parts, for code that builds on them."""
+        """The components, for code that builds on them."""
         return self._core
 
     def close(self) -> None:
         """Write open segments, checkpoint, and release the directory. May be called twice.
 
-        Raises what the disk raises; accepted data is in the log then, and the directory is released.
+        Raise errors of the disk. In that case accepted data is in the log, and the directory is released.
         """
         with self._closing:
             if self._is_closed:
@@ -246,7 +246,7 @@ class Quiver:
             self._core.close()
 
     def check_open(self) -> None:
-        """Raise `Closed` if this was closed."""
+        """Raise `Closed` if this Quiver is closed."""
         if self._is_closed:
             raise Closed("this Quiver is closed; open it again")
 
@@ -290,14 +290,14 @@ def _lock_directory(stack: contextlib.ExitStack, fs: FileSystem, directory: str)
 
 def _warn_of_memory(fs: FileSystem, directory: str) -> None:
     if isinstance(fs, OsFileSystem) and device_kind(directory) in VOLATILE:
-        _LOGGER.warning("%s is in memory: all is lost when the machine restarts; use a disk", directory)
+        _LOGGER.warning("%s is in memory: all data is lost when the machine restarts; use a disk", directory)
 
 
 class AsyncQuiver:
     """A `Quiver` whose calls do not block the event loop.
 
-    `ingest` and `next_bundle` wait without a thread; rare calls that touch the disk run on the default
-    executor. Answers to a bundle (`bundle.ack()` and so on) never wait and are plain calls.
+    `ingest` and `next_bundle` wait without a thread. Rare calls that access the disk run on the default
+    executor. `bundle.ack()`, `nack()`, `reject()` and `defer()` never wait and are plain calls.
     """
 
     def __init__(self, quiver: Quiver) -> None:
@@ -319,7 +319,7 @@ class AsyncQuiver:
         registry: Registry = DEFAULT_REGISTRY,
         maintenance: bool = True,
     ) -> AsyncQuiver:
-        """As `Quiver.open`."""
+        """See `Quiver.open`."""
 
         def opened() -> Quiver:
             return Quiver.open(
@@ -338,18 +338,18 @@ class AsyncQuiver:
 
     @property
     def sync(self) -> Quiver:
-        """The blocking engine itself."""
+        """The blocking engine."""
         return self._quiver
 
     async def ingest(
         self, data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
     ) -> Receipt:
-        """As `Quiver.ingest`. A task that is cancelled does not know whether its bundle was accepted."""
+        """See `Quiver.ingest`. After a cancellation it is unknown whether the bundle was accepted."""
         self._quiver.check_open()
         return await self._accept(encode_bundle(data, signal=signal, slot=slot))
 
     async def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
-        """As `Quiver.ingest_raw`."""
+        """See `Quiver.ingest_raw`."""
         return await self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
     async def _accept(self, bundle: EncodedBundle) -> Receipt:
@@ -360,19 +360,19 @@ class AsyncQuiver:
             try:
                 loop.call_soon_threadsafe(_answer, answer, receipt, error)
             except RuntimeError:
-                return  # the loop is closed, so nothing waits any more
+                return  # the loop is closed, so nothing is waiting
 
-        await self._take_room(bundle.byte_count)
+        await self._reserve_space(bundle.byte_count)
         try:
             self._core.appender.append(bundle, settle)
         finally:
             self._core.admission.release(bundle.byte_count)
         return await answer
 
-    async def _take_room(self, byte_count: int) -> None:
-        """Reserve room for a bundle, waiting on the loop: threads are few and readers need them.
+    async def _reserve_space(self, byte_count: int) -> None:
+        """Reserve space for a bundle by waiting on the loop, because threads are few and readers need them.
 
-        The room is reserved here and not on a thread, whose result a cancelled task never sees.
+        The space is reserved here, not on a thread, because a cancelled task never sees a thread's result.
         """
         admission, clock = self._core.admission, self._core.clock
         deadline_s = clock.monotonic() + self._core.config.ingest.block_s
@@ -388,7 +388,7 @@ class AsyncQuiver:
                 self._quiver.check_open()
 
     async def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
-        """As `Quiver.next_bundle`."""
+        """See `Quiver.next_bundle`."""
         timeout_s = None if timeout is None else parse_duration(timeout)
         while True:
             self._quiver.check_open()
@@ -402,7 +402,7 @@ class AsyncQuiver:
     async def _read(self, claim: Lease) -> Bundle | None:
         """Read a bundle.
 
-        The first read of a segment may go over all of its bytes; later ones only look into memory.
+        The first read of a segment may read all of its bytes. Later ones only access memory.
         """
         seq = claim.ref.segment_seq
         if seq in self._warm:
@@ -410,42 +410,42 @@ class AsyncQuiver:
         try:
             bundle = await self._run(lambda: self._core.read(claim))
         except BaseException:
-            # The caller does not get the bundle; a read that continues finds the claim ended.
+            # The caller does not get the bundle. A read that continues finds the claim ended.
             self._core.deliveries.abandon(claim)
             raise
         self._warm.append(seq)
         return bundle
 
     async def claim(self, subscriber: str, ref: BundleRef) -> Bundle:
-        """As `Quiver.claim`."""
+        """See `Quiver.claim`."""
         return await self._run(lambda: self._quiver.claim(subscriber, ref))
 
     async def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """As `Quiver.ack_segment`."""
+        """See `Quiver.ack_segment`."""
         return self._quiver.ack_segment(subscriber, segment_seq)
 
     async def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """As `Quiver.register`."""
+        """See `Quiver.register`."""
         return await self._run(lambda: self._quiver.register(name, start))
 
     async def activate(self, name: str) -> None:
-        """As `Quiver.activate`."""
+        """See `Quiver.activate`."""
         self._quiver.activate(name)
 
     async def deactivate(self, name: str) -> None:
-        """As `Quiver.deactivate`."""
+        """See `Quiver.deactivate`."""
         self._quiver.deactivate(name)
 
     async def unregister(self, name: str) -> Subscriber:
-        """As `Quiver.unregister`."""
+        """See `Quiver.unregister`."""
         return await self._run(lambda: self._quiver.unregister(name))
 
     async def orphans(self, configured: Iterable[str]) -> list[str]:
-        """As `Quiver.orphans`."""
+        """See `Quiver.orphans`."""
         return self._quiver.orphans(configured)
 
     def subscribers(self) -> list[Subscriber]:
-        """As `Quiver.subscribers`."""
+        """See `Quiver.subscribers`."""
         return self._quiver.subscribers()
 
     def scan(
@@ -456,23 +456,23 @@ class AsyncQuiver:
         since: Instant | None = None,
         until: Instant | None = None,
     ) -> ds.Dataset:
-        """As `Quiver.scan`."""
+        """See `Quiver.scan`."""
         return self._quiver.scan(signal=signal, slot=slot, since=since, until=until)
 
     async def flush(self) -> None:
-        """As `Quiver.flush`."""
+        """See `Quiver.flush`."""
         await self._run(self._quiver.flush)
 
     async def maintain(self) -> None:
-        """As `Quiver.maintain`."""
+        """See `Quiver.maintain`."""
         await self._run(self._quiver.maintain)
 
     def stats(self) -> QuiverStats:
-        """As `Quiver.stats`."""
+        """See `Quiver.stats`."""
         return self._quiver.stats()
 
     async def close(self) -> None:
-        """As `Quiver.close`."""
+        """See `Quiver.close`."""
         await self._run(self._quiver.close)
 
     async def __aenter__(self) -> AsyncQuiver:

@@ -1,8 +1,13 @@
-"""The errors of Quiver, by what the caller should do about them.
+"""The errors of Quiver, grouped by how the caller should respond.
 
-Unavailable AtCapacity the buffer is full: try again after `retry_after_s` Locked another process has the
-directory open Rejected Closed the buffer was closed UnknownSubscriber no subscriber is registered under that
-name Conflict StaleClaim the claim ended before it was resolved; the bundle may be claimed by another consumer
+Unavailable
+  AtCapacity         the buffer is full: retry after `retry_after_s`
+  Locked             another process has the directory open
+Rejected
+  Closed             the buffer is closed
+  UnknownSubscriber  no subscriber is registered under that name
+Conflict
+  StaleClaim         the claim had ended; another consumer may have claimed the bundle
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from penstock.storage import LockHeld
 
 
 class AtCapacity(Unavailable):
-    """Nothing was accepted: a cap is reached, and freeing space would drop data that is not processed."""
+    """Nothing was accepted: a cap is reached, and freeing space would drop unprocessed data."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -20,11 +25,11 @@ class AtCapacity(Unavailable):
 
 
 class Locked(LockHeld):
-    """Another process has the directory open; it has one writer at a time."""
+    """Another process has the directory open. A directory has one writer at a time."""
 
 
 class Closed(Rejected):
-    """The buffer was closed; open it again."""
+    """The buffer is closed. Open it again to continue."""
 
 
 class UnknownSubscriber(NotFound):
@@ -32,4 +37,4 @@ class UnknownSubscriber(NotFound):
 
 
 class StaleClaim(Conflict):
-    """The claim ended before it was resolved, by its lease or otherwise; nothing was recorded."""
+    """The claim had already ended, for example because its lease expired. Nothing was recorded."""

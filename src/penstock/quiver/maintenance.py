@@ -1,4 +1,4 @@
-"""Periodic work of one core: the steps, the thread that runs them, and what they do to subscribers."""
+"""Periodic work of one core: the thread that runs it, the steps for subscribers, and the gauges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEASURE_EVERY_S: Final = 1.0
 
 
 class Maintenance:
-    """Runs the periodic steps of one core in order. `run` does it once; after `start` a thread repeats it."""
+    """Runs the periodic steps of one core in order. `run` is one pass; `start` repeats it on a thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Maintenance:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the step under way; no step runs any more when this returns."""
+        """Stop after the current step. No step runs after this returns."""
         self._guard.begin()
         if self._thread is not None:
             self._thread.join()
@@ -71,9 +71,9 @@ class Maintenance:
                     _LOGGER.exception("maintenance")
 
     def run(self) -> None:
-        """Run every step, even if one before it fails. A step that fails is due again the next time.
+        """Run every step, even if an earlier one fails. A step that fails runs again in the next pass.
 
-        Raises what the disk raises, and `Closed` after `stop`: the directory may belong to another process.
+        Raise errors of the disk, and `Closed` after `stop`: the directory may belong to another process.
         """
         with self._running, contextlib.ExitStack() as stack:
             self._guard.check_open()
@@ -82,7 +82,7 @@ class Maintenance:
 
 
 class SubscriberUpkeep:
-    """The periodic steps for subscribers: acks of other processes, and dropping orphans that expired."""
+    """The periodic steps for subscribers: applying external acks and removing expired orphans."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class SubscriberUpkeep:
         self._clock = SteadyClock(clock)
 
     def apply_external_acks(self) -> None:
-        """Acknowledge for processes that only read: each is done with every segment up to a number."""
+        """Apply acks of processes that only read. Each ack covers every segment up to a number."""
         for ack in self._external.take():
             if ack.subscriber not in self._offsets.names():
                 self._offsets.register(ack.subscriber)
@@ -149,7 +149,7 @@ class Gauges:
         self._measured_s: float | None = None
 
     def update(self) -> None:
-        """Set the gauges if a second has passed since the last time."""
+        """Set the gauges, unless they were set less than a second ago."""
         now_s = self._clock.monotonic()
         if self._measured_s is not None and now_s - self._measured_s < _MEASURE_EVERY_S:
             return

@@ -1,8 +1,9 @@
-"""The words that every part of Quiver shares: what a bundle, a stream, a segment and a slot are.
+"""The data model that all parts of Quiver share: bundles, streams, segments and slots.
 
-A *bundle* is one accepted batch. Each of its slots belongs to a *stream*: all batches of one slot that have
-one schema. A *segment* is an immutable file with the bundles of one stream, in the order of the write-ahead
-log. A *slot* says which kind of payload a batch is; its number is on disk and never changes.
+A *bundle* is one accepted batch. Each of its slots belongs to a *stream*: all batches of one slot with the
+same schema. A *segment* is an immutable file that holds bundles of one stream, in the order of the
+write-ahead log. A *slot* identifies the kind of payload in a batch. Its number is stored on disk and never
+changes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Signal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class BundleRef:
-    """The place of one bundle: a segment, and the index of the record batch in it. Oldest first."""
+    """The address of one bundle: a segment and the index of the record batch in it. Sorts oldest first."""
 
     segment_seq: int
     bundle: int
@@ -37,11 +38,12 @@ class BundleRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInfo:
-    """All that the sidecar of a committed segment says.
+    """The metadata of a committed segment, as stored in its sidecar.
 
     Times are nanoseconds since the Unix epoch, in UTC. `event_ns_min` and `event_ns_max` are None when the
-    data has no event time. `wal_start` and `wal_end` are the log positions that span its bundles, and
-    `wal_seq_min` and `wal_seq_max` the entries; other segments may have bundles in that span.
+    data has no event time. `wal_start` and `wal_end` are the log positions that span its bundles.
+    `wal_seq_min` and `wal_seq_max` are the first and last entry numbers. Other segments may have bundles in
+    that span.
     """
 
     seq: int
@@ -66,7 +68,7 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pending:
-    """One accepted bundle's part for one stream, waiting in the open segment."""
+    """The part of one accepted bundle that belongs to one stream and waits in the open segment."""
 
     slot: int
     batch: pa.RecordBatch
@@ -118,7 +120,7 @@ SLOTS: Final[Mapping[int, str]] = MappingProxyType(
         63: "other",
     }
 )
-"""The slots with a meaning; 63 is for batches that are no telemetry."""
+"""The defined slots. Slot 63 is for batches that are not telemetry."""
 
 _FLAT: Final = {Signal.TRACES: 50, Signal.LOGS: 51, Signal.METRICS: 52, Signal.OTHER: 63}
 _RAW: Final = {Signal.LOGS: 60, Signal.TRACES: 61, Signal.METRICS: 62}
@@ -135,15 +137,15 @@ _TIMES: Final = ("time", "observed_time", "timestamp", "start_time")
 
 
 def slot_name(slot: int) -> str:
-    """Return the name of a slot. Raises `InvalidInput` for a number without a meaning."""
+    """Return the name of a slot. Raise `InvalidInput` if the slot is not defined."""
     name = SLOTS.get(slot)
     if name is None:
-        raise InvalidInput(f"slot {slot} is not in the slot table; batches of your own go into slot 63")
+        raise InvalidInput(f"slot {slot} is not in the slot table; use slot 63 for your own batches")
     return name
 
 
 def signal_of(slot: int) -> Signal:
-    """Return the signal of a slot; `OTHER` for the slots that all signals share."""
+    """Return the signal of a slot, or `OTHER` for a slot that several signals share."""
     slot_name(slot)
     if 10 <= slot < 30:
         return Signal.METRICS
@@ -160,7 +162,7 @@ def flat_slot(signal: Signal) -> int:
 
 
 def raw_slot(signal: Signal) -> int:
-    """Return the slot of requests that are stored unchanged. Raises `InvalidInput` if there is none."""
+    """Return the slot for unmodified requests of a signal. Raise `InvalidInput` if there is none."""
     slot = _RAW.get(signal)
     if slot is None:
         raise InvalidInput(
@@ -170,12 +172,12 @@ def raw_slot(signal: Signal) -> int:
 
 
 def event_columns(slot: int) -> tuple[str, ...]:
-    """Return the columns that may hold the event time of a slot's rows, best first."""
+    """Return the columns that may hold the event time of a slot's rows, in order of preference."""
     return _SPAN_TIMES if slot in (40, 50) else _TIMES
 
 
 class Trigger(enum.StrEnum):
-    """Why a segment was sealed."""
+    """The reason why a segment was sealed."""
 
     SIZE = "size"
     AGE = "age"
@@ -188,7 +190,7 @@ class Trigger(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StreamKey:
-    """One stream: all batches of a slot that have one schema."""
+    """The identity of one stream: a slot and the fingerprint of a schema."""
 
     slot: int
     fingerprint: bytes
@@ -196,7 +198,7 @@ class StreamKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SealedSegment:
-    """The bundles of one segment, complete and waiting to be written. At least one part."""
+    """The bundles of one complete segment that waits to be written. It has at least one part."""
 
     key: StreamKey
     parts: Sequence[Pending]

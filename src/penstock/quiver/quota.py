@@ -1,7 +1,8 @@
-"""The disk quota of one core: how much it may use, how much it uses, and how much a bundle takes.
+"""The disk quota of one core: its limit, its usage, and the space that a bundle takes.
 
 Bytes are charged before they are written and released after their file is gone, so the count is never below
-what is on the disk. The cap cannot see what others do to the device: too little free space counts as over it.
+the real usage. The cap does not see other users of the device, so too little free space counts as exceeding
+it.
 """
 
 from __future__ import annotations
@@ -16,47 +17,47 @@ from penstock.storage import FileSystem
 from penstock.units import format_size
 
 FRAME_BYTES: Final = 2048
-"""About what a segment has besides its bundles: schema, footer and sidecar."""
+"""The approximate overhead of a segment: schema, footer and sidecar."""
 _ACK_LOG_SHARE: Final = 16
-"""The share of the cap for the offset log, which is never empty."""
+"""The divisor of the cap that gives the space for the offset log, which is never empty."""
 _LOOK_EVERY_S: Final = 1.0
 
 
 def min_quota(*, wal_bytes: int, target_bytes: int) -> int:
-    """Return the least that one core needs: its log, the segment being written and one more."""
+    """Return the minimum for one core: its log, the segment being written and one more."""
     return wal_bytes + 2 * target_bytes
 
 
 def min_core_quota(cap_bytes: int, cores: int) -> int:
-    """Return what one of several cores may use whatever the others use: half of its share."""
+    """Return the bytes that each of several cores may always use: half of its share."""
     return cap_bytes // cores // 2
 
 
 def max_core_quota(cap_bytes: int, cores: int, target_bytes: int) -> int:
-    """Return what one core may use when the others use nothing."""
+    """Return the bytes that one core may use when the others use nothing."""
     if cores == 1:
         return cap_bytes
-    least = min_core_quota(cap_bytes, cores)
-    return max(least, cap_bytes - target_bytes * cores - least * (cores - 1))
+    minimum = min_core_quota(cap_bytes, cores)
+    return max(minimum, cap_bytes - target_bytes * cores - minimum * (cores - 1))
 
 
 def footprint(byte_count: int, *, has_wal: bool) -> int:
-    """Return the bytes that a bundle takes on disk: it is still in the log when its segment is written."""
+    """Return the disk space for a bundle, which is still in the log while its segment is written."""
     return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)
 
 
 def largest_bundle(most_bytes: int, *, target_bytes: int, has_wal: bool) -> int:
-    """Return the largest bundle that fits below the soft cap when everything removable is gone."""
+    """Return the size of the largest bundle that fits below the soft cap when all removable data is gone."""
     below = most_bytes - target_bytes
     room = below - below // _ACK_LOG_SHARE - FRAME_BYTES
     return room // 2 if has_wal else room
 
 
 class Quota:
-    """The bytes of one core, by their kind. Safe to use from any thread.
+    """The bytes of one core, by kind. Safe to use from any thread.
 
-    `hard_bytes` is this core's share of the cap; writers wait one segment before it, so that open segments
-    can still be written. `limit` returns what other cores leave, which replaces the share.
+    `hard_bytes` is this core's share of the cap. Writers wait one segment below it, so that open segments can
+    still be written. `limit` returns the quota that other cores leave, which replaces the share.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class Quota:
         clock: Clock = SYSTEM_CLOCK,
         limit: Callable[[], int] | None = None,
     ) -> None:
-        least = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
-        if hard_bytes < least:
+        minimum = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
+        if hard_bytes < minimum:
             raise ConfigError(
                 f"the cap of {format_size(hard_bytes)} per core is too small: the log and two segments "
-                f"need {format_size(least)}"
+                f"need {format_size(minimum)}"
             )
         self._fs = fs
         self._directory = directory
@@ -96,7 +97,7 @@ class Quota:
 
     @property
     def hard_bytes(self) -> int:
-        """The bytes that this core may use now."""
+        """The bytes that this core may use at present."""
         return self._hard_bytes if self._limit is None else self._limit()
 
     @property
@@ -111,7 +112,7 @@ class Quota:
 
     @property
     def fraction(self) -> float:
-        """The part of the cap that is used."""
+        """The used fraction of the cap."""
         return self.used / self.hard_bytes
 
     def put(self, **byte_counts: int) -> None:
@@ -125,12 +126,12 @@ class Quota:
             self._bytes[kind] = self._bytes.get(kind, 0) + byte_count
 
     def release(self, kind: str, byte_count: int) -> None:
-        """Stop counting bytes whose file is gone, or that were not written after all."""
+        """Stop counting bytes whose file was removed, or that were not written."""
         with self._lock:
             self._bytes[kind] = max(0, self._bytes.get(kind, 0) - byte_count)
 
     def excess(self, more_bytes: int = 0) -> int:
-        """Return the bytes over the soft cap, or short of free space, with `more_bytes` added; 0 if none."""
+        """Return by how much the use plus `more_bytes` exceeds the soft cap or the free space, or 0."""
         over = self.used + more_bytes - self.soft_bytes
         return max(0, over, self._lacking_bytes(more_bytes))
 
@@ -142,6 +143,6 @@ class Quota:
             try:
                 self._lacking = self._min_free_bytes - self._fs.free_bytes(self._directory)
             except PenstockError:
-                self._lacking = 0  # if it is really in trouble, the next write fails
+                self._lacking = 0  # a real problem will fail the next write
             self._looked_s = now_s
         return self._lacking + more_bytes

@@ -1,11 +1,12 @@
-"""Recovery of a core directory, whatever happened to it.
+"""Recovery of a core directory after a clean stop, a crash or damage.
 
-The order is that of the dependencies: progress first, then segments, then the two compared, then the log.
-Running it again, even after a crash in the middle, leads to the same state.
+The order follows the dependencies: progress, segments, their comparison, then the log. Repeating the
+recovery, even after a crash in the middle, leads to the same state.
 
-A segment holds one stream, and between its first and its last entry the log has entries of other streams too.
-So neither the cursor nor a segment's range says which entries are committed; the numbers that the segment's
-own bundles carry do. An entry with several slots may be committed in part: each part is looked up separately.
+A segment holds one stream, but the log also has entries of other streams between the segment's first and last
+entry. So neither the cursor nor the range of a segment shows which entries are committed; the entry numbers
+stored with the segment's bundles do. An entry with several slots may be partly committed, so each part is
+looked up separately.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from penstock.storage import FileSystem, LogPosition, scan, write_durably
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"
-"""A file of this name, in quarantine, says that the bundles lost from this number on are counted."""
+"""The prefix of a file in quarantine. The file says that bundles lost from this number on are counted."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Recovered:
-    """A recovered core directory: its parts are open, and the log is read but not yet replayed."""
+    """A recovered core directory. Its parts are open, and the log is read but not yet replayed."""
 
     offsets: SubscriptionStore
     store: SegmentStore
@@ -58,15 +59,15 @@ class Recovered:
     damage: list[str] = field(default_factory=list)
     next_wal_seq: int = 1
     replayed: int = 0
-    """Parts of bundles that were taken from the log."""
+    """The number of bundle parts that were taken from the log."""
     deduplicated: int = 0
-    """Parts that a committed segment has already."""
+    """The number of bundle parts that a committed segment already has."""
     expired: int = 0
-    """Bundles in the log that are older than data may get."""
+    """The number of bundles in the log that exceed the maximum age."""
     _committed: dict[tuple[int, str], set[int]] = field(default_factory=dict)
 
     def pending(self) -> Iterator[tuple[list[Pending], int]]:
-        """Yield what the log has and no segment has, by entry and in order: the parts, and where it ends."""
+        """Yield the parts in the log that no segment has, entry by entry, with the end of the entry."""
         if self.replay is None:
             return
         for found in self.replay.entries():
@@ -110,10 +111,10 @@ class Recovered:
 
 
 def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int, clock: Clock) -> Recovered:
-    """Open everything in a directory that this process has locked.
+    """Open all files of a directory that this process has locked.
 
-    Raises `Unsupported` for files of a later version, and `Corrupt` for a damaged log if the settings say
-    that this stops a start; nothing is changed then.
+    Raise `Unsupported` for files of a later version, and `Corrupt` for a damaged log if the configuration
+    requires it. In both cases nothing is changed.
     """
     wal_dir, quarantine = os.path.join(core_dir, "wal"), os.path.join(core_dir, "quarantine")
     replay = read_wal(fs, wal_dir)
@@ -147,7 +148,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         quarantined=store.quarantined,
         unlogged=unlogged,
     )
-    _note_counted(fs, quarantine, replay, gaps)
+    _mark_counted(fs, quarantine, replay, gaps)
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))
     found = Recovered(
@@ -168,7 +169,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         found.wal = Wal.open(fs, wal_dir, replay, rotation_bytes=config.wal.rotation_bytes)
     numbers = [replay.highest_seq, *(info.wal_seq_max for info in infos)]
     if not replay.highest_seq:
-        # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
+        # No entry is left. Each took more than a byte, so no number is above the end of the log.
         numbers.append(replay.end)
     found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))
     if replay.is_short:
@@ -178,7 +179,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
 
 
 def _first_seq(replay: WalReplay) -> int | None:
-    """Return the number of the first entry after the cursor, after reading all of them."""
+    """Read all entries after the cursor and return the number of the first one."""
     first: int | None = None
     for found in replay.entries():
         first = found.entry.wal_seq if first is None else first
@@ -208,7 +209,7 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
 
 
 def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -> int:
-    """Count bundles that were durable in the log and are neither there nor in a committed segment.
+    """Count bundles that were durable in the log and are now neither in it nor in a committed segment.
 
     This is an upper bound: the number of a bundle whose write failed looks the same.
     """
@@ -225,29 +226,29 @@ def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -
 
 
 def _uncounted(fs: FileSystem, quarantine: str, replay: WalReplay, last_seq: int) -> list[Gap]:
-    """Return the gaps that no earlier start has counted: a damaged file stays until it is not needed."""
+    """Return the gaps that no earlier start has counted. A damaged file stays until it is not needed."""
     names = {name for name, _ in fs.list_files(quarantine)}
     return [gap for gap in replay.gaps(last_seq) if f"{_COUNTED}{gap.first}" not in names]
 
 
-def _note_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list[Gap]) -> None:
-    """Keep these gaps, and the end that a log has lost, from being counted by the next start as well."""
+def _mark_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list[Gap]) -> None:
+    """Record these gaps, and the lost end of a log, so that the next start does not count them again."""
     for first in [gap.first for gap in gaps] + [replay.highest_seq + 1] * replay.is_short:
         fs.make_dirs(quarantine)
         write_durably(fs, os.path.join(quarantine, f"{_COUNTED}{first}"), [b"counted"], staging=quarantine)
 
 
 def _missing(gap: Gap, store: SegmentStore) -> int:
-    """Return the maximum number of bundles of a gap in the log that no committed segment has."""
+    """Return an upper bound on the bundles of a gap in the log that no committed segment has."""
     committed = set().union(*_committed(store, gap.first).values())
     missing = gap.last + 1 - gap.first - sum(gap.first <= seq <= gap.last for seq in committed)
     return max(0, min(missing, gap.byte_count // ENTRY_BYTES_MIN))
 
 
 def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set[int]]:
-    """Return the entries from `first_seq` on that each stream's committed segments have.
+    """Return the entries from `first_seq` on that the committed segments of each stream have.
 
-    A segment that cannot be read is quarantined here, while the log may still have its contents.
+    An unreadable segment is quarantined here, while the log may still have its contents.
     """
     numbers: dict[tuple[int, str], set[int]] = defaultdict(set)
     for info in store.infos():
@@ -276,8 +277,8 @@ def rebuild_segments(
 ) -> list[int]:
     """Rebuild every quarantined segment that a subscriber needs and that the log has completely.
 
-    Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
-    a crash. Raises what the disk raises.
+    Return their numbers. Call it before the offsets are reconciled with the store. It may be repeated after a
+    crash. Raise errors of the disk.
     """
     rebuilt: list[int] = []
     for seq, info in store.quarantined.items():
@@ -288,9 +289,9 @@ def rebuild_segments(
 
 
 def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
-    """Write this segment again if the log has all of it. Raises what the disk raises.
+    """Write this segment again if the log has all of it. Raise errors of the disk.
 
-    Reads the log from its oldest file on, even while it is written.
+    The log is read from its oldest file on, even while it is being written.
     """
     parts = list(_parts_of(info, fs, wal_dir))
     rows = sum(part.batch.num_rows for part in parts)
@@ -302,12 +303,12 @@ def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_
         byte_count=sum(part.byte_count for part in parts),
         trigger=Trigger.FLUSH,
     )
-    store.put_back(sealed, info, "put together again from the log")
+    store.put_back(sealed, info, "rebuilt from the log")
     return True
 
 
 def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
-    """Yield what the log has of a segment, each entry once, even from before the cursor."""
+    """Yield the parts of a segment that the log has, each entry once, including entries before the cursor."""
     layout = QuiverLayout()
     last = info.wal_seq_min - 1
     for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():

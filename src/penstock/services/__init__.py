@@ -1,4 +1,4 @@
-"""Services that connect engines: relaying a topic into a queue, feeding a database from one."""
+"""Services that connect engines: relaying a topic into a queue, and feeding a database from a queue."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""A database fed from a queue: each batch once, whichever process crashes.
+"""Feeding a database from a queue: each batch once, even after a crash of any process.
 
-1. The database stores the sequence of a batch, and the name of its queue, together with its rows, in one
-atomic step. There is no other state: a feed that starts reads it and continues after it, or refuses to start
-on another queue. 2. A batch is acknowledged when its write is DURABLE, in the order of the queue. More
-batches are written meanwhile. 3. If the database has no room, the same batch is offered again later. If the
-queue or the database has a newer owner, the feed stops with an error. 4. A record that the database cannot
-accept, or not completely, is stored as a dead letter in `{manifest_path}.dead/records/{sequence, 20
-digits}.json` before its batch is written.
+1. The database stores the sequence of a batch and the name of its queue together with its rows, in one atomic
+   step. There is no other state: a starting feed reads it and continues after it, or refuses to start on
+   another queue.
+2. A batch is acknowledged when its write is DURABLE, in the order of the queue. More batches are written
+   meanwhile.
+3. If the database has no room, the same batch is written again later. If the queue or the database has a
+   newer owner, the feed stops with an error.
+4. A record that the database refuses completely or partly is stored as a dead letter in
+   `{manifest_path}.dead/records/{sequence, 20 digits}.json` before its batch is written.
 """
 
 from __future__ import annotations
@@ -39,20 +41,20 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _FOREVER = RetryPolicy(floor_s=0.05, ceiling_s=5.0, deadline_s=math.inf)
-"""Transient errors are retried without limit: operators watch the lag of a feed, and stop it."""
+"""The retry policy for transient errors, without a limit. Operators monitor the lag of a feed and stop it."""
 _REPEATABLE = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
-"""Transient errors of the queue: every request to it can be repeated."""
+"""The transient errors of the queue. Every request to it can be repeated."""
 _SET_BACK = (
     "Restore the newer copy of the queue, or a copy of the database that is as old as the queue; otherwise"
     " new records would be skipped"
 )
 _DEAD_LETTERS_LISTED = 100
-"""Refused records that a report lists; it counts all."""
+"""The number of refused records that a report lists. It counts all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that the database cannot accept, by its index in the batch, and the reason."""
+    """A record that the database cannot accept, with its index in the batch and the reason."""
 
     index: int
     reason: str
@@ -61,7 +63,7 @@ class RefusedRecord:
 
 
 SetAside: TypeAlias = Callable[[Sequence[RefusedRecord]], Awaitable[None]]
-"""Stores refused records as dead letters of the queue; returns when they are durable. May be repeated."""
+"""A function that durably stores refused records as dead letters of the queue. It may be called again."""
 
 
 class FedDatabase(Protocol):
@@ -72,10 +74,10 @@ class FedDatabase(Protocol):
     ) -> WriteHandle:
         """Write the contents of the records and `position` in one atomic batch.
 
-        `metadata` has one payload for each record. Records that cannot be read or that break a rule are left
-        out and passed to `set_aside`, which has to return before the write begins: afterwards they would be
-        lost. The write happens, with `position`, even if no record is left. Waits for room, or raises
-        `Unavailable` having written nothing. The handle becomes DURABLE without another call.
+        `metadata` has one payload for each record. Invalid records are left out and passed to `set_aside`,
+        which must return before the write begins; otherwise they could be lost. The write happens, with
+        `position`, even if no record is left. Wait for room, or raise `Unavailable` without writing. The
+        handle becomes DURABLE without another call.
         """
         ...
 
@@ -84,17 +86,17 @@ class FedDatabase(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Return when everything written before is durable."""
+        """Return when all previous writes are durable."""
         ...
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record by its index in the batch, the reason, and its bytes (base64 in the object)."""
+    """A refused record: its index in the batch, the reason, and its bytes (base64 in the object)."""
 
     index: int
     reason: str
     stored_in_part: bool = False
-    """The database has the rest of the record: only what the reason names is missing."""
+    """Whether the database has the rest of the record, without the part that the reason describes."""
     data: bytes
 
 
@@ -120,7 +122,7 @@ async def store_dead_letters(store: ObjectStore, manifest_key: str, file: DeadLe
 
 
 def read_dead_letters(data: bytes) -> DeadLetterFile:
-    """Decode an object of dead letters. Raises `Corrupt`."""
+    """Decode an object of dead letters. Raise `Corrupt`."""
     try:
         return msgspec.json.decode(data, type=DeadLetterFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -128,7 +130,7 @@ def read_dead_letters(data: bytes) -> DeadLetterFile:
 
 
 class AdoptQueue(StrEnum):
-    """How a queue that the database was not fed from before relates to the previous one."""
+    """How a new queue relates to the previous queue of the database."""
 
     MOVED = "moved"
     """The same queue at another address: continue after the stored sequence."""
@@ -138,13 +140,13 @@ class AdoptQueue(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """The queue, and how often to poll it when it is empty. Raises `ConfigError`."""
+    """The configuration of a feed: the queue and its polling. Raises `ConfigError`."""
 
     queue: ConsumerConfig
     adopt_queue: AdoptQueue | str | None = None
-    """Required once if the database was fed from a queue of another name."""
+    """How to adopt the queue. Required once if the database was fed from a queue of another name."""
     poll_interval: DurationLike = "1s"
-    """How long a batch may wait in an idle queue; each poll is one request that transfers nothing."""
+    """The interval of polls while the queue is empty. Each poll is one request that transfers no data."""
 
     poll_interval_s = seconds_of("poll_interval")
 
@@ -159,7 +161,9 @@ class FeedConfig:
         try:
             return None if self.adopt_queue is None else AdoptQueue(self.adopt_queue)
         except ValueError:
-            raise errors.ConfigError(f"adopt_queue is 'moved' or 'new', not {self.adopt_queue!r}") from None
+            raise errors.ConfigError(
+                f"adopt_queue must be 'moved' or 'new', not {self.adopt_queue!r}"
+            ) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,12 +173,12 @@ class FeedReport:
     through: int | None = None
     batches: int = 0
     records: int = 0
-    """Records of batches that are durable, without the refused ones."""
+    """The number of records in durable batches, without the refused ones."""
     refused: int = 0
     stored_in_part: int = 0
-    """Records of which something is missing in the database; they are stored as dead letters, too."""
+    """The number of records that the database has only partly. They are also stored as dead letters."""
     letters: list[RefusedRecord] = field(default_factory=list)
-    """The first of the refused records."""
+    """The first refused records."""
     caught_up: bool = False
     """Whether the queue was empty at the last poll."""
 
@@ -189,7 +193,7 @@ class _Offer:
 
 
 class Feed:
-    """Moves the batches of one queue into one database, which the caller closes."""
+    """Moves the batches of one queue into one database. The caller closes the database."""
 
     def __init__(
         self,
@@ -210,15 +214,15 @@ class Feed:
         self._rng = rng
         self._registry = registry or Registry()
         self._refused = self._registry.counter(
-            "feed.records_refused", "Records that the database could not take, set aside."
+            "feed.records_refused", "Records that the database refused, stored as dead letters."
         )
         self._in_part = self._registry.counter(
-            "feed.records_stored_in_part", "Records of which the database could not take all, set aside."
+            "feed.records_stored_in_part", "Records that the database refused partly, stored as dead letters."
         )
         self._fed = self._registry.counter("feed.records", "Records that are durable in the database.")
         self._sequence = self._registry.gauge(
             "feed.sequence",
-            "The last sequence of the queue that is durable in the database; -1 before one is.",
+            "The last sequence of the queue that is durable in the database, or -1 if there is none.",
         )
         self._on_progress = on_progress or (lambda report: None)
         self._stop = asyncio.Event()
@@ -227,15 +231,16 @@ class Feed:
         self.report = FeedReport()
 
     def stop(self) -> None:
-        """Stop once everything written is durable and acknowledged."""
+        """Stop once every written batch is durable and acknowledged."""
         self._stop.set()
 
     async def run(self, *, once: bool = False) -> FeedReport:
         """Feed until `stop`, or with `once` until the queue is empty.
 
-        Transient errors are retried. Raises `ConfigError`, before the queue is touched, for a queue that the
-        database was not fed from and that is not adopted; `Fenced` if another process has taken the queue or
-        the database, `FlushError` if the database stopped, and what the queue raises for damaged batches.
+        Transient errors are retried. Raise `ConfigError` before accessing the queue if the database was fed
+        from another queue and this one is not adopted. Raise `Fenced` if another process has taken over the
+        queue or the database, `FlushError` if the database stopped, and the queue's errors for damaged
+        batches.
         """
         try:
             stored = await self._database.stored_position()
@@ -270,11 +275,11 @@ class Feed:
         return stored.sequence if adoption is AdoptQueue.MOVED else None
 
     async def _continues(self, stored: Position | None) -> bool:
-        """Return whether the queue continues at the stored position; False to read it from its beginning.
+        """Return whether the queue continues at the stored position, or False to read it from its beginning.
 
-        Raises `Corrupt`, before the queue is touched, if one of the two was replaced by an older copy. Then
-        the queue would reuse numbers up to the position for new records, which the feed would skip, or
-        batches that the database no longer has have left the queue.
+        Raise `Corrupt` before changing the queue if the queue or the database was replaced by an older copy.
+        In the first case the queue would reuse numbers up to the position for new records, which the feed
+        would skip. In the second case batches that the database no longer has have left the queue.
         """
         reader = QueueReader(self._store, self._config.queue.manifest_key, clock=self._clock)
         index = await reader.index()
@@ -282,7 +287,7 @@ class Feed:
         if stored is None or self.report.through is None:
             if index.first:
                 _log.warning(
-                    "%s begins at batch %d, and the database has none of it: batches 0 to %d left the queue"
+                    "%s begins at batch %d and the database is empty: batches 0 to %d left the queue"
                     " before this feed",
                     self.queue_name,
                     index.first,
@@ -306,8 +311,8 @@ class Feed:
             )
         missing = index.first - (last + 1)
         if missing > 0:  # a dead batch leaves the queue without a write to the database
-            aside = await dead_sequences(self._store, self._config.queue.manifest_key)
-            missing -= sum(last < number < index.first for number in aside)
+            dead_letters = await dead_sequences(self._store, self._config.queue.manifest_key)
+            missing -= sum(last < number < index.first for number in dead_letters)
         if missing <= 0:
             return True
         text = (
@@ -334,7 +339,7 @@ class Feed:
         )
 
     async def _feed(self, consumer: Consumer, *, once: bool) -> None:
-        """Write batches and acknowledge durable ones concurrently, until one of the two ends."""
+        """Write batches and acknowledge durable ones concurrently, until either task ends."""
         written: asyncio.Queue[_Offer | None] = asyncio.Queue()
         writing = asyncio.create_task(self._write_all(consumer, written, once=once))
         settling = asyncio.create_task(self._settle_all(consumer, written))
@@ -343,7 +348,7 @@ class Feed:
             for task in (
                 settling,
                 writing,
-            ):  # the cause before its consequence
+            ):  # await the cause before its consequence
                 if task.done():
                     await task
         finally:
@@ -356,7 +361,7 @@ class Feed:
         while not self._stop.is_set():
             batch = await self._unless_stopped(self._retry_forever(consumer.next_batch, on=_REPEATABLE))
             if self._stop.is_set() and batch is None:
-                break  # unknown whether there was another one
+                break  # it is unknown whether there was another one
             self._note(caught_up=batch is None)
             if batch is not None:
                 offer = await self._unless_stopped(self._write(batch))
@@ -371,23 +376,23 @@ class Feed:
         written.put_nowait(None)
 
     async def _write(self, batch: ConsumedBatch) -> _Offer:
-        # The same object a second time is an append that a client repeated: only its number is new.
+        # A repeated object is an append that a client repeated, so its records are already in the database.
         records = [] if batch.duplicate_of is not None else batch.entries
         payloads = payload_per_record(batch.metadata, len(records))
         position = Position(batch.sequence, self.queue_name, batch.location)
-        aside: dict[int, RefusedRecord] = {}
+        dead_letters: dict[int, RefusedRecord] = {}
 
         async def set_aside(refused: Sequence[RefusedRecord]) -> None:
-            new = [one for one in refused if one.index not in aside]
+            new = [one for one in refused if one.index not in dead_letters]
             if new:
-                await self._set_aside(batch, [*aside.values(), *new])
-                aside.update((one.index, one) for one in new)
+                await self._set_aside(batch, [*dead_letters.values(), *new])
+                dead_letters.update((one.index, one) for one in new)
                 self._count(new)
 
         handle = await self._retry_forever(
             lambda: self._database.write_batch(records, payloads, position, set_aside)
         )
-        lost = sum(not one.stored_in_part for one in aside.values())
+        lost = sum(not one.stored_in_part for one in dead_letters.values())
         return _Offer(sequence=batch.sequence, records=len(records) - lost, handle=handle)
 
     async def _set_aside(self, batch: ConsumedBatch, refused: Sequence[RefusedRecord]) -> None:
@@ -448,7 +453,7 @@ class Feed:
         *,
         on: tuple[type[errors.PenstockError], ...] = (errors.Unavailable,),
     ) -> T:
-        """Run `operation` until it succeeds, retrying errors of `on`; after a stop, at most once more."""
+        """Run `operation` until it succeeds, retrying errors of `on`. After a stop, try at most once more."""
         backoff = Backoff(_FOREVER, clock=self._clock, rng=self._rng)
         while True:
             stopping = self._stop.is_set()
@@ -473,7 +478,7 @@ def payload_per_record(metadata: Sequence[Metadata], count: int) -> list[bytes]:
 
 
 async def unless_set(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
-    """Return the result of `work`; if `stop` is set before it ends, cancel it and return None."""
+    """Return the result of `work`. If `stop` is set before it ends, cancel it and return None."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -1,14 +1,15 @@
-"""A topic relayed into a queue: each record once, whichever process crashes.
+"""Relaying a topic into a queue: each record once, even after a crash of any process.
 
 1. The queue stores the position: every batch of the relay is appended as the transaction (application, last
-sequence), see `penstock.buffer`. So batch and position become durable in the same write. 2. A relay that
-starts reads the position and continues after it. There is no other state. 3. Each append requires that the
-queue is still at the position that the relay continues from. So an attempt whose response was lost is
-recognised, and of two concurrent relays one is refused. 4. A record that decoders may refuse, which an
-earlier version accepted, is stored as a dead letter next to the queue, durably, before the batch that passes
-it; its key is logged. 5. Records that the topic has evicted are a gap; `on_gap` says how to handle it.
+   sequence), see `penstock.buffer`. Batch and position therefore become durable in the same write.
+2. A starting relay reads the position and continues after it. There is no other state.
+3. Each append requires that the queue is still at the position that the relay continues from. An attempt
+   whose response was lost is therefore recognised, and one of two concurrent relays is refused.
+4. A record that decoders may refuse, which an earlier version accepted, is durably stored as a dead letter
+   next to the queue before the batch that passes it. Its key is logged.
+5. Records that the topic has evicted are a gap. `on_gap` says how to handle it.
 
-While one batch is stored, the next is read.
+While one batch is stored, the next one is read.
 """
 
 from __future__ import annotations
@@ -74,17 +75,17 @@ from penstock.topics import (
 
 T = TypeVar("T")
 
-_PASSING = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
+_TRANSIENT = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
 _LOGGER = logging.getLogger(__name__)
 _GAPS_KEPT = 100
-"""Gaps that a report lists; it counts the records of all."""
+"""The number of gaps that a report lists. It counts the records of all of them."""
 _LOOK_BACK: Final = 64
-"""Entries searched, from the newest, for the last one of this relay."""
+"""The number of entries, from the newest, that are searched for the last one of this relay."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RelayReport:
-    """The result of a run. `through` is the last sequence that the queue has, or that was skipped."""
+    """The result of a run. `through` is the last sequence that is in the queue or was skipped."""
 
     topic: str
     app: str
@@ -95,18 +96,18 @@ class RelayReport:
     record_bytes: int = 0
     batches: int = 0
     missed: int = 0
-    """Records that were gone."""
+    """The number of records that were gone."""
     gaps: list[Gap] = field(default_factory=list)
-    """The first of the gaps."""
+    """The first gaps."""
     unreadable: int = 0
-    """Records that were stored as dead letters next to the queue."""
+    """The number of records that were stored as dead letters next to the queue."""
 
     @property
     def lag(self) -> int:
         return max(0, self.head - self.through)
 
     def add(self, draft: RelayBatch) -> None:
-        """Count a batch that the queue has."""
+        """Count a batch that is in the queue."""
         self.through = draft.through
         self.records += draft.count
         self.record_bytes += draft.record_bytes
@@ -117,21 +118,21 @@ class RelayReport:
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last record that was relayed, and the number of its batch in the queue."""
+    """The last relayed record, and the number of its batch in the queue."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
     number: int | None = None
-    """None in a note that an earlier version wrote."""
+    """The number of the batch, or None in a note that an earlier version wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPosition:
-    """How much of the topic the queue has: everything up to `seq`, or nothing if that is None."""
+    """The position in the topic that the queue has reached: up to `seq`, or nothing if that is None."""
 
     seq: int | None
     last: Identity | None = None
-    """The last record that was relayed, if the queue or its `.relay` object still names it."""
+    """The last relayed record, if the queue or its `.relay` object still names it."""
 
 
 class RelayDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,10 +159,11 @@ class RelayTarget:
         self._identity_key = f"{config.manifest_key}.relay/{digest}.json"
 
     async def position(self, topic: str) -> RelayPosition:
-        """Return the position after the last batch that was appended. Raises `StorageError`.
+        """Return the position after the last appended batch. Raise `StorageError`.
 
-        Warns if this relay has been further: then the queue or its transaction log was rolled back, and the
-        records are relayed again. Raises `Corrupt` if only the queue was rolled back: they would not be.
+        Warn if this relay has been further: then the queue or its transaction log was rolled back, and
+        records are relayed again. Raise `Corrupt` if only the queue was rolled back, because its lost records
+        would not be relayed again.
         """
         seq = await self._last_version()
         remembered = await self._remembered()
@@ -191,13 +193,13 @@ class RelayTarget:
         return RelayPosition(seq=seq, last=identity_of(payloads, topic) or known)
 
     def _check_queue(self, index: EntryIndex, remembered: _Note) -> None:
-        """Raise `Corrupt` if the queue has yet to assign the number of this relay's last batch."""
+        """Raise `Corrupt` if the queue has not assigned the number of this relay's last batch yet."""
         end = index.footer.next_sequence
         if remembered.number is not None and end <= remembered.number:
             raise errors.Corrupt(
                 f"{self._config.manifest_key} ends before number {end}, and batch {remembered.number} of "
                 f"{self._app!r} was in it: the queue was removed or replaced by an older copy. Restore it; "
-                "or, if what is missing was delivered or may be lost, relay under another name (app)"
+                "or, if the missing records were delivered or may be lost, relay under another name (app)"
             )
 
     async def _last_version(self) -> int | None:
@@ -206,7 +208,9 @@ class RelayTarget:
         )
 
     async def set_aside(self, topic: str, bad: UnreadableRecord, text: bytes) -> str:
-        """Store a record that is not relayed next to the queue. Return its key, the same for each attempt."""
+        """Store a record that is not relayed next to the queue. Return its key, which is the same for each
+        attempt.
+        """
         dead_letter = RelayDeadLetter(
             topic=topic,
             seq=bad.seq,
@@ -215,16 +219,17 @@ class RelayTarget:
             recorded_at_ms=self._clock.now_ms(),
             data=text,
         )
-        # Stores take no percent sign and no tilde in a key.
+        # Stores do not accept percent signs and tildes in a key.
         folder = quote(self._app, safe="").replace("~", "%7E").replace("%", "=")
         key = f"{self._config.manifest_key}.dead/relay/{folder}/{bad.seq:020d}.json"
         await self._store.put(key, msgspec.json.encode(dead_letter))
         return key
 
     async def append(self, relayed: RelayBatch, follows: int | None) -> None:
-        """Append a batch once, durably, after `follows` (None: it is the first). Raises `StorageError`.
+        """Append a batch once and durably after `follows`, or as the first if that is None. Raise
+        `StorageError`.
 
-        Raises `RelayTaken` if the queue is at another position by now; nothing was appended then.
+        Raise `RelayTaken` without appending anything if the queue is at another position.
         """
         now_ms = self._clock.now_ms()
         items = [
@@ -242,7 +247,7 @@ class RelayTarget:
             policy=RetryPolicy(deadline_s=self._config.append_deadline_s),
         )
         try:
-            done = await append_batches(
+            appended = await append_batches(
                 self._config,
                 [batch],
                 Transaction(app=self._app, version=relayed.through),
@@ -257,18 +262,19 @@ class RelayTarget:
                 f"records after {follows or 'the beginning'} already. Stop one of the two"
             ) from error
         if relayed.last is not None:
-            await self._remember(relayed.last, done.first)
+            await self._remember(relayed.last, appended.first)
 
     async def _remember(self, last: Identity, number: int | None) -> None:
-        """Store the last record outside the queue too: once its batch is consumed, nothing else names it.
+        """Also store the last record outside the queue, because no entry names it after its batch is
+        consumed.
 
-        The batch is in the queue, so a failure is only a warning.
+        The batch is already in the queue, so a failure is only a warning.
         """
         try:
             note = _Note(seq=last.seq, ts_ms=last.ts_ms, number=number)
             await self._store.put(self._identity_key, msgspec.json.encode(note))
         except PenstockError as error:
-            _LOGGER.warning("%s was not written: %s", self._identity_key, error)
+            _LOGGER.warning("cannot write %s: %s", self._identity_key, error)
 
     async def _remembered(self) -> _Note | None:
         try:
@@ -277,7 +283,7 @@ class RelayTarget:
         except NotFound:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            _LOGGER.warning("%s cannot be decoded; the topic is not checked", self._identity_key)
+            _LOGGER.warning("cannot decode %s; the topic is not checked", self._identity_key)
             return None
         except PenstockError as error:
             raise storage_error(error, f"reading {self._identity_key}") from error
@@ -287,7 +293,7 @@ class RelayTarget:
 async def open_target(
     config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random
 ) -> AsyncIterator[RelayTarget]:
-    """Open the store of the queue; of a sharded queue, use the shard of `app`."""
+    """Open the store of the queue. For a sharded queue, use the shard of `app`."""
     store = open_store(config.store, deadline_s=config.append_deadline_s)
     try:
         _, own = (await read_shards(store, config)).of_app(app)
@@ -329,14 +335,14 @@ class Relay:
         self.report = RelayReport(topic=config.topic, app=config.name)
 
     def stop(self) -> None:
-        """Stop after the batch under way."""
+        """Stop after the current batch."""
         self._stop.set()
 
     async def run(self, *, once: bool = False) -> RelayReport:
-        """Relay until `stop`, or with `once` up to the present end of the topic.
+        """Relay until `stop`, or with `once` up to the current end of the topic.
 
-        Transient errors are retried for `retry_for`, each time from the position in the queue. Raises
-        `RelayGap`, `RelayTaken`, `TopicChanged`, and what the server and the store raise.
+        Transient errors are retried for `retry_for`, each time from the position in the queue. Raise
+        `RelayGap`, `RelayTaken`, `TopicChanged`, and errors of the server and the store.
         """
         policy = RetryPolicy(floor_s=0.1, ceiling_s=5.0, deadline_s=self._config.retry_for_s)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
@@ -352,7 +358,7 @@ class Relay:
                     end = state.head_seq if once and end is None else end
                     await self._relay(target, state, end)
                 return self.report
-            except _PASSING:
+            except _TRANSIENT:
                 if self.report.batches > batches:
                     batches, backoff = self.report.batches, Backoff(policy, clock=self._clock, rng=self._rng)
                 if not await self._unless_stopped(backoff.pause()):
@@ -430,31 +436,31 @@ class Relay:
         found = page.records()[0] if readable else None
         if found is not None and found.seq == known.seq and found.ts_ms != known.ts_ms:
             raise TopicChanged(
-                f"record {known.seq} of {self._config.topic}, the last that was relayed, is another one now: "
+                f"record {known.seq} of {self._config.topic}, the last relayed, is a different record now: "
                 "the topic was deleted and created again, or restored from an older copy. To start over, "
                 "relay it under another name (app)"
             )
 
     async def _gather(self, after: int, end: int | None) -> RelayBatch | None:
-        """Return the next batch: a full one, or all there is `flush_interval` after its first record.
+        """Return the next batch: a full one, or the records until `flush_interval` after the first.
 
         Return None if there is nothing left to do.
         """
         queue = self._config.queue
         batch = self._new_batch(after)
-        waited = end is not None
+        has_waited = end is not None
         while batch.record_bytes < queue.flush_size and (end is None or batch.through < end):
-            wait_ms = 0 if waited or batch.count else WAIT_MS_MAX
+            wait_ms = 0 if has_waited or batch.count else WAIT_MS_MAX
             page = await self._unless_stopped(self._diff(batch.through, wait_ms))
             if page is None or not self._add(batch, page):
                 break
             if not page.caught_up:
                 continue
-            if waited or (batch.through > after and not batch.count):
+            if has_waited or (batch.through > after and not batch.count):
                 break
             if batch.count:
                 await self._unless_stopped(self._clock.sleep(queue.flush_interval_s))
-                waited = True
+                has_waited = True
         return batch if batch.through > after else None
 
     def _new_batch(self, after: int) -> RelayBatch:
@@ -462,7 +468,7 @@ class Relay:
         return RelayBatch(topic=config.topic, after=after, value=config.value, on_gap=config.on_gap)
 
     def _add(self, batch: RelayBatch, page: Page) -> bool:
-        """Add a page; return False if its error must wait until the records before it are durable."""
+        """Add a page. Return False if its error must wait until the records before it are durable."""
         self.report.head = page.head_seq
         try:
             batch.add(page)

@@ -1,17 +1,17 @@
-"""A relay before any I/O: its settings, its errors, and how pages of a topic become a batch of a queue.
+"""The parts of a relay that do no I/O: its settings, its errors, and building a queue batch from topic pages.
 
-A batch covers every record after `after` up to `through`. The metadata of the queue names its records, run by
-run:
+A batch covers every record after `after` up to `through`. The metadata of the queue describes its records in
+runs:
 
     {"topic": "clicks", "first": 11, "last": 20, "ts": 1748450001000}     records; `ts` is the last one's
     {"topic": "clicks", "gap": {"first": 21, "last": 30, "reason": "cap"}}     one record in place of a gap
 
 Errors in addition to those of the server and of the store:
 
-PenstockError
-├── Fenced    RelayTaken     another process relays under the same name
-└── Corrupt   RelayGap       records were evicted or expired before they were relayed
-              TopicChanged   the topic is not the one that was relayed so far
+    PenstockError
+    ├── Fenced    RelayTaken     another process relays under the same name
+    └── Corrupt   RelayGap       records were evicted or expired before they were relayed
+                  TopicChanged   the topic is not the one that was relayed so far
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ VALUES: Final[tuple[Value, ...]] = ("record", "data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """The settings of a relay. Raises `ConfigError` for values that cannot work.
+    """The settings of a relay. Raises `ConfigError` for invalid values.
 
-    A batch is closed as a producer closes it: `flush_interval` after its first record or at
-    `flush_size_bytes`, whichever comes first, or when the topic has no more.
+    A batch is closed like that of a producer: `flush_interval` after its first record or at
+    `flush_size_bytes`, whichever comes first, or when the topic has no more records.
     """
 
     topic: str
     queue: ProducerConfig
     app: str = ""
-    """The name of the position in the queue, by default `relay:TOPIC`. Topics of the same name on different
-    servers need names of their own."""
+    """The name of the position in the queue, by default `relay:TOPIC`.
+
+    Topics of the same name on different servers need different names.
+    """
     start: Start = "earliest"
-    """Start after this sequence if nothing has been relayed yet; ignored afterwards."""
+    """The sequence to start after if nothing has been relayed yet. Ignored afterwards."""
     on_gap: OnGap = "fail"
-    """The effect of records that are gone: an error, a count only, or a record that stands for them."""
+    """The handling of lost records: raise an error, count them only, or add a record that stands for them."""
     value: Value = "record"
-    """The contents of a record in the queue: the whole record of the topic, or its data alone."""
+    """The contents of a record in the queue: the whole record of the topic, or only its data."""
     retry_for: DurationLike = "60s"
     """How long to retry while the server or the store is unavailable and nothing progresses."""
 
@@ -72,7 +74,7 @@ class RelayConfig:
         try:
             Transaction(app=self.name, version=0)
         except InvalidInputError as error:
-            raise ConfigError(f"app: {error}; give a short one") from error
+            raise ConfigError(f"app: {error}; use a shorter name") from error
 
     @property
     def name(self) -> str:
@@ -86,19 +88,19 @@ def _is_start(start: object) -> bool:
 
 
 class RelayTaken(Fenced):
-    """Another process relays under the same name; nothing was appended. Stop one of the two."""
+    """Another process relays under the same name. Nothing was appended. Stop one of the two."""
 
 
 class RelayGap(Corrupt):
-    """Records are gone from the topic before they were relayed, and `on_gap` is `fail`."""
+    """Records were removed from the topic before they were relayed, and `on_gap` is `fail`."""
 
 
 class TopicChanged(Corrupt):
-    """The topic was deleted and created again, or restored: its sequences name other records now."""
+    """The topic was recreated or restored, so its sequences refer to other records now."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Records `first` to `last`, which were gone before they could be relayed."""
+    """The records `first` to `last`, which were removed before they could be relayed."""
 
     first: int
     last: int
@@ -110,14 +112,14 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that identifies its topic: sequences start over in a new topic, times do not."""
+    """A record that identifies its topic. Sequences start over in a new topic, times do not."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
 
 
 class RelayRun(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A run of records in a batch, as its metadata names them: `first` to `last`, or a record for a gap."""
+    """A run of records in a batch, as described by its metadata: `first` to `last`, or a record for a gap."""
 
     topic: str
     first: int | None = None
@@ -138,7 +140,7 @@ _DATA: Final = msgspec.json.Decoder(list[_Data])
 
 @dataclass(slots=True, kw_only=True)
 class RelayBatch:
-    """A batch under construction. It takes whole pages, so that `through` is always between records."""
+    """A batch under construction. It takes whole pages, so `through` is always between records."""
 
     topic: str
     after: int
@@ -147,11 +149,11 @@ class RelayBatch:
     through: int = -1
     chunks: list[RecordChunk] = field(default_factory=list)
     count: int = 0
-    """Records of the batch, including those that stand for gaps."""
+    """The number of records in the batch, including those that stand for gaps."""
     record_bytes: int = 0
     gaps: list[Gap] = field(default_factory=list)
     dead_letters: list[tuple[UnreadableRecord, bytes]] = field(default_factory=list)
-    """Records that decoders may refuse, and their text. They are stored before the batch is appended."""
+    """The records that decoders may refuse, with their text. They are stored before the batch is appended."""
     last: Identity | None = None
     _runs: list[tuple[int, RelayRun]] = field(default_factory=list)
 
@@ -159,7 +161,7 @@ class RelayBatch:
         self.through = self.after
 
     def add(self, page: Page) -> None:
-        """Add the page that follows `through`. Raises `RelayGap` and `TopicChanged`.
+        """Add the page that follows `through`. Raise `RelayGap` and `TopicChanged`.
 
         After an error the batch is unchanged.
         """
@@ -175,12 +177,14 @@ class RelayBatch:
         return [(start, _ENCODER.encode(run)) for start, run in self._runs]
 
     def _gap(self, page: Page) -> Gap | None:
-        gone = page.tombstone
-        if gone is None:
+        tombstone = page.tombstone
+        if tombstone is None:
             return None
-        if gone.reason == "recreated" or page.next_from_seq < self.through:
+        if tombstone.reason == "recreated" or page.next_from_seq < self.through:
             raise TopicChanged(changed(self.topic, self.through, page.head_seq))
-        gap = Gap(first=max(gone.gap_from, self.through + 1), last=gone.gap_to, reason=gone.reason)
+        gap = Gap(
+            first=max(tombstone.gap_from, self.through + 1), last=tombstone.gap_to, reason=tombstone.reason
+        )
         if self.on_gap == "fail":
             raise RelayGap(
                 f"records {gap.first} to {gap.last} of {self.topic} are gone ({gap.reason}) and were not "
@@ -195,9 +199,9 @@ class RelayBatch:
             self._runs.append((self.count, RelayRun(topic=self.topic, gap=gap)))
             self._keep([_ENCODER.encode({"gap": gap})])
 
-    def _add_records(self, given: Sequence[bytes]) -> None:
+    def _add_records(self, records: Sequence[bytes]) -> None:
         fragments = []
-        for fragment in given:
+        for fragment in records:
             if (bad := unreadable(fragment)) is None:
                 fragments.append(fragment)
             else:
@@ -224,15 +228,15 @@ def _data_of(fragments: Sequence[bytes]) -> list[bytes]:
 
 
 def changed(topic: str, through: int, head: int) -> str:
-    """Describe a topic that ends before the position that was relayed."""
+    """Return a message about a topic that ends before the relayed position."""
     return (
-        f"{topic} was relayed up to {through} and ends at {head} now: it was deleted and created again, or "
+        f"{topic} was relayed up to {through} and now ends at {head}: it was deleted and created again, or "
         "restored from an older copy. To start over, relay it under another name (app)"
     )
 
 
 def decode_run(payload: bytes) -> RelayRun | None:
-    """Decode the metadata that a relay wrote for a run of records; None for anything else."""
+    """Decode the metadata that a relay wrote for a run of records, or return None for other payloads."""
     try:
         return _RUN.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,9 +1,9 @@
-"""Time series from a queue: one OTLP metrics request in each record.
+"""Feeding a time series database from a queue with one OTLP metrics request per record.
 
 The payload of a record describes it: version 1, the signal, the encoding, and a 0.
 
     01 01 01 00     metrics as OTLP protobuf
-    metrics         the same, as the collector's exporter `buffer` says it (with `format: otlp`)
+    metrics         the same, as written by the collector's exporter `buffer` with `format: otlp`
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIGNALS: Final = {1: "metrics", 2: "logs", 3: "traces"}
 
 
 class FedTimeSeries:
-    """A `FedDatabase` of OTLP metrics; the caller closes the database."""
+    """A `FedDatabase` for OTLP metrics. The caller closes the database."""
 
     def __init__(self, database: TimeSeries, *, registry: Registry | None = None) -> None:
         self._database = database
@@ -65,7 +65,7 @@ class FedTimeSeries:
 def _read(
     records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[Series], list[RefusedRecord], int]:
-    """Return the series of all records, the records refused at least in part, and the lost points."""
+    """Return the series of all records, the fully or partly refused records, and the lost points."""
     series: list[Series] = []
     refused: list[RefusedRecord] = []
     rejected = 0
@@ -103,10 +103,10 @@ def _check_payload(payload: bytes) -> None:
     if payload in (METRICS_PAYLOAD, _OF_COLLECTOR):
         return
     if len(payload) != len(METRICS_PAYLOAD):
-        raise InvalidInput(f"the metadata are {len(payload)} bytes, not the 4 that say what the record is")
+        raise InvalidInput(f"the metadata has {len(payload)} bytes, expected 4 that describe the record")
     version, signal, encoding, _ = payload
     if version != 1:
-        raise InvalidInput(f"metadata of version {version} are not known")
+        raise InvalidInput(f"the metadata has the unsupported version {version}")
     if signal != 1:
-        raise InvalidInput(f"the record holds {_SIGNALS.get(signal, f'signal {signal}')}, not metrics")
-    raise InvalidInput(f"encoding {encoding} of the record is not known, only 1, OTLP protobuf")
+        raise InvalidInput(f"the record has {_SIGNALS.get(signal, f'signal {signal}')}, not metrics")
+    raise InvalidInput(f"the record has the unsupported encoding {encoding}; expected 1 (OTLP protobuf)")

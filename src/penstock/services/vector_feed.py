@@ -1,4 +1,6 @@
-"""Vectors from a queue: upserts and deletions as protobuf, see `penstock.vector.records`."""
+"""Feeding a vector collection from a queue of upserts and deletions as protobuf, see
+`penstock.vector.records`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ __all__ = ["FedVectors"]
 
 
 class FedVectors:
-    """A `FedDatabase` of a collection that makes every flush durable; the caller closes it."""
+    """A `FedDatabase` for a collection that makes every flush durable. The caller closes the store."""
 
     def __init__(self, store: VectorStore) -> None:
         self._store = store
@@ -22,7 +24,7 @@ class FedVectors:
     async def write_batch(
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
-        """See `FedDatabase.write_batch`. A record is taken as a whole or refused as a whole."""
+        """See `FedDatabase.write_batch`. A record is accepted or refused as a whole."""
         entries, refused = await asyncio.to_thread(_read, self._store.collection, records, metadata)
         if refused:
             await set_aside(refused)
@@ -46,7 +48,7 @@ class FedVectors:
 def _read(
     collection: Collection, records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[tuple[str, Entry]], list[RefusedRecord]]:
-    """Return the entries of all records in order, and the records that the collection cannot accept."""
+    """Return the entries of all records in order, and the records that the collection refuses."""
     entries: list[tuple[str, Entry]] = []
     refused: list[RefusedRecord] = []
     for index, (record, payload) in enumerate(zip(records, metadata, strict=True)):

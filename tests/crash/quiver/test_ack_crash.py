@@ -1,9 +1,9 @@
 """A fault at every file call of the ack log and its checkpoints, and a power cut at every instant (I8, I9).
 
-The subscribers below ack, nack and drop, come and go, with syncs, checkpoints and deletions in between.
-Whenever the power goes: what was synced is still resolved, what nobody resolved is still pending, no segment
-is missing, no number is used again, and recovering once more changes nothing. A removed file is gone at once,
-as on the worst of disks. `PENSTOCK_SOAK=1` strikes at every call instead of every few.
+The subscribers below ack, nack and drop, register and leave, with syncs, checkpoints and deletions in
+between. After any power cut, synced outcomes are still resolved, unresolved bundles are still pending, no
+segment is missing, no number is used again, and recovering once more changes nothing. A removed file is gone
+immediately, as on the worst disks. `PENSTOCK_SOAK=1` tests every call instead of a sample.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BUNDLES = 3
 
 @dataclass
 class Notes:
-    """What was said, and what of it was promised to last."""
+    """The outcomes that were recorded, and those that were promised to be durable."""
 
     registered: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
-    said: set[tuple[str, int, int]] = field(default_factory=set)
+    resolved: set[tuple[str, int, int]] = field(default_factory=set)
     kept: set[tuple[str, int, int]] = field(default_factory=set)
     removed: set[int] = field(default_factory=set)
     marks: dict[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Notes:
 
 
 class Work:
-    """Uses a book and keeps the notes. An error is noted and lived with."""
+    """Uses a store and records the results. Errors are recorded and tolerated."""
 
     def __init__(self, disk: FakeDisk) -> None:
         self.core = Core(disk, settings=SETTINGS)
@@ -77,13 +77,13 @@ class Work:
     def say(self, name: str, seq: int, *bundles: int, outcome: Outcome = Outcome.ACK) -> None:
         for bundle in bundles:
             if self.core.offsets.resolve(name, BundleRef(seq, bundle), outcome) and outcome.resolves:
-                self.notes.said.add((name, seq, bundle))
+                self.notes.resolved.add((name, seq, bundle))
 
     def sync(self) -> None:
-        said = set(self.notes.said)
+        resolved = set(self.notes.resolved)
         marks = {one.name: one.hwm for one in self.core.deliveries.subscribers()}
         if self.attempt(self.core.offsets.sync):
-            self.notes.kept |= said
+            self.notes.kept |= resolved
             self.notes.marks.update(marks)
 
     def remove(self) -> None:
@@ -97,7 +97,7 @@ class Work:
 
     def drop(self, seq: int) -> None:
         for name in self.core.offsets.names():
-            self.notes.said |= {(name, seq, bundle) for bundle in range(BUNDLES)}
+            self.notes.resolved |= {(name, seq, bundle) for bundle in range(BUNDLES)}
         self.core.offsets.drop(seq, Outcome.DROPPED)
 
     def run(self) -> None:
@@ -130,7 +130,7 @@ class Work:
 
 
 def check(core: Core, notes: Notes) -> None:
-    """What holds after any crash."""
+    """Check the invariants after a crash."""
     offsets = core.offsets
     assert core.found.missing == ()
     assert offsets.damage == ()
@@ -142,11 +142,11 @@ def check(core: Core, notes: Notes) -> None:
     for name in names:
         assert offsets.subscriber(name).hwm >= notes.marks.get(name, 0) or name in notes.left
         if name == "late":
-            continue  # it may be there although it left, and then everything is pending for it
+            continue  # it may still exist although it left, and then everything is pending for it
         for seq in core.infos:
             for bundle in range(BUNDLES):
                 if offsets.state.entry(name).progress.is_resolved(BundleRef(seq, bundle)):
-                    assert (name, seq, bundle) in notes.said
+                    assert (name, seq, bundle) in notes.resolved
     for seq in offsets.finished():
         assert all(offsets.state.entry(name).progress.is_resolved(BundleRef(seq, 0)) for name in names)
 
@@ -183,7 +183,7 @@ def test_a_failure_anywhere_is_survived_and_a_crash_after_it_too(fault: DiskFaul
         work = Work(FakeDisk(plan=PlannedFault(call=call, kind=fault)))
         work.run()
         if not hasattr(work.core, "book"):
-            continue  # it could not even start
+            continue  # opening has already failed
         work.core.disk.plan = None
         for survival in Survival:
             after = work.core.crashed(_copy(work.core.disk).crash(survival, random.Random(call)))
@@ -213,7 +213,7 @@ def test_a_power_cut_during_recovery_changes_nothing(fault: DiskFault) -> None:
             assert after.offsets.subscriber("a").acked == 1
 
 
-def test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced() -> None:
+def test_a_power_cut_while_a_file_is_abandoned_loses_nothing_that_was_synced() -> None:
     for calls, seed in itertools.product(range(12), range(8)):
         work = Work(FakeDisk())
         disk = work.core.disk
@@ -233,5 +233,5 @@ def test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced() ->
 
 
 def _copy(disk: FakeDisk) -> FakeDisk:
-    """The same disk a second time, to be crashed in another way."""
+    """Return a copy of the disk, to be crashed in another way."""
     return copy.deepcopy(disk)

@@ -1,6 +1,8 @@
-"""A fault at every file call of a Quiver at its cap: room is made by cutting the log and removing segments.
+"""A fault at every file call of a Quiver at its cap, which frees space by truncating the log and removing
+segments.
 
-The bundles are so large that none comes in before the log of the one before it is cut, also its active file.
+The bundles are so large that none is accepted before the log of the previous one is truncated, including its
+active file.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def work(disk: FakeDisk, notes: Notes) -> None:
     writer.maintain(60)
     writer.number += 1000
     writer.write(50, count=LARGE)
-    assert writer.number in notes.accepted, "when the faults stop, Quiver goes on"
+    assert writer.number in notes.accepted, "when the faults stop, Quiver accepts bundles again"
     writer.quiver.close()
 
 
@@ -73,7 +75,7 @@ def test_without_a_fault_everything_is_accepted_and_delivered_once() -> None:
 
 
 @pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
-def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_crash_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind))
         for why, after in cuts(disk, 1):
@@ -81,7 +83,7 @@ def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> Non
 
 
 @pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
-def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_fault_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind))
         after = disk.crash(Survival.RANDOM, random.Random(call))

@@ -1,4 +1,4 @@
-"""One flipped bit in any file: what is lost is told, nothing is invented, and the rest is delivered."""
+"""One flipped bit in any file: losses are reported, nothing is invented, and the rest is delivered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 14
 
 
 def prepared() -> FakeDisk:
-    """A directory with committed segments, a log of several files, progress and a checkpoint."""
+    """Return a directory with committed segments, a log of several files, progress and a checkpoint."""
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 4096}))
@@ -49,7 +49,7 @@ def flip(disk: FakeDisk, path: str, bit: int) -> None:
 
 
 def kinds(disk: FakeDisk) -> dict[str, str]:
-    """One file of each kind."""
+    """Return one file of each kind."""
     names = [name for name, _ in disk.list_files(CORE)]
     chosen = {
         "rotated log": next(name for name in names if "wal/quiver.wal." in name and name[-1].isdigit()),
@@ -74,7 +74,7 @@ def test_a_flipped_bit_invents_nothing_and_its_loss_is_reported(kind: str) -> No
     size = len(disk.read(path).rstrip(b"\0")) or 1
     for _ in range(40):
         bit = rng.randrange(size * 8)
-        # What a crash leaves is a copy, from which the next one can be made.
+        # A copy is what a crash leaves, and the next copy can be created from it.
         disk, work = copies(disk)
         flip(work, path, bit)
         _check(work, f"{kind}, bit {bit}")
@@ -100,6 +100,6 @@ def _check(disk: FakeDisk, why: str) -> None:
         assert values == list(range(values[0], values[0] + (8 if values[0] else 3))), why
         assert values[0] in range(0, COUNT * 100, 100), why
     if len(firsts) < COUNT:
-        told = [*quiver.stats().damage]
+        reported = [*quiver.stats().damage]
         lost = registry.value("quiver.segment.corrupt_total")
-        assert told or lost, f"{why}: {COUNT - len(firsts)} bundles are gone without a word"
+        assert reported or lost, f"{why}: {COUNT - len(firsts)} bundles are lost without a report"

@@ -1,4 +1,6 @@
-"""Every durable file of a Quiver, damaged in every way: reported or complete, and no number twice."""
+"""Every durable file of a Quiver, damaged in every way: damage is reported or harmless, and no number is
+reused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ LATER = 1_000_000
 
 
 def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
-    """Replace a file, durably; None removes it."""
+    """Replace a file durably, or remove it if `data` is None."""
     with contextlib.suppress(PenstockError):
         disk.unlink(path)
     if data is not None:
@@ -35,7 +37,7 @@ def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
 
 
 def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
-    """A directory, older copies of its files, and the highest bundle number that was given.
+    """Return a directory, older copies of its files, and the highest assigned bundle number.
 
     Unless it is `at_rest`, the process ended right after it had accepted the last bundle.
     """
@@ -67,8 +69,8 @@ def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
 
 
 def lost_silently(disk: FakeDisk, highest: int) -> str | None:
-    """What is wrong after a start over a damaged directory; None when it is reported or complete."""
-    told = bool(check(disk, 0, CORE).problems)
+    """Return the problem after a start on a damaged directory, or None if it is reported or harmless."""
+    reported = bool(check(disk, 0, CORE).problems)
     registry = Registry()
     try:
         quiver = open_quiver(disk, StepClock(), registry=registry)
@@ -88,7 +90,7 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
     missing = COUNT - len(firsts - {LATER})
     if missing and not quiver.stats().damage:
         return f"{missing} bundles are gone without a word"
-    if missing and not told and not quiver.core.store.damage:
+    if missing and not reported and not quiver.core.store.damage:
         return f"{missing} bundles are gone and fsck is clean"
     dropped = dropped_of(quiver, "lake")
     if was_there and dropped < missing:
@@ -107,7 +109,7 @@ def dropped_of(quiver: Quiver, name: str) -> int:
 
 @pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "at work"])
 @pytest.mark.parametrize("parts", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
-def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_is_given_twice(
+def test_damage_to_any_durable_file_is_reported_or_harmless_and_no_number_is_assigned_twice(
     parts: tuple[int, ...], at_rest: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, older, highest = prepared(at_rest=at_rest)
@@ -182,7 +184,7 @@ def test_damage_to_what_cores_say_of_their_budget_loses_nothing() -> None:
     tally.finish(but=names_in("Quiver").keys() - {"budget.shm", "budget.lock"})
 
 
-def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() -> None:
+def test_bundles_lost_by_a_truncated_log_are_counted_for_every_subscriber() -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -204,7 +206,7 @@ def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() ->
     assert {one.dropped for one in once_more.stats().subscribers} == {4}, "each loss is counted once"
 
 
-def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded() -> None:
+def test_a_log_truncated_above_its_cursor_is_reported_from_the_offset_log() -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -224,7 +226,7 @@ def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgem
 
 
 @pytest.mark.parametrize("lost", [2, 3])
-def test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once(lost: int) -> None:
+def test_a_segment_missing_before_any_subscription_is_reported_once(lost: int) -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -284,7 +286,7 @@ def test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them
     assert [one.dropped for one in once_more.stats().subscribers] == [4], "each loss is counted once"
 
 
-def test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once() -> None:
+def test_bundles_lost_in_the_middle_of_a_log_are_counted_once_for_every_subscriber() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 30_000}))
     quiver.register("lake")

@@ -1,8 +1,8 @@
 """A fault at every file call of the whole engine, and a power cut at every instant.
 
-Two subscribers take from a Quiver that rotates its log, seals by size and by age, and deletes what both
-are done with. Whatever fails and whenever the power goes: after the next start each subscriber is given every
-accepted row that it has not answered for, each once, and no row that nobody wrote.
+Two subscribers take from a Quiver that rotates its log, seals by size and by age, and deletes data that both
+have processed. After any failure or power cut, and the next start, each subscriber gets every accepted row
+that it has not acknowledged exactly once, and no row that was never written.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NAMES = ("lake", "log")
 
 @dataclass
 class Notes:
-    """What the writer and the subscribers were told, by the first number of each batch."""
+    """The results that the writer and the subscribers got, by the first number of each batch."""
 
     attempted: dict[int, list[int]] = field(default_factory=dict)
     """The rows of each batch."""
     accepted: set[int] = field(default_factory=set)
     last_number: int = 0
-    """That of the bundle that was accepted last."""
+    """The number of the bundle that was accepted last."""
     answered: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in NAMES})
     registered: set[str] = field(default_factory=set)
 
@@ -46,7 +46,7 @@ class Notes:
         for name in self.registered:
             given = take_all(quiver, name)
             numbers = [values[0] for _, values in given]
-            assert len(numbers) == len(set(numbers)), f"{name} was given something twice: {sorted(numbers)}"
+            assert len(numbers) == len(set(numbers)), f"{name} got rows twice: {sorted(numbers)}"
             for _, values in given:
                 assert self.attempted[values[0]] == values
             lost = self.accepted - self.answered[name] - set(numbers)
@@ -94,7 +94,7 @@ class Writer:
             self.quiver.maintain()
         with contextlib.suppress(PenstockError):
             assert self.quiver.core.wal is not None
-            self.quiver.core.wal.log.mark()  # as who commits does when it got quiet
+            self.quiver.core.wal.log.mark()  # as the committer does when it is idle
 
 
 def work(disk: FakeDisk, notes: Notes, settings: QuiverConfig) -> None:
@@ -123,7 +123,7 @@ def work(disk: FakeDisk, notes: Notes, settings: QuiverConfig) -> None:
     writer.write(51)
     disk.plan = None
     writer.write(50)
-    assert writer.number in notes.accepted, "when the faults stop, Quiver goes on"
+    assert writer.number in notes.accepted, "when the faults stop, Quiver accepts bundles again"
     writer.maintain(40)
     writer.quiver.close()
 
@@ -174,7 +174,7 @@ def test_without_a_fault_everything_is_delivered_once() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
-def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: int) -> None:
+def test_a_crash_at_every_call_loses_and_duplicates_nothing(kind: DiskFault, part: int) -> None:
     for call in range(part, call_count(), 4):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
         for why, after in cuts(disk, 1):
@@ -182,7 +182,7 @@ def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: 
 
 
 @pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
-def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
+def test_a_fault_at_every_call_loses_and_duplicates_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
         after = disk.crash(Survival.RANDOM, random.Random(call))

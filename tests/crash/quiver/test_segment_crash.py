@@ -1,4 +1,4 @@
-"""A fault at every file call while segments are written, removed, set aside and scanned."""
+"""A fault at every file call while segments are written, removed, quarantined and scanned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 class Notes:
-    """What the store said it had done, and what it was asked to do."""
+    """The results that the store reported, and the requests that it got."""
 
     def __init__(self) -> None:
         self.committed: set[int] = set()
@@ -89,7 +89,7 @@ def total_calls() -> int:
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half(kind: DiskFault) -> None:
+def test_a_crash_at_any_call_keeps_committed_segments_and_nothing_incomplete(kind: DiskFault) -> None:
     for call in range(total_calls()):
         for survival, seed in [(Survival.NOTHING, 0), (Survival.EVERYTHING, 0)] + [
             (Survival.RANDOM, seed) for seed in SEEDS
@@ -116,7 +116,7 @@ def test_a_failure_at_any_call_leaves_a_store_that_works(kind: DiskFault) -> Non
         disk.plan = None
         why = f"call {call} {kind.name}"
         after = disk.crash(Survival.NOTHING)
-        # A removal that reported an error may have happened; a write that did may be there.
+        # A removal that reported an error may have happened, and a failed write may exist.
         recovered(after, notes, why)
         store = opened(after)
         for seq in notes.tried - notes.removing - {info.seq for info in store.infos()}:
@@ -135,7 +135,7 @@ def test_a_write_that_failed_anywhere_can_be_repeated_with_the_same_number(kind:
             store.write(sealed, 1)
             done = True
         except PenstockError:
-            assert store.infos() == [], f"call {call}: what failed does not count"
+            assert store.infos() == [], f"call {call}: a failed segment does not count"
             done = False
         disk.plan = None
         if not done:
@@ -150,8 +150,8 @@ def test_a_write_that_failed_anywhere_can_be_repeated_with_the_same_number(kind:
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_anywhere_in_recovery_leads_to_the_same_end(kind: DiskFault) -> None:
-    """Two whole segments, one uncommitted, one damaged, one without data, and staged files."""
+def test_a_crash_anywhere_in_recovery_leads_to_the_same_state(kind: DiskFault) -> None:
+    """There are two complete segments, one uncommitted, one damaged, one without data, and staged files."""
 
     def scene() -> FakeDisk:
         disk = FakeDisk(clock=ManualClock())
@@ -194,7 +194,7 @@ def test_a_crash_anywhere_in_recovery_leads_to_the_same_end(kind: DiskFault) -> 
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_crash_while_a_segment_is_set_aside_never_makes_it_count_again_half(kind: DiskFault) -> None:
+def test_a_crash_during_a_quarantine_never_makes_the_segment_count_again(kind: DiskFault) -> None:
     for call in range(12):
         for survival in (Survival.NOTHING, Survival.EVERYTHING):
             disk = FakeDisk(clock=ManualClock())

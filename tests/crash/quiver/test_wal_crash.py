@@ -1,8 +1,8 @@
 """A fault at every file call of the write-ahead log, and a power cut at every instant.
 
-The writer commits bundles alone and in groups, lets the log rotate, marks it and moves the cursor, and notes
-what it was told. Whatever fails and whenever the power goes, afterwards the log holds what the notes ask for
-and nothing that they forbid, every bundle has the position it was given or one above it, and the log goes on.
+The writer commits bundles alone and in groups, rotates the log, marks it, moves the cursor, and records every
+result that it got. After any failure or power cut the log contains what the records require and nothing that
+they forbid. Every bundle has its reported position or a higher one, and the log accepts new bundles.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FAULTS = [fault for fault in DiskFault if fault not in CRASHES]
 
 @dataclass
 class Notes:
-    """What the writer was told of each bundle, by its number; numbers start at 1."""
+    """The results that the writer got for each bundle, by its number. Numbers start at 1."""
 
     attempted: int = 0
     delivered: dict[int, int] = field(default_factory=dict)
-    """The position of each."""
+    """The position of each bundle."""
     durable: int = 0
     cursor: int = 0
 
@@ -48,21 +48,21 @@ class Notes:
         assert all(found.entry.ingest_ns == found.entry.wal_seq * 1000 for found in entries)
         assert numbers == sorted(set(numbers)), "in order, each once"
         assert set(numbers) <= set(range(1, self.attempted + 1))
-        told = list(self.delivered)
-        kept = told[: self.durable] if power_cut else told
+        delivered = list(self.delivered)
+        kept = delivered[: self.durable] if power_cut else delivered
         needed = [number for number in kept if self.delivered[number] >= self.cursor]
         assert set(needed) <= set(numbers), f"lost {sorted(set(needed) - set(numbers))}"
-        last = told[-1] if told else 0
+        last = delivered[-1] if delivered else 0
         back = [number for number in numbers if number not in self.delivered and number < last]
-        assert back == [], f"failed bundles came back: {back}"
+        assert back == [], f"failed bundles reappeared: {back}"
         for found in entries:
             self._check_position(found)
         assert replay.damage == []
         return numbers
 
     def _check_position(self, found: FoundEntry) -> None:
-        told = self.delivered.get(found.entry.wal_seq, found.start)
-        assert found.start >= told, "a position may only be above what was told"
+        delivered = self.delivered.get(found.entry.wal_seq, found.start)
+        assert found.start >= delivered, "a position must not be below the reported one"
 
 
 def part(number: int) -> SlotPart:
@@ -96,7 +96,7 @@ class Writer:
         self.settle()
 
     def advance(self, number: int) -> None:
-        """As after a segment is committed that has everything before this bundle."""
+        """Advance as after a commit of a segment that has everything before this bundle."""
         if number in self.notes.delivered:
             position = self.notes.delivered[number]
             self.notes.cursor = max(self.notes.cursor, position)
@@ -133,7 +133,7 @@ def work(disk: FakeDisk, notes: Notes) -> None:
     writer.write(True)
     disk.plan = None
     writer.write(True)
-    assert notes.attempted in notes.delivered, "when the faults stop, the log goes on"
+    assert notes.attempted in notes.delivered, "when the faults stop, the log accepts bundles again"
     assert notes.durable == len(notes.delivered)
     writer.wal.close()
 
@@ -221,7 +221,7 @@ def test_a_fault_at_every_call_of_the_opening_changes_nothing(kind: DiskFault) -
                 verify(again, notes, f"{call}, {kind.name} at {step}, {survival.name}", power_cut=True)
 
 
-def test_no_power_cut_in_a_rotation_leaves_a_file_without_a_name() -> None:
+def test_a_power_cut_during_a_rotation_never_leaves_a_file_without_a_name() -> None:
     for seed in range(12):
         disk = FakeDisk(clock=ManualClock())
         writer = Writer(disk, Notes())

@@ -1,4 +1,4 @@
-"""Several cores on one port: a process and a directory each, and nothing lost when one of them dies."""
+"""Several cores on one port: a process and a directory each, and no loss when one of them dies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METHOD = next(path for path, found in METHODS.items() if found is Signal.LOGS)
 
 def ready(process: subprocess.Popen[bytes]) -> dict[str, int]:
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
-    assert told["event"] == "ready"
-    return {"core": told["core"], "pid": told["pid"]}
+    event = json.loads(process.stdout.readline())
+    assert event["event"] == "ready"
+    return {"core": event["core"], "pid": event["pid"]}
 
 
-def test_two_cores_share_a_port_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
+def test_two_cores_share_a_port_and_a_killed_one_is_restarted(tmp_path: Path) -> None:
     file = tmp_path / "collector.yaml"
     file.write_text(FILE + "cores: 2\n")
     port = free_port()
@@ -41,7 +41,7 @@ def test_two_cores_share_a_port_and_one_that_is_killed_comes_back(tmp_path: Path
             assert {core["core"] for core in cores} == {0, 1}
             sent = 0
             for _ in range(24):
-                # Each channel is a connection, and the system shares those out.
+                # Each channel is a connection, and the system distributes them.
                 options = [("grpc.use_local_subchannel_pool", 1)]
                 with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
                     channel.unary_unary(METHOD)(
@@ -49,12 +49,12 @@ def test_two_cores_share_a_port_and_one_that_is_killed_comes_back(tmp_path: Path
                     )
                     sent += 1
                 if sent == 12:
-                    time.sleep(1.1)  # a core that dies in its first second is not started again
+                    time.sleep(1.1)  # a core that dies in its first second is not restarted
                     os.kill(cores[0]["pid"], signal.SIGKILL)
                     assert ready(process)["core"] == cores[0]["core"]
             process.terminate()
             assert process.wait(40) == 0
-        # Those that waited side by side came as one request, which holds each as it was.
+        # Concurrent requests arrive as one joined request that contains each of them unchanged.
         came = [data for _, data in far_end.requests]
         bodies = [telemetry(Signal.LOGS, items=1, seed=seed) for seed in range(sent)]
         assert all(any(body in data for data in came) for body in bodies)

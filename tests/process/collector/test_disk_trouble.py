@@ -1,4 +1,4 @@
-"""A collector whose disk takes no writes: clients are told to come again, and the probe says so."""
+"""A collector whose disk fails writes: clients are asked to retry, and the probe reports it."""
 
 from __future__ import annotations
 

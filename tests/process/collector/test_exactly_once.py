@@ -1,4 +1,4 @@
-"""Into a queue of object storage, through kills: each request once, no more and no less."""
+"""Delivery into a queue of object storage despite kills: each request exactly once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def queued(directory: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("handling", ["pass_through", "arrow"])
-def test_a_queue_has_each_request_once_through_kills(tmp_path: Path, handling: str) -> None:
+def test_a_queue_has_each_request_once_despite_kills(tmp_path: Path, handling: str) -> None:
     rng = random.Random(handling)
     method = next(path for path, signal in METHODS.items() if signal is Signal.TRACES)
     taken: set[str] = set()

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK as the client: everything it was told is taken arrives, whatever dies in between."""
+"""The OpenTelemetry SDK as the client: all accepted data is delivered, whichever process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_all_signals_of_the_sdk_arrive(tmp_path: Path, far_end: FarEnd, protocol
                 HttpMetrics(f"{place}/metrics", compression=Compression.Deflate),
             )
         assert collector.stop() == 0, collector.log
-        assert set(far_end.names(Signal.TRACES)) == expected("span", 100), "a stop delivers what is there"
+        assert set(far_end.names(Signal.TRACES)) == expected("span", 100), "a stop delivers the stored data"
         assert set(far_end.names(Signal.LOGS)) == expected("log", 10)
         assert set(far_end.names(Signal.METRICS)) == expected("metric", 10)
 
 
 class Producer:
-    """Spans one after the other; remembers the names that the collector has taken."""
+    """Sends one span after another and records the names of accepted ones."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -125,12 +125,12 @@ class Producer:
         goal = len(self.taken) + count
         deadline = time.monotonic() + 30
         while len(self.taken) < goal:
-            assert time.monotonic() < deadline, "nothing is taken any more"
+            assert time.monotonic() < deadline, "no more data is accepted"
             time.sleep(0.01)
 
 
 @pytest.mark.parametrize("handling", HANDLINGS)
-def test_nothing_taken_is_lost_when_the_collector_is_killed(
+def test_no_accepted_data_is_lost_when_the_collector_is_killed(
     tmp_path: Path, far_end: FarEnd, handling: str
 ) -> None:
     with CollectorProcess(tmp_path, handling=handling, far_port=far_end.port) as collector:
@@ -146,12 +146,14 @@ def test_nothing_taken_is_lost_when_the_collector_is_killed(
         far_end.wait_for(Signal.TRACES, producer.taken)
 
 
-def test_an_outage_of_the_destination_is_waited_out_over_a_restart(tmp_path: Path) -> None:
+def test_data_survives_an_outage_of_the_destination_and_a_restart(tmp_path: Path) -> None:
     far_end = FarEnd()
     collector = CollectorProcess(tmp_path, far_port=far_end.port)
     with collector, Producer(GrpcSpans(f"http://127.0.0.1:{collector.grpc_port}")) as producer:
         producer.wait_for_more(400)
-        assert collector.stop() == 0, "a destination that is down does not keep the collector from stopping"
+        assert collector.stop() == 0, (
+            "a destination that is down does not prevent the collector from stopping"
+        )
         collector.start()
         producer.wait_for_more(400)
         with far_end:
@@ -159,7 +161,7 @@ def test_an_outage_of_the_destination_is_waited_out_over_a_restart(tmp_path: Pat
     assert "unreachable" in collector.log
 
 
-def test_each_destination_goes_at_its_own_pace(tmp_path: Path, far_end: FarEnd) -> None:
+def test_each_destination_is_served_at_its_own_speed(tmp_path: Path, far_end: FarEnd) -> None:
     text = FILE.replace("destinations: [out]", "destinations: [out, other]").replace(
         "dead_letters:",
         "  other:\n    kind: exporter\n    plugin_urn: urn:otel:otlp:exporter\n"
@@ -175,7 +177,7 @@ def test_each_destination_goes_at_its_own_pace(tmp_path: Path, far_end: FarEnd) 
             other.wait_for(Signal.TRACES, set(producer.taken))
 
 
-def test_what_a_destination_refuses_is_kept_and_the_rest_goes_on(tmp_path: Path, far_end: FarEnd) -> None:
+def test_refused_data_is_stored_and_the_rest_is_delivered(tmp_path: Path, far_end: FarEnd) -> None:
     def refuse_one(request: bytes, context: grpc.ServicerContext) -> None:
         if "span-25" in names_in(request, Signal.TRACES):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
@@ -193,7 +195,7 @@ def test_what_a_destination_refuses_is_kept_and_the_rest_goes_on(tmp_path: Path,
     assert kept | far_end.names(Signal.TRACES).keys() >= producer.taken
 
 
-def test_a_hint_of_the_destination_keeps_the_collector_away(tmp_path: Path, far_end: FarEnd) -> None:
+def test_the_collector_waits_for_the_delay_a_destination_requests(tmp_path: Path, far_end: FarEnd) -> None:
     def busy_once(request: bytes, context: grpc.ServicerContext) -> None:
         if len(far_end.at_s) == 1:
             context.set_trailing_metadata(retry_trailers("UNAVAILABLE", "busy", 3.0))
@@ -211,7 +213,7 @@ def test_a_hint_of_the_destination_keeps_the_collector_away(tmp_path: Path, far_
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """The SDK warns of every retry."""
+    """Ignore the warnings that the SDK emits for every retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

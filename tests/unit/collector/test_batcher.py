@@ -1,4 +1,4 @@
-"""Requests that come together: one batch, and each its own answer."""
+"""Concurrent requests: stored as one batch, and each gets its own reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.testing.otlp_kit import telemetry
 
 
 class Recorder:
-    """Keeps what it is given, once `limiter` is open."""
+    """Stores its input once `limiter` is open."""
 
     def __init__(self) -> None:
         self.limiter = asyncio.Event()
@@ -38,7 +38,7 @@ def spans(items: int, seed: int = 0) -> bytes:
 
 
 async def gathered(recorder: Recorder, requests: list[bytes]) -> list[object]:
-    """One that goes at once, then all the others, which gather meanwhile."""
+    """Send one request immediately, then all the others, which accumulate meanwhile."""
     gathering = RequestBatcher(recorder.take)
     first = asyncio.create_task(gathering.add(spans(1), Signal.TRACES))
     await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def gathered(recorder: Recorder, requests: list[bytes]) -> list[object]:
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
-async def test_requests_that_come_while_others_are_kept_become_one_batch() -> None:
+async def test_requests_that_arrive_while_others_are_stored_become_one_batch() -> None:
     recorder = Recorder()
     assert await gathered(recorder, [spans(3), spans(4), spans(5)]) == [TAKEN, TAKEN, TAKEN]
     assert recorder.items == [1, 12]
@@ -59,14 +59,14 @@ async def test_requests_that_come_while_others_are_kept_become_one_batch() -> No
 
 async def test_only_the_malformed_one_of_a_group_is_refused() -> None:
     recorder = Recorder()
-    bad = b"\x0a\x03\x0a\x7f\x00"  # a whole outer field whose inner one runs over its end
+    bad = b"\x0a\x03\x0a\x7f\x00"  # a complete outer field whose inner field exceeds its end
     replies = await gathered(recorder, [spans(3), bad, spans(4)])
     assert replies[0] == replies[2] == TAKEN
     assert isinstance(replies[1], InvalidInput)
     assert sum(recorder.items) == 1 + 7
 
 
-async def test_a_request_that_ends_in_the_middle_of_a_field_takes_nothing_of_its_neighbour() -> None:
+async def test_a_request_truncated_inside_a_field_does_not_consume_the_next_request() -> None:
     recorder = Recorder()
     whole = spans(3)
     replies = await gathered(recorder, [whole[:-1], spans(4)])

@@ -1,4 +1,4 @@
-"""Bodies: their framing, their compression, and the addresses they come from and go to."""
+"""Requests and addresses: framing, compression, listening addresses and endpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("signal", Signal)
-def test_a_real_request_has_a_frame_for_each_resource(signal: Signal) -> None:
+def test_a_real_request_has_a_field_for_each_resource(signal: Signal) -> None:
     assert check_framing(telemetry(signal, items=30, resources=3)) == 3
 
 
@@ -34,7 +34,7 @@ def test_an_empty_request_has_none() -> None:
     assert check_framing(b"") == 0
 
 
-def test_a_request_that_ends_anywhere_inside_is_refused() -> None:
+def test_a_truncated_request_is_refused() -> None:
     data = telemetry(Signal.LOGS, items=2, resources=1)
     for end in range(1, len(data)):
         with pytest.raises(InvalidInput):
@@ -42,13 +42,13 @@ def test_a_request_that_ends_anywhere_inside_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\x0b\x00", b"hello world", b"\x08\x01", b"\xff" * 40, b"{}"])
-def test_garbage_is_no_request(data: bytes) -> None:
+def test_garbage_is_not_a_request(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         check_framing(data)
 
 
 @pytest.mark.parametrize("encoding", PACKED)
-def test_every_encoding_is_undone(encoding: str) -> None:
+def test_every_encoding_is_decoded(encoding: str) -> None:
     assert inflate(PACKED[encoding], encoding, len(DATA)) == DATA
 
 
@@ -60,7 +60,7 @@ def test_one_byte_above_the_cap_is_too_much(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])
-def test_a_body_that_ends_early_is_refused(encoding: str, cut: int) -> None:
+def test_a_truncated_body_is_refused(encoding: str, cut: int) -> None:
     with pytest.raises(InvalidInput):
         inflate(PACKED[encoding][:cut], encoding, len(DATA))
 
@@ -96,13 +96,13 @@ def test_addresses(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", ["4317", ":4317", "host", "host:99999", "host:x"])
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://user:pw@host", "http://host?q", "http://host:x"])
-def test_what_is_no_endpoint(text: str) -> None:
+def test_invalid_endpoints_are_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_endpoint(text)
     assert "pw" not in str(caught.value)
@@ -123,7 +123,9 @@ def test_an_endpoint_may_have_a_path_and_a_default_port() -> None:
         ("127.0.0.1:4318", "http://192.0.2.1:4318", False),
     ],
 )
-def test_an_endpoint_that_leads_back_here_is_recognised(listening: str, endpoint: str, loops: bool) -> None:
+def test_an_endpoint_that_reaches_our_own_address_is_recognised(
+    listening: str, endpoint: str, loops: bool
+) -> None:
     assert parse_address(listening).is_reached_by(parse_endpoint(endpoint)) is loops
 
 

@@ -1,4 +1,4 @@
-"""Memory and the loop under hostile requests: what is large is worked on one at a time, and counted."""
+"""Memory and the event loop under hostile requests: large ones are processed one at a time and counted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SMALL = telemetry(Signal.TRACES, items=1)
 
 
 class Watched:
-    """Stands in front of a function and tells how many are in it at once; all wait until `go`."""
+    """A wrapper of a function that counts concurrent calls. All calls wait until `go`."""
 
-    def __init__(self, behind: Callable[..., object]) -> None:
-        self._behind = behind
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
         self._lock = threading.Lock()
         self.inside = self.most = 0
         self.threads: set[int] = set()
@@ -39,7 +39,7 @@ class Watched:
             self.threads.add(threading.get_ident())
         try:
             self.go.wait(5)
-            return self._behind(*arguments)
+            return self._function(*arguments)
         finally:
             with self._lock:
                 self.inside -= 1
@@ -73,7 +73,9 @@ async def test_large_requests_are_decoded_one_at_a_time(decoding: Watched) -> No
     assert len(store.stored) == 4
 
 
-async def test_a_client_that_leaves_does_not_make_room_before_its_request_is_gone(decoding: Watched) -> None:
+async def test_a_disconnected_client_frees_no_capacity_before_its_request_has_ended(
+    decoding: Watched,
+) -> None:
     store = MemoryStore()
     made = limiter(ArrowConsumer(store), bytes_max=len(LARGE) + 100)
     leaving = asyncio.create_task(made.take(LARGE, Signal.TRACES))
@@ -89,13 +91,13 @@ async def test_a_client_that_leaves_does_not_make_room_before_its_request_is_gon
     assert made.bytes == 0
 
 
-async def test_bodies_that_are_unpacked_count_as_under_way(decoding: Watched) -> None:
+async def test_bodies_that_are_being_decompressed_count_as_in_progress(decoding: Watched) -> None:
     made = limiter(RawConsumer(MemoryStore()), bytes_max=1000)
     unpacking = Watched(lambda: b"x")
-    under_way = asyncio.create_task(made.aside(900, unpacking))
+    under_way = asyncio.create_task(made.run_on_thread(900, unpacking))
     await inside(unpacking)
     with pytest.raises(Unavailable):
-        await made.aside(200, unpacking)
+        await made.run_on_thread(200, unpacking)
     with pytest.raises(Unavailable):
         await made.take(bytes(200), Signal.TRACES)
     unpacking.go.set()
@@ -103,7 +105,7 @@ async def test_bodies_that_are_unpacked_count_as_under_way(decoding: Watched) ->
     assert (made.requests, made.bytes) == (0, 0)
 
 
-async def test_full_validation_of_a_large_request_does_not_hold_up_the_loop(
+async def test_full_validation_of_a_large_request_does_not_block_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counting = Watched(otlp.count_items)
@@ -113,7 +115,7 @@ async def test_full_validation_of_a_large_request_does_not_hold_up_the_loop(
     assert threading.get_ident() not in counting.threads
 
 
-def test_more_resources_than_anybody_has_are_refused_early() -> None:
+def test_an_absurd_number_of_resources_is_refused_early() -> None:
     assert check_framing(b"\x0a\x00" * RESOURCES_MAX) == RESOURCES_MAX
     with pytest.raises(LimitExceeded, match="resources"):
         check_framing(b"\x0a\x00" * (RESOURCES_MAX + 1))

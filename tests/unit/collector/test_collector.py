@@ -1,4 +1,4 @@
-"""The whole collector in one process, over a real Quiver."""
+"""The complete collector in one process, over a real Quiver."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def items_in(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("handling", ["arrow", "pass_through"])
-async def test_everything_that_was_taken_is_delivered_before_a_stop_ends(
-    tmp_path: Path, handling: str
-) -> None:
+async def test_all_accepted_data_is_delivered_before_a_stop_ends(tmp_path: Path, handling: str) -> None:
     files = {"plugin": "file", "path": str(tmp_path / "files")}
     async with collector(plan_of(tmp_path, ["files"], {"otlp_handling": handling}, files=files)) as made:
         for signal in Signal:
@@ -91,7 +89,7 @@ async def test_everything_that_was_taken_is_delivered_before_a_stop_ends(
     assert not (tmp_path / "dead").exists()
 
 
-async def test_every_destination_gets_everything(tmp_path: Path) -> None:
+async def test_every_destination_gets_all_data(tmp_path: Path) -> None:
     exporters = {name: {"plugin": "file", "path": str(tmp_path / name)} for name in ("a", "b")}
     async with collector(plan_of(tmp_path, ["a", "b"], {}, **exporters)) as made:
         await send(made, Signal.LOGS, 6)
@@ -108,7 +106,7 @@ async def test_a_shared_subscription_is_split_among_the_destinations(tmp_path: P
     assert items_in(tmp_path / "a") + items_in(tmp_path / "b") == 30
 
 
-async def test_without_persistence_the_answer_is_that_of_the_destination(tmp_path: Path) -> None:
+async def test_without_persistence_the_response_is_that_of_the_destination(tmp_path: Path) -> None:
     async with GrpcBackend() as backend:
         out = {"plugin": "otlp", "grpc_endpoint": f"127.0.0.1:{backend.port}"}
         async with collector(plan_of(tmp_path, ["out"], None, out=out)) as made:
@@ -152,7 +150,7 @@ async def test_operators_see_health_readiness_and_metrics(tmp_path: Path) -> Non
 
 
 async def test_a_full_store_makes_clients_wait_and_loses_nothing(tmp_path: Path) -> None:
-    """A destination that is down, and a cap that is soon reached: UNAVAILABLE, and what was taken stays."""
+    """A destination is down and the cap is reached soon: clients get UNAVAILABLE, and accepted data stays."""
     small = {
         "otlp_handling": "pass_through",
         "segment": {"max_open_duration": "50ms", "target_size": "100KB"},
@@ -189,7 +187,7 @@ async def test_two_collectors_cannot_share_a_directory(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_port_that_is_taken_ends_the_start_and_lets_go_of_everything(tmp_path: Path) -> None:
+async def test_a_port_in_use_fails_the_start_and_releases_everything(tmp_path: Path) -> None:
     loaded = plan_of(tmp_path, ["out"], {}, out={"plugin": "noop"})
     async with collector(loaded) as made:
         other = plan_of(tmp_path / "other", ["out"], {}, out={"plugin": "noop"})
@@ -209,8 +207,8 @@ async def test_a_cap_that_cannot_hold_a_log_and_two_segments_is_refused(tmp_path
             pass
 
 
-async def test_the_sdk_waits_as_long_as_the_collector_asks_it_to(tmp_path: Path) -> None:
-    """Three seconds, which is more than the SDK would wait by itself."""
+async def test_the_sdk_waits_for_the_requested_delay(tmp_path: Path) -> None:
+    """The collector requests three seconds, which is longer than the SDK's own delay."""
     times: list[float] = []
     loaded = plan_of(tmp_path, ["out"], {"otlp_handling": "pass_through"}, out={"plugin": "noop"})
     async with collector(loaded) as made:
@@ -240,7 +238,7 @@ async def test_the_sdk_waits_as_long_as_the_collector_asks_it_to(tmp_path: Path)
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """The SDK warns of every retry."""
+    """Ignore the warnings that the SDK emits for every retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -248,7 +246,7 @@ def quiet_sdk() -> Iterator[None]:
     logger.setLevel(before)
 
 
-async def test_a_stop_that_is_hurried_gives_back_what_is_under_way(
+async def test_a_hurried_stop_returns_bundles_in_progress(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def never(data: bytes, signal: Signal, context: grpc.aio.ServicerContext) -> bytes:

@@ -1,4 +1,4 @@
-"""The ways from a receiver to where a request is safe."""
+"""The consumers between a receiver and the store or an exporter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fixed:
     async def close(self) -> None: ...
 
 
-async def test_turns_go_round() -> None:
+async def test_round_robin_alternates() -> None:
     stores = [MemoryStore(), MemoryStore()]
     intake = RoundRobinConsumer([RawConsumer(store) for store in stores])
     for _ in range(4):
@@ -44,14 +44,14 @@ async def test_turns_go_round() -> None:
     assert [len(store.stored) for store in stores] == [2, 2]
 
 
-async def test_broadcast_is_accepted_when_all_have_it_and_returns_the_worst_reply() -> None:
+async def test_fan_out_accepts_when_all_accept_and_returns_the_worst_reply() -> None:
     exporters = [Fixed(delivered()), Fixed(delivered(rejected_items=2, message="old"))]
     intake = FanOutConsumer([DirectConsumer(exporter) for exporter in exporters])
     assert await intake.take(DATA, Signal.LOGS) == Reply(2, "old")
     assert [exporter.sent for exporter in exporters] == [1, 1]
 
 
-async def test_broadcast_is_refused_when_one_refuses() -> None:
+async def test_fan_out_refuses_when_one_refuses() -> None:
     full = MemoryStore()
     full.fail = StorageFull("full")
     intake = FanOutConsumer([RawConsumer(MemoryStore()), RawConsumer(full)])
@@ -59,7 +59,7 @@ async def test_broadcast_is_refused_when_one_refuses() -> None:
         await intake.take(DATA, Signal.LOGS)
 
 
-async def test_the_outcome_of_a_direct_exporter_is_the_answer() -> None:
+async def test_the_outcome_of_a_direct_exporter_is_the_reply() -> None:
     assert await DirectConsumer(Fixed(delivered())).take(DATA, Signal.LOGS) is TAKEN
     with pytest.raises(InvalidInput, match="no"):
         await DirectConsumer(Fixed(refused("no"))).take(DATA, Signal.LOGS)
@@ -69,13 +69,13 @@ async def test_the_outcome_of_a_direct_exporter_is_the_answer() -> None:
     assert getattr(caught.value, "retry_after_s", None) == 7
 
 
-async def test_nothing_is_sent_on_for_an_empty_request() -> None:
+async def test_nothing_is_sent_for_an_empty_request() -> None:
     exporter = Fixed(delivered())
     assert await DirectConsumer(exporter).take(b"", Signal.LOGS) is TAKEN
     assert exporter.sent == 0
 
 
-async def test_full_validation_refuses_what_framing_lets_pass() -> None:
+async def test_full_validation_refuses_what_framing_accepts() -> None:
     damaged = b"\x0a\x01\xff"
     store = MemoryStore()
     await RawConsumer(store).take(damaged, Signal.LOGS)

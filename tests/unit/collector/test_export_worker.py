@@ -1,4 +1,4 @@
-"""Delivery: several at a time, each settled by its outcome, and a destination that is down left alone."""
+"""Delivery: several bundles at a time, each settled by its outcome, and a pause for a failed destination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.testing import ManualClock
 
 
 class Scripted:
-    """An exporter that answers by a function of how often it was asked."""
+    """An exporter whose outcome is a function of the number of calls."""
 
     def __init__(self, answer: Callable[[int], Outcome]) -> None:
         self._answer = answer
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool], clock: ManualClock, step_s: float
     raise AssertionError("it never came true")
 
 
-async def test_everything_is_brought_and_acknowledged(tmp_path: Path) -> None:
+async def test_every_bundle_is_delivered_and_acknowledged(tmp_path: Path) -> None:
     store, exporter, clock = await filled(20), Scripted(lambda _: delivered()), ManualClock()
     task = worker(store, exporter, tmp_path, clock)
     task.stop()
@@ -110,7 +110,7 @@ async def test_a_refused_bundle_is_a_dead_letter_before_it_is_rejected(tmp_path:
     assert letter.size == 4
 
 
-async def test_a_refused_bundle_that_cannot_be_kept_is_tried_again(tmp_path: Path) -> None:
+async def test_a_refused_bundle_that_cannot_be_stored_is_retried(tmp_path: Path) -> None:
     store, clock = await filled(1), ManualClock()
     (tmp_path / "dead").write_text("a file where the directory should be")
     task = worker(store, Scripted(lambda _: refused("no")), tmp_path, clock, concurrency=1)
@@ -136,13 +136,13 @@ async def test_a_destination_that_is_down_gets_one_bundle_at_a_time(tmp_path: Pa
     task.stop()
     await asyncio.wait_for(running, 5)
     first, probes = exporter.at[:5], exporter.at[5:9]
-    assert first == [0.0] * 5, "those that were under way when it went down"
+    assert first == [0.0] * 5, "those in progress when it went down"
     gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
     assert all(gap >= 0.5 for gap in gaps), gaps
     assert gaps == sorted(gaps), "each wait is longer than the one before"
 
 
-async def test_a_hint_keeps_the_next_attempt_away(tmp_path: Path) -> None:
+async def test_a_retry_delay_postpones_the_next_attempt(tmp_path: Path) -> None:
     store, clock = await filled(3), ManualClock()
     busy = Outcome(verdict=Verdict.RETRY, reason="busy", retry_after_s=3, is_down=True)
     exporter = Scripted(lambda count: busy if count == 1 else delivered())
@@ -155,7 +155,7 @@ async def test_a_hint_keeps_the_next_attempt_away(tmp_path: Path) -> None:
     assert ("nack", "busy", 3) in [(entry[0], entry[2], entry[3]) for entry in store.log]
 
 
-async def test_a_fault_of_one_request_does_not_close_the_way_for_others(tmp_path: Path) -> None:
+async def test_a_fault_of_one_request_does_not_open_the_circuit(tmp_path: Path) -> None:
     store, clock = await filled(10), ManualClock()
     aborted = Outcome(verdict=Verdict.RETRY, reason="ABORTED")
     task = worker(store, Scripted(lambda count: aborted if count == 1 else delivered()), tmp_path, clock)
@@ -177,7 +177,7 @@ async def test_a_bug_in_an_exporter_loses_nothing(tmp_path: Path) -> None:
     assert (store.outcomes("nack"), store.outcomes("ack")) == (1, 2)
 
 
-async def test_what_is_under_way_at_the_end_goes_back(tmp_path: Path) -> None:
+async def test_bundles_in_progress_at_a_stop_are_returned(tmp_path: Path) -> None:
     class Stuck(Scripted):
         async def send(self, payload: Payload) -> Outcome:
             self.under_way += 1
@@ -201,19 +201,19 @@ def test_round_robin_skips_names_that_are_not_ready() -> None:
     assert turns.pick([]) is None
 
 
-async def test_a_shared_subscriber_is_dealt_out_by_turns() -> None:
+async def test_a_shared_subscriber_is_distributed_in_turn() -> None:
     store = await filled(6)
     shared = SharedSource(store, "keep", ["a", "b"])
     a, b = shared.of("a"), shared.of("b")
-    got = [await asyncio.gather(a.next(1), b.next(1)) for _ in range(3)]
-    numbers = [[pair[0].ref, pair[1].ref] for pair in got if pair[0] and pair[1]]
+    pairs = [await asyncio.gather(a.next(1), b.next(1)) for _ in range(3)]
+    numbers = [[pair[0].ref, pair[1].ref] for pair in pairs if pair[0] and pair[1]]
     assert len(numbers) == 3
     assert len({(ref.segment_seq, ref.bundle) for pair in numbers for ref in pair}) == 6
     assert await a.next(0.01) is None
 
 
 async def test_a_shared_subscriber_serves_a_destination_that_does_not_wait() -> None:
-    """A collector that stops asks without waiting, and must still get all that can be delivered."""
+    """A stopping collector takes bundles without waiting, and must still get all that can be delivered."""
     store = await filled(2)
     source = SharedSource(store, "keep", ["a"]).of("a")
     assert await source.next(0.0) is not None
@@ -221,7 +221,7 @@ async def test_a_shared_subscriber_serves_a_destination_that_does_not_wait() -> 
     assert await source.next(0.0) is None
 
 
-async def test_bundles_that_wait_are_sent_together_and_each_is_acknowledged(tmp_path: Path) -> None:
+async def test_waiting_bundles_are_sent_together_and_each_is_acknowledged(tmp_path: Path) -> None:
     store, exporter, clock = await filled(20), Scripted(lambda _: delivered()), ManualClock()
     for number in range(20):
         await store.ingest_raw(b"\x0a\x02%02d" % number, "logs")
@@ -232,7 +232,7 @@ async def test_bundles_that_wait_are_sent_together_and_each_is_acknowledged(tmp_
     assert exporter.sent == [b"".join(b"\x0a\x02%02d" % number for number in range(20))] * 2
 
 
-async def test_of_bundles_that_are_refused_together_only_the_one_to_blame_is(tmp_path: Path) -> None:
+async def test_only_the_faulty_one_of_bundles_sent_together_is_rejected(tmp_path: Path) -> None:
     store, clock = await filled(6), ManualClock()
     exporter = Scripted(lambda _: refused("no") if b"03" in exporter.sent[-1] else delivered())
     task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
@@ -243,7 +243,7 @@ async def test_of_bundles_that_are_refused_together_only_the_one_to_blame_is(tmp
     assert letter.size == 4
 
 
-async def test_a_joined_request_that_must_come_again_gives_all_of_them_back(tmp_path: Path) -> None:
+async def test_a_joined_request_that_must_be_retried_returns_all_its_bundles(tmp_path: Path) -> None:
     store, clock = await filled(4), ManualClock()
     exporter = Scripted(lambda count: Outcome(verdict=Verdict.RETRY) if count == 1 else delivered())
     task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
@@ -263,7 +263,7 @@ async def test_a_probe_is_a_single_bundle(tmp_path: Path) -> None:
     assert [len(data) for data in exporter.sent] == [32, 4, 28]
 
 
-async def test_items_that_were_refused_without_a_word_are_counted(tmp_path: Path) -> None:
+async def test_items_that_were_refused_without_a_reason_are_counted(tmp_path: Path) -> None:
     store, exporter, clock = await filled(1), Scripted(lambda _: delivered(rejected_items=7)), ManualClock()
     task = worker(store, exporter, tmp_path, clock)
     task.stop()
@@ -272,7 +272,7 @@ async def test_items_that_were_refused_without_a_word_are_counted(tmp_path: Path
     assert exporter.registry.value("collector.exporter.rejected_items", exporter="out") == 7
 
 
-async def test_a_probe_that_ends_in_a_fault_of_ours_is_not_the_last_one(tmp_path: Path) -> None:
+async def test_a_probe_that_ends_in_our_own_error_is_not_the_last_one(tmp_path: Path) -> None:
     class Failing(MemoryStore):
         fails = True
 
@@ -290,14 +290,14 @@ async def test_a_probe_that_ends_in_a_fault_of_ours_is_not_the_last_one(tmp_path
     task = worker(store, exporter, tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await until(running.done, clock)
-    assert isinstance(running.exception(), ExceptionGroup), "whoever runs it starts it again"
+    assert isinstance(running.exception(), ExceptionGroup), "its caller restarts it"
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 1, clock)
     task.stop()
     await asyncio.wait_for(running, 5)
 
 
-async def test_an_ack_that_cannot_be_written_during_a_probe_leaves_the_way_open(tmp_path: Path) -> None:
+async def test_an_ack_that_cannot_be_written_during_a_probe_closes_the_circuit(tmp_path: Path) -> None:
     store, clock = await filled(1), ManualClock()
     exporter = Scripted(lambda count: unreachable("away") if count == 1 else delivered())
     bundle = store.pending[0]
@@ -330,7 +330,7 @@ async def test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down(t
     task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
-    assert len(exporter.sent) == 2, "all together, then the first of them"
+    assert len(exporter.sent) == 2, "all together, then only the first of them"
     assert store.outcomes("nack") == 1
     assert store.outcomes("defer") == 9
 

@@ -19,7 +19,7 @@ def write(health: WriteHealth, error: PenstockError | None = None) -> None:
             raise error
 
 
-async def test_after_a_failed_write_it_takes_none_until_one_succeeds_or_time_has_passed() -> None:
+async def test_after_a_failed_write_it_is_not_ready_until_one_succeeds_or_time_has_passed() -> None:
     clock = ManualClock()
     health = WriteHealth(clock)
     assert health.takes_writes
@@ -29,7 +29,7 @@ async def test_after_a_failed_write_it_takes_none_until_one_succeeds_or_time_has
     await clock.advance(29)
     assert not health.takes_writes
     await clock.advance(1)
-    assert health.takes_writes, "a collector that is not ready gets no write that could succeed"
+    assert health.takes_writes, "a collector that is not ready receives no write that could succeed"
     with pytest.raises(Unavailable):
         write(health, Unavailable("the disk is full"))
     assert not health.takes_writes
@@ -38,7 +38,7 @@ async def test_after_a_failed_write_it_takes_none_until_one_succeeds_or_time_has
 
 
 @pytest.mark.parametrize("error", [AtCapacity("full"), InvalidInput("no request")])
-def test_a_write_that_is_refused_says_nothing_of_the_disk(error: PenstockError) -> None:
+def test_a_refused_write_says_nothing_about_the_disk(error: PenstockError) -> None:
     health = WriteHealth(ManualClock())
     with pytest.raises(PenstockError):
         write(health, error)
@@ -46,7 +46,7 @@ def test_a_write_that_is_refused_says_nothing_of_the_disk(error: PenstockError) 
 
 
 @pytest.mark.parametrize("kind", [RawConsumer, ArrowConsumer])
-async def test_consumers_report_a_write_that_fails(kind: type[RawConsumer | ArrowConsumer]) -> None:
+async def test_consumers_report_a_failed_write(kind: type[RawConsumer | ArrowConsumer]) -> None:
     store, health = MemoryStore(), WriteHealth(ManualClock())
     store.fail = Unavailable("the disk is full")
     with pytest.raises(Unavailable):

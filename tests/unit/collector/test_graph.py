@@ -1,4 +1,4 @@
-"""The file's nodes: what runs, what is refused with which words, and what is said aloud."""
+"""The graph of nodes: which run, which are refused with which message, and which cause a warning."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_both_spellings_of_a_urn_name_the_same_plugin(urn: str) -> None:
 @pytest.mark.parametrize(
     ("urn", "words"),
     [
-        ("otlp:receiver", "no plugin urn"),
-        ("urn:otel:otlp:sender", "names no kind"),
+        ("otlp:receiver", "not a plugin URN"),
+        ("urn:otel:otlp:sender", "has no kind"),
         ("urn:otel:otpl:exporter", "did you mean 'otlp'"),
-        ("urn:otel::receiver", "no plugin urn"),
+        ("urn:otel::receiver", "not a plugin URN"),
     ],
 )
-def test_a_wrong_urn_says_what_is_wrong_with_it(urn: str, words: str) -> None:
+def test_the_error_for_a_wrong_urn_explains_it(urn: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_urn(urn, "here")
 
@@ -69,7 +69,7 @@ def test_an_unknown_destination_names_the_nearest_node() -> None:
         parse_graph(nodes, where="file")
 
 
-def test_a_circle_is_drawn() -> None:
+def test_the_error_for_a_cycle_shows_it() -> None:
     nodes = changed(keep={"out_ports": {"p": {"destinations": ["again"]}}})
     nodes["again"] = {**NODES["keep"], "out_ports": {"p": {"destinations": ["keep"]}}}
     with pytest.raises(ConfigError, match="keep -> again -> keep"):
@@ -86,7 +86,7 @@ def test_an_exporter_with_a_port_is_refused() -> None:
         parse_graph(changed(out={"out_ports": {"p": {"destinations": ["keep"]}}}), where="file")
 
 
-def test_data_cannot_go_into_a_receiver() -> None:
+def test_a_receiver_cannot_be_a_destination() -> None:
     with pytest.raises(ConfigError, match="'in' is a receiver"):
         parse_graph(changed(keep={"out_ports": {"p": {"destinations": ["in"]}}}), where="file")
 
@@ -101,7 +101,7 @@ def test_an_unknown_key_of_a_node_names_the_nearest() -> None:
         parse_graph(changed(**{"in": {"out_port": {}}}), where="file")
 
 
-def test_otap_nodes_are_left_out_aloud_and_the_rest_runs() -> None:
+def test_otap_nodes_are_left_out_with_a_warning_and_the_rest_runs() -> None:
     nodes = changed(keep={"out_ports": {"p": {"destinations": ["otap", "out"]}}})
     nodes["otap"] = {"kind": "exporter", "plugin_urn": "urn:otel:otap:exporter", "config": {}}
     graph = parse_graph(nodes, where="file")
@@ -117,17 +117,17 @@ def test_a_node_that_would_only_feed_otap_is_refused() -> None:
         parse_graph(nodes, where="file")
 
 
-def test_a_node_without_a_source_is_mentioned() -> None:
+def test_a_node_without_a_source_causes_a_warning() -> None:
     nodes = changed(spare={"kind": "exporter", "plugin_urn": "urn:otel:noop:exporter"})
     assert "spare" in parse_graph(nodes, where="file").warnings()[0]
 
 
-def test_variables_are_filled_in_and_not_looked_through_again() -> None:
+def test_variables_are_replaced_once() -> None:
     settings = {"a": "http://{{ host }}:1", "b": [{"c": "{{host}}{{port}}"}], "d": 3}
     filled = fill(settings, {"host": "{{port}}", "port": "9"}, where="file")
     assert filled == {"a": "http://{{port}}:1", "b": [{"c": "{{port}}9"}], "d": 3}
 
 
-def test_a_variable_that_is_not_set_is_named_with_its_place() -> None:
+def test_an_undefined_variable_is_named_with_its_location() -> None:
     with pytest.raises(ConfigError, match=r"file: a\.b: the variable 'hots' is not set.*did you mean 'host'"):
         fill({"a": {"b": "{{hots}}"}}, {"host": "x"}, where="file")

@@ -1,4 +1,4 @@
-"""OTLP out, over real gRPC and real HTTP, against servers that answer as told."""
+"""The OTLP exporters, over real gRPC and real HTTP, against scripted servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_grpc_sends_the_bytes_it_was_given(compression: Compression) -> No
         assert backend.requests == [(Signal.TRACES, DATA)]
 
 
-async def test_columns_are_sent_as_the_request_they_were() -> None:
+async def test_columns_are_sent_as_the_original_request() -> None:
     async with to_grpc() as (backend, exporter):
         assert (await exporter.send(ArrowPayload(BATCH, Signal.TRACES))).verdict is Verdict.ACK
         assert otlp.count_items(backend.requests[0][1], Signal.TRACES) == 40
@@ -73,14 +73,14 @@ async def test_a_partial_success_is_accepted_and_reported() -> None:
 
 
 @pytest.mark.parametrize("place", [DETAILS_TRAILER, RETRY_TRAILER])
-async def test_a_hint_is_read_from_either_place(place: str) -> None:
+async def test_a_retry_delay_is_read_from_either_place(place: str) -> None:
     trailers = tuple(pair for pair in retry_trailers("RESOURCE_EXHAUSTED", "slow", 3) if pair[0] == place)
     async with to_grpc(aborting("RESOURCE_EXHAUSTED", "slow", trailers)) as (_, exporter):
         outcome = await exporter.send(RawPayload(DATA, Signal.TRACES))
         assert (outcome.verdict, outcome.retry_after_s) == (Verdict.RETRY, 3)
 
 
-async def test_no_connection_is_a_reason_to_try_again() -> None:
+async def test_a_failed_connection_is_retried() -> None:
     exporter = OtlpGrpcExporter(settings(grpc_endpoint="http://127.0.0.1:1"))
     await exporter.start()
     outcome = await exporter.send(RawPayload(DATA, Signal.TRACES))
@@ -99,7 +99,7 @@ async def test_a_destination_that_never_answers_runs_into_the_timeout() -> None:
         assert "DEADLINE_EXCEEDED" in outcome.reason
 
 
-async def test_a_bundle_above_the_cap_goes_in_pieces_that_hold_it_all() -> None:
+async def test_a_bundle_above_the_limit_is_sent_in_pieces_without_loss() -> None:
     async with to_grpc(max_request_bytes=4096) as (backend, exporter):
         for payload in (RawPayload(DATA, Signal.TRACES), ArrowPayload(BATCH, Signal.TRACES)):
             backend.requests.clear()
@@ -109,7 +109,7 @@ async def test_a_bundle_above_the_cap_goes_in_pieces_that_hold_it_all() -> None:
             assert sum(otlp.count_items(data, Signal.TRACES) for _, data in backend.requests) == 40
 
 
-async def test_a_piece_that_must_come_again_brings_the_whole_bundle_again() -> None:
+async def test_a_piece_that_must_be_retried_repeats_the_whole_bundle() -> None:
     calls = 0
 
     async def answer(data: bytes, signal: Signal, context: grpc.aio.ServicerContext) -> bytes:
@@ -124,7 +124,7 @@ async def test_a_piece_that_must_come_again_brings_the_whole_bundle_again() -> N
         assert calls == 2
 
 
-async def test_headers_go_with_every_call() -> None:
+async def test_headers_are_sent_with_every_call() -> None:
     from penstock.config import Secret
 
     async with to_grpc(headers={"X-Key": Secret("s")}) as (backend, exporter):
@@ -175,7 +175,7 @@ async def test_http_sends_protobuf_to_the_path_of_the_signal(compression: Compre
         assert (gzip.decompress(request.body) if compression == "gzip" else request.body) == DATA
 
 
-async def test_http_tells_of_a_partial_success() -> None:
+async def test_http_reports_a_partial_success() -> None:
     body = otlp.response(Signal.TRACES, 2, "late")
     async with to_http(lambda _: Response(200, body)) as (_, exporter):
         outcome = await exporter.send(RawPayload(DATA, Signal.TRACES))
@@ -190,7 +190,7 @@ async def sent(
         return await exporter.send(RawPayload(DATA, Signal.TRACES))
 
 
-async def test_http_statuses_decide() -> None:
+async def test_http_statuses_decide_the_outcome() -> None:
     assert (
         await sent(400, body=status_bytes("INVALID_ARGUMENT", "no such field"))
     ).reason == "HTTP 400: no such field"
@@ -208,7 +208,7 @@ async def test_retry_after_is_honoured_as_seconds_and_as_a_date() -> None:
     assert 15 < dated.retry_after_s <= 20
 
 
-async def test_an_answer_above_the_cap_is_not_read() -> None:
+async def test_a_response_above_the_limit_is_not_read() -> None:
     outcome = await sent(200, body=bytes(100_000), max_response_bytes=2048)
     assert (outcome.verdict, outcome.rejected_items) == (Verdict.ACK, 0)
 

@@ -1,4 +1,4 @@
-"""What answers mean: for data that was sent, for a destination as a whole, and for a client of ours."""
+"""The meaning of responses for sent data, for the state of a destination, and for our clients."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_the_table_of_grpc_codes(code: str) -> None:
     assert verdict is (Verdict.RETRY if code in RETRIED else Verdict.REJECT)
 
 
-def test_resource_exhausted_is_retried_only_with_a_hint() -> None:
+def test_resource_exhausted_is_retried_only_with_a_retry_delay() -> None:
     assert after_grpc("RESOURCE_EXHAUSTED", "", None, AuthErrors.RETRY).verdict is Verdict.REJECT
     hinted = after_grpc("RESOURCE_EXHAUSTED", "", 2.5, AuthErrors.RETRY)
     assert (hinted.verdict, hinted.retry_after_s) == (Verdict.RETRY, 2.5)
 
 
 @pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
-def test_credentials_are_retried_unless_the_strict_rule_is_asked_for(code: str) -> None:
+def test_authentication_errors_are_retried_unless_configured_otherwise(code: str) -> None:
     assert after_grpc(code, "", None, AuthErrors.RETRY).verdict is Verdict.RETRY
     assert after_grpc(code, "", None, AuthErrors.REJECT).verdict is Verdict.REJECT
 
@@ -57,7 +57,7 @@ def test_a_partial_success_is_never_sent_again() -> None:
     assert delivered(rejected_items=7, message="too old").verdict is Verdict.ACK
 
 
-def test_the_hint_is_sent_in_both_places_and_read_from_either() -> None:
+def test_the_retry_delay_is_sent_in_both_places_and_read_from_either() -> None:
     trailers = retry_trailers("UNAVAILABLE", "full", 3.25)
     assert {key for key, _ in trailers} == {DETAILS_TRAILER, RETRY_TRAILER}
     for trailer in trailers:
@@ -65,11 +65,11 @@ def test_the_hint_is_sent_in_both_places_and_read_from_either() -> None:
 
 
 @pytest.mark.parametrize("key", [DETAILS_TRAILER, RETRY_TRAILER])
-def test_a_hint_that_cannot_be_read_asks_for_nothing(key: str) -> None:
+def test_an_unreadable_retry_delay_is_ignored(key: str) -> None:
     assert retry_after_of_trailers([(key, b"\xff\xff\xff")]) is None
 
 
-def test_a_hint_of_a_year_is_cut_to_an_hour() -> None:
+def test_a_retry_delay_of_a_year_is_cut_to_an_hour() -> None:
     assert retry_after_of_trailers(retry_trailers("UNAVAILABLE", "", 3e7)) == 3600
 
 
@@ -91,7 +91,7 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
     assert retry_after_s(value, NOW_MS) == seconds
 
 
-def test_a_status_carries_its_words_and_its_hint() -> None:
+def test_a_status_has_its_message_and_its_retry_delay() -> None:
     status = status_pb2.Status.FromString(status_bytes("UNAVAILABLE", "full", 2))
     info = error_details_pb2.RetryInfo()
     assert status.details[0].Unpack(info)
@@ -120,14 +120,14 @@ def test_a_status_carries_its_words_and_its_hint() -> None:
         (ZeroDivisionError("a secret"), "INTERNAL", 500, None),
     ],
 )
-def test_every_fault_has_its_answer(error: Exception, code: str, status: int, hint: float | None) -> None:
+def test_every_error_has_its_response(error: Exception, code: str, status: int, hint: float | None) -> None:
     refusal = refusal_of(error)
     assert (refusal.code, refusal.status, refusal.retry_after_s) == (code, status, hint)
     assert "secret" not in refusal.message
     assert "/of/a/disk" not in refusal.message
 
 
-def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
+def test_an_open_circuit_allows_one_probe_when_it_is_due() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=2, max_s=10))
     assert all(circuit.try_acquire(0) for _ in range(5))
     circuit.failed(0, draw=1)
@@ -139,7 +139,7 @@ def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
     assert circuit.state is CircuitState.CLOSED
 
 
-def test_failures_of_those_under_way_do_not_lengthen_the_wait() -> None:
+def test_failures_of_concurrent_bundles_do_not_lengthen_the_wait() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=2, max_s=10))
     for _ in range(5):
         circuit.failed(0, draw=1)
@@ -157,7 +157,7 @@ def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
     assert waits == [1, 2, 4, 5, 5]
 
 
-def test_a_hint_is_a_floor_under_the_wait() -> None:
+def test_a_retry_delay_is_a_minimum_for_the_wait() -> None:
     circuit = CircuitBreaker(CircuitPolicy(initial_s=1, max_s=5))
     circuit.failed(0, draw=0, retry_after_s=3)
     assert circuit.due_s == 3
@@ -165,7 +165,7 @@ def test_a_hint_is_a_floor_under_the_wait() -> None:
     assert circuit.due_s == 7
 
 
-def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> None:
+def test_a_probe_that_found_no_bundle_lets_the_next_one_probe() -> None:
     circuit = CircuitBreaker(CircuitPolicy())
     circuit.failed(0, draw=0)
     assert circuit.try_acquire(60)
@@ -192,6 +192,6 @@ def test_bytes_that_cannot_be_decoded_are_a_bad_request() -> None:
     assert b"BadRequest" in status_json("INVALID_ARGUMENT", "no request")
 
 
-def test_waits_that_make_no_sense_are_refused() -> None:
+def test_invalid_waits_are_refused() -> None:
     with pytest.raises(errors.ConfigError, match="above 0"):
         CircuitPolicy(initial_s=0)

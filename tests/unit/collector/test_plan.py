@@ -1,4 +1,4 @@
-"""A whole file: the proposal's own example runs as it is, and mistakes are told with their place."""
+"""A complete file: the proposal's example runs unchanged, and mistakes are reported with a location."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def example() -> dict[str, Any]:
     return copy.deepcopy(yaml.safe_load(EXAMPLE))
 
 
-def test_the_example_runs_unchanged_and_says_what_it_leaves_out() -> None:
+def test_the_example_runs_unchanged_and_reports_the_nodes_it_leaves_out() -> None:
     plan = parse_plan(example(), HOST, where="file")
     assert set(plan.graph.nodes) == {"otlp_receiver", "persistence", "otlp_exporter"}
     settings = plan.persistence(plan.graph.nodes["persistence"])
@@ -94,12 +94,12 @@ def test_the_example_runs_unchanged_and_says_what_it_leaves_out() -> None:
     receiver = plan.settings["otlp_receiver"]
     assert isinstance(receiver, OtlpReceiverSettings)
     assert [str(address) for address in receiver.addresses] == ["127.0.0.1:4317"]
-    told = "\n".join(plan.warnings())
-    assert "otap_receiver: the otap receiver is not implemented" in told
-    assert "otap_exporter: the otap exporter is not implemented" in told
+    warnings = "\n".join(plan.warnings())
+    assert "otap_receiver: the otap receiver is not implemented" in warnings
+    assert "otap_exporter: the otap exporter is not implemented" in warnings
     assert (
-        "otlp_exporter: it sends to http://127.0.0.1:4318, where otap_receiver of the same file listens"
-        in told
+        "otlp_exporter: sends to http://127.0.0.1:4318, where otap_receiver of the same file listens"
+        in warnings
     )
 
 
@@ -161,7 +161,7 @@ def change(path: str, value: object) -> dict[str, Any]:
         ("nods", {}, "did you mean 'nodes'"),
     ],
 )
-def test_a_mistake_is_reported_with_its_place(path: str, value: object, words: str) -> None:
+def test_a_mistake_is_reported_with_its_location(path: str, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_plan(change(path, value), HOST, where="file")
 
@@ -171,7 +171,7 @@ def test_a_missing_variable_is_named() -> None:
         parse_plan(example(), {}, where="file")
 
 
-def test_a_public_address_is_fine_with_tokens_or_when_it_is_asked_for() -> None:
+def test_a_public_address_is_accepted_with_tokens_or_allow_insecure() -> None:
     OtlpReceiverSettings(listening_addr="0.0.0.0:4317", tokens=(Secret("s"),))
     OtlpReceiverSettings(listening_addr="0.0.0.0:4317", allow_insecure=True)
 
@@ -191,7 +191,7 @@ def test_dotted_keys_are_read_as_nested_ones() -> None:
     assert settings.quiver.retention.cap_bytes == 20_000_000_000
 
 
-def test_check_tells_what_would_run(tmp_path: Path) -> None:
+def test_check_reports_the_nodes_that_would_run(tmp_path: Path) -> None:
     file = tmp_path / "collector.yaml"
     file.write_text(EXAMPLE)
     result = CliRunner().invoke(run, [str(file), "--check", "--set", "backend_hostname=b"])
@@ -200,6 +200,6 @@ def test_check_tells_what_would_run(tmp_path: Path) -> None:
     assert "warning: otap_exporter" in result.output
 
 
-def test_secrets_do_not_show() -> None:
+def test_secrets_are_masked() -> None:
     loaded = change("nodes/otlp_exporter/config/headers", {"authorization": "Bearer s3cret"})
     assert "s3cret" not in repr(parse_plan(loaded, HOST, where="file"))

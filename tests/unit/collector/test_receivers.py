@@ -1,4 +1,4 @@
-"""The table of answers, over real gRPC and real HTTP, with a store in memory behind."""
+"""The responses of receivers, over real gRPC and real HTTP, with an in-memory store."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def rig(*, raw: bool = True, tokens: tuple[str, ...] = ()) -> AsyncIterato
 
 @pytest.mark.parametrize("signal", Signal)
 @pytest.mark.parametrize("packed", [False, True])
-async def test_grpc_takes_every_signal_as_it_comes(signal: Signal, packed: bool) -> None:
+async def test_grpc_accepts_every_signal_unchanged(signal: Signal, packed: bool) -> None:
     data = telemetry(signal, items=20)
     async with rig() as made:
         assert await made.call(signal, data, packed=packed) == b""
@@ -91,7 +91,7 @@ async def test_grpc_takes_every_signal_as_it_comes(signal: Signal, packed: bool)
 
 
 async def test_one_grpc_connection_has_a_bounded_number_of_calls() -> None:
-    """A call costs memory before its message has come, and no other limit counts it until then."""
+    """A call uses memory before its message arrives, and no other limit counts it until then."""
     async with rig() as made:
         reader, writer = await asyncio.open_connection(made.grpc_at.host, made.grpc_at.port)
         peer = h2.connection.H2Connection()
@@ -105,7 +105,7 @@ async def test_one_grpc_connection_has_a_bounded_number_of_calls() -> None:
 
 @pytest.mark.parametrize("signal", Signal)
 @pytest.mark.parametrize("encoding", ["", "identity", "gzip", "deflate", "zstd"])
-async def test_http_takes_every_signal_in_every_encoding(signal: Signal, encoding: str) -> None:
+async def test_http_accepts_every_signal_in_every_encoding(signal: Signal, encoding: str) -> None:
     data = telemetry(signal, items=20)
     pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}
     body = pack[encoding](data) if encoding in pack else data
@@ -129,7 +129,7 @@ async def test_json_becomes_the_same_request(signal: Signal) -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-async def test_an_empty_request_is_fine_and_stores_nothing(raw: bool) -> None:
+async def test_an_empty_request_is_accepted_and_stores_nothing(raw: bool) -> None:
     async with rig(raw=raw) as made:
         assert await made.call(Signal.LOGS, b"") == b""
         assert (await made.post(Signal.LOGS, b"", PROTOBUF)).status_code == 200
@@ -137,7 +137,7 @@ async def test_an_empty_request_is_fine_and_stores_nothing(raw: bool) -> None:
         assert made.store.stored == []
 
 
-async def test_a_request_is_columns_in_arrow_mode() -> None:
+async def test_a_request_is_stored_as_columns_in_arrow_mode() -> None:
     data = telemetry(Signal.TRACES, items=30)
     async with rig(raw=False) as made:
         await made.call(Signal.TRACES, data)
@@ -157,10 +157,10 @@ async def test_items_with_ids_of_wrong_length_are_refused_and_the_rest_is_kept()
         answer = ExportTraceServiceResponse.FromString(await made.call(Signal.TRACES, bad_ids()))
         assert answer.partial_success.rejected_spans == 1
         assert answer.partial_success.error_message
-        told = await made.post(
+        response = await made.post(
             Signal.TRACES, otlp.to_json(telemetry(Signal.TRACES, items=1), Signal.TRACES), JSON
         )
-        assert told.json() == {}
+        assert response.json() == {}
         over_http = await made.post(Signal.TRACES, bad_ids(), PROTOBUF)
         assert over_http.status_code == 200
         assert ExportTraceServiceResponse.FromString(over_http.content).partial_success.rejected_spans == 1
@@ -169,7 +169,7 @@ async def test_items_with_ids_of_wrong_length_are_refused_and_the_rest_is_kept()
 
 
 @pytest.mark.parametrize("raw", [True, False])
-async def test_what_cannot_be_decoded_is_an_invalid_argument(raw: bool) -> None:
+async def test_an_undecodable_request_is_an_invalid_argument(raw: bool) -> None:
     async with rig(raw=raw) as made:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await made.call(Signal.TRACES, b"hello world")
@@ -182,7 +182,7 @@ async def test_what_cannot_be_decoded_is_an_invalid_argument(raw: bool) -> None:
         assert made.store.stored == []
 
 
-async def test_a_full_store_asks_clients_to_come_again_in_both_places() -> None:
+async def test_a_full_store_sends_a_retry_delay_in_both_places() -> None:
     async with rig() as made:
         made.store.fail = AtCapacity("the disk is full", retry_after_s=3)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -196,7 +196,7 @@ async def test_a_full_store_asks_clients_to_come_again_in_both_places() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
 
 
-async def test_too_large_is_final_and_says_so_without_a_hint() -> None:
+async def test_a_request_that_is_too_large_is_refused_without_a_retry_delay() -> None:
     async with rig() as made:
         for packed in (False, True):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -232,7 +232,7 @@ async def test_damaged_compression_is_a_bad_request() -> None:
         assert answer.status_code == 400
 
 
-async def test_a_bug_is_internal_and_tells_nothing() -> None:
+async def test_a_bug_is_internal_and_reveals_nothing() -> None:
     async with rig() as made:
         made.store.fail = ZeroDivisionError("a secret")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -243,7 +243,7 @@ async def test_a_bug_is_internal_and_tells_nothing() -> None:
         assert b"secret" not in answer.content
 
 
-async def test_a_collector_that_stops_sends_clients_away_for_now() -> None:
+async def test_a_stopping_collector_is_unavailable_with_a_retry_delay() -> None:
     async with rig() as made:
         made.limiter.drain()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -252,7 +252,7 @@ async def test_a_collector_that_stops_sends_clients_away_for_now() -> None:
         assert (await made.post(Signal.LOGS, b"", PROTOBUF)).status_code == 503
 
 
-async def test_tokens_are_asked_for_on_both_ports() -> None:
+async def test_tokens_are_required_on_both_ports() -> None:
     async with rig(tokens=("one", "two")) as made:
         for wrong in ((), (("authorization", "Bearer three"),), (("authorization", "two"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -292,8 +292,8 @@ async def test_json_ids_are_hex_of_any_case_and_unknown_fields_are_ignored() -> 
         assert made.store.stored[0].batch.column("trace_id")[0].as_py() == bytes.fromhex("abcd" * 8)
 
 
-async def test_grpc_refuses_by_the_head_before_a_message_is_read() -> None:
-    """Else strangers would have memory taken for what they may not send."""
+async def test_grpc_refuses_by_the_headers_before_a_message_is_read() -> None:
+    """Otherwise clients without permission could make the server use memory."""
 
     async def endless() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()

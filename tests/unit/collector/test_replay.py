@@ -1,4 +1,4 @@
-"""Dead letters are requests: sent again, those that are taken are gone and the others stay."""
+"""Replay of dead letters: accepted ones are removed and the others stay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kept(path: Path, count: int) -> DeadLetters:
     return store
 
 
-async def test_what_is_taken_is_gone_and_what_is_refused_stays(tmp_path: Path) -> None:
+async def test_accepted_letters_are_removed_and_refused_ones_stay(tmp_path: Path) -> None:
     store = kept(tmp_path, 3)
     done = await replay(store.letters(), store, Answering(delivered(), refused("no"), delivered()))
     assert [one.is_taken for one in done] == [True, False, True]
@@ -51,14 +51,14 @@ async def test_what_is_taken_is_gone_and_what_is_refused_stays(tmp_path: Path) -
     assert len(list((tmp_path / "out").iterdir())) == 2, "the request and its note"
 
 
-async def test_a_destination_that_is_away_is_asked_once(tmp_path: Path) -> None:
+async def test_an_unreachable_destination_is_tried_once(tmp_path: Path) -> None:
     store = kept(tmp_path, 3)
     done = await replay(store.letters(), store, Answering(unreachable("away")))
     assert len(done) == 1
     assert len(list(store.letters())) == 3
 
 
-async def test_a_collector_takes_them_back(tmp_path: Path) -> None:
+async def test_a_collector_accepts_replayed_letters(tmp_path: Path) -> None:
     letters, store = kept(tmp_path, 1), MemoryStore()
     receiver = HttpReceiver(
         ReceiverLimiter("in", ArrowConsumer(store), registry=Registry()), request_bytes_max=1 << 20
@@ -71,7 +71,7 @@ async def test_a_collector_takes_them_back(tmp_path: Path) -> None:
     assert list(letters.letters()) == []
 
 
-def test_the_command_tells_what_did_not_go(tmp_path: Path) -> None:
+def test_the_command_reports_letters_that_were_not_accepted(tmp_path: Path) -> None:
     kept(tmp_path, 2)
     arguments = [str(tmp_path), "--replay", "http://127.0.0.1:9"]
     ran = CliRunner().invoke(dead_letters, arguments, standalone_mode=False)

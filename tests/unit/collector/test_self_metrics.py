@@ -31,7 +31,7 @@ def test_a_registry_becomes_sums_gauges_and_histograms() -> None:
     assert (list(point.explicit_bounds), list(point.bucket_counts), point.count) == ([0.1, 1.0], [1, 2, 1], 4)
 
 
-async def test_a_collector_sends_its_own_metrics_and_the_last_state_at_the_end(tmp_path: Path) -> None:
+async def test_a_collector_sends_its_own_metrics_and_a_final_state(tmp_path: Path) -> None:
     async with GrpcBackend() as backend:
         loaded = plan_of(tmp_path, ["out"], {}, out={"plugin": "noop"})
         loaded["telemetry"] = {"otlp": {"grpc_endpoint": f"127.0.0.1:{backend.port}"}, "interval": "1h"}

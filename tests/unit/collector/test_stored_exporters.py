@@ -1,4 +1,4 @@
-"""Files named by place, queues that get each bundle once, and exporters for trials."""
+"""Files named by place, queues that get each bundle once, and exporters for testing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def names(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "payload", [RawPayload(DATA, Signal.TRACES, PLACE), ArrowPayload(BATCH, Signal.TRACES, PLACE)]
 )
-async def test_a_bundle_that_comes_again_replaces_its_file(tmp_path: Path, payload: RawPayload) -> None:
+async def test_a_repeated_bundle_replaces_its_file(tmp_path: Path, payload: RawPayload) -> None:
     exporter = make_exporter("out", ParquetSettings(path=str(tmp_path)))
     await exporter.start()
     for _ in range(3):
@@ -72,7 +72,7 @@ async def test_parquet_for_spark_has_hex_ids_and_microseconds(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("file_format", ["otlp", "json", "arrow"])
-async def test_files_in_other_formats_hold_the_same(tmp_path: Path, file_format: str) -> None:
+async def test_files_in_other_formats_have_the_same_contents(tmp_path: Path, file_format: str) -> None:
     exporter = make_exporter("out", FileSettings(path=str(tmp_path), format=file_format))  # type: ignore[arg-type]
     await exporter.start()
     await exporter.send(RawPayload(DATA, Signal.TRACES, PLACE))
@@ -85,7 +85,7 @@ async def test_files_in_other_formats_hold_the_same(tmp_path: Path, file_format:
         assert pa.ipc.open_file(data).read_all().num_rows == 12
 
 
-async def test_what_a_crash_left_half_written_goes_away_at_the_start(tmp_path: Path) -> None:
+async def test_incomplete_files_of_a_crash_are_removed_at_the_start(tmp_path: Path) -> None:
     (tmp_path / ".staging").mkdir()
     (tmp_path / ".staging" / "half").write_bytes(b"half")
     await make_exporter("out", FileSettings(path=str(tmp_path))).start()
@@ -108,7 +108,7 @@ async def test_directories_that_were_removed_are_created_again(tmp_path: Path) -
         shutil.rmtree(tmp_path / "dead")
 
 
-async def test_a_disk_that_does_not_take_it_is_tried_again(tmp_path: Path) -> None:
+async def test_a_failed_write_is_retried(tmp_path: Path) -> None:
     exporter = make_exporter("out", FileSettings(path=str(tmp_path)))
     await exporter.start()
     (tmp_path / "traces").write_text("a file where a directory should be")
@@ -116,13 +116,13 @@ async def test_a_disk_that_does_not_take_it_is_tried_again(tmp_path: Path) -> No
     assert (outcome.verdict, outcome.is_down) == (Verdict.RETRY, True)
 
 
-async def test_a_bundle_that_cannot_be_columns_is_refused(tmp_path: Path) -> None:
+async def test_a_bundle_that_cannot_be_converted_to_columns_is_refused(tmp_path: Path) -> None:
     exporter = make_exporter("out", ParquetSettings(path=str(tmp_path)))
     await exporter.start()
     assert (await exporter.send(RawPayload(b"\x0a\x01\xff", Signal.TRACES, PLACE))).verdict is Verdict.REJECT
 
 
-async def test_exporters_for_trials() -> None:
+async def test_exporters_for_testing() -> None:
     payload = RawPayload(DATA, Signal.TRACES, PLACE)
     assert (await make_exporter("n", NoopSettings()).send(payload)).verdict is Verdict.ACK
     assert (
@@ -204,7 +204,7 @@ async def test_bundles_whose_acks_were_lost_are_not_appended_again(tmp_path: Pat
     assert len(await records(config, "traces")) == 4
 
 
-async def test_another_directory_begins_again(tmp_path: Path) -> None:
+async def test_another_directory_starts_over(tmp_path: Path) -> None:
     config = settings(tmp_path, format="otlp")
     await run_dry(worker(await filled(2), config, tmp_path, "first"))
     await run_dry(worker(await filled(2), config, tmp_path, "second"))
@@ -212,15 +212,15 @@ async def test_another_directory_begins_again(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased(tmp_path: Path) -> None:
-    """Else the position would pass it, and it would be taken for appended when it comes."""
+    """Otherwise the position would pass it, and it would count as appended when it arrives."""
 
     class Straying(MemoryStore):
         late: Bundle | None = None
-        asked = 0
+        calls = 0
 
         def subscribers(self) -> list[Any]:
-            self.asked += 1
-            if self.late is not None and self.asked > 2:
+            self.calls += 1
+            if self.late is not None and self.calls > 2:
                 self.pending.append(self.late)
                 self.late = None
             deferred = int(self.late is not None or bool(self.pending))
@@ -234,7 +234,7 @@ async def test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased
     assert await records(config, "traces") == [telemetry(Signal.TRACES, items=1, seed=n) for n in range(3)]
 
 
-async def test_a_store_that_is_away_is_waited_for_and_gets_each_bundle_once(tmp_path: Path) -> None:
+async def test_an_unavailable_store_is_retried_and_gets_each_bundle_once(tmp_path: Path) -> None:
     store, config = await filled(3), settings(tmp_path, format="otlp")
     carrier = worker(store, config, tmp_path)
     tries = 0
@@ -263,7 +263,7 @@ async def test_a_store_that_is_away_is_waited_for_and_gets_each_bundle_once(tmp_
     assert len(await records(config, "logs")) == 3
 
 
-async def test_a_bundle_that_cannot_be_a_record_is_a_dead_letter_and_others_follow(
+async def test_a_bundle_that_cannot_be_encoded_is_a_dead_letter_and_others_follow(
     tmp_path: Path,
 ) -> None:
     store, config = MemoryStore(), settings(tmp_path)
@@ -276,7 +276,7 @@ async def test_a_bundle_that_cannot_be_a_record_is_a_dead_letter_and_others_foll
     assert len(list(DeadLetters(str(tmp_path / "dead")).letters())) == 1
 
 
-async def test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue(
+async def test_a_request_beyond_the_item_limit_does_not_stop_a_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def capped(payload: RawPayload, record_format: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What the columns say about what a request says."""
+"""Decoding requests to columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decoded(request: object, signal: Signal = Signal.TRACES) -> Decoded:
     return decode(request.SerializeToString(), signal)  # type: ignore[attr-defined]
 
 
-def test_every_kind_of_value_has_its_place() -> None:
+def test_every_kind_of_value_has_its_column() -> None:
     request = ExportLogsServiceRequest()
     record = request.resource_logs.add().scope_logs.add().log_records.add()
     values = {
@@ -78,7 +78,7 @@ def test_an_explicit_zero_is_not_an_unset_value(field: str, column: str) -> None
     assert unset == dict.fromkeys(unset) | {"type": EMPTY}
 
 
-def test_a_key_that_comes_twice_stays_twice_and_in_order() -> None:
+def test_a_duplicate_key_is_kept_in_order() -> None:
     request, span = traces()
     for number in (2, 1):
         span.attributes.add(key="k").value.int_value = number
@@ -105,7 +105,7 @@ def test_a_status_a_resource_and_a_scope_that_are_missing_differ_from_empty_ones
     assert [row[name] for name in names] == [0, 0, ""]
 
 
-def test_the_name_of_the_service_is_lifted_from_the_resource() -> None:
+def test_the_service_name_is_extracted_from_the_resource() -> None:
     request = ExportTraceServiceRequest()
     for name in ("cart", None, "cart", 7):
         resource = request.resource_spans.add()
@@ -132,8 +132,8 @@ def test_the_body_of_a_log_is_also_converted_to_text() -> None:
     records.add().body.bytes_value = b"\x00"
     records.add().body.SetInParent()
     records.add()
-    told = decoded(request, Signal.LOGS).batch.column("body").to_pylist()
-    assert told == ["hello", "7", "false", '["ü"]', '{"k":0.5}', "AA==", None, None]
+    texts = decoded(request, Signal.LOGS).batch.column("body").to_pylist()
+    assert texts == ["hello", "7", "false", '["ü"]', '{"k":0.5}', "AA==", None, None]
 
 
 def test_metrics_have_a_row_for_every_point() -> None:
@@ -198,8 +198,8 @@ def test_a_request_without_items_is_an_empty_batch(signal: Signal, data: bytes) 
 
 @pytest.mark.parametrize("signal", list(Signal))
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\n\x05ab", b"hello, world", b"\n\x04\x1a\x02\xff\xfe"])
-def test_bytes_that_are_no_request_are_invalid_input(signal: Signal, data: bytes) -> None:
-    with pytest.raises(InvalidInput, match="the body is no Export"):
+def test_bytes_that_are_not_a_request_are_invalid_input(signal: Signal, data: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the body is not an Export"):
         decode(data, signal)
 
 
@@ -238,7 +238,7 @@ def test_realistic_telemetry_is_the_same_after_a_round_trip(signal: Signal) -> N
     assert parse(encode(found.batch, signal), signal) == parse(data, signal)
 
 
-def test_a_time_after_2262_goes_back_as_it_came() -> None:
+def test_a_time_after_2262_survives_a_round_trip() -> None:
     request, span = traces()
     span.start_time_unix_nano, span.end_time_unix_nano = 2**64 - 1, 2**63
     batch = decoded(request).batch
@@ -265,7 +265,7 @@ def negative_zeros() -> ExportMetricsServiceRequest:
     return request
 
 
-def test_a_negative_zero_goes_back_as_it_came() -> None:
+def test_a_negative_zero_survives_a_round_trip() -> None:
     data = negative_zeros().SerializeToString()
     batch = decode(data, Signal.METRICS).batch
     assert encode(batch, Signal.METRICS) == data

@@ -1,4 +1,4 @@
-"""A cap on tiny parts: two bytes can be an attribute, a link or an event, and each takes hundreds decoded."""
+"""The limit for tiny parts: two bytes can be an attribute, a link or an event, hundreds when decoded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def span_of(part: bytes, count: int) -> bytes:
     [b"\x4a\x00", b"\x5a\x00", b"\x6a\x00", b"\xca\x00\x80\x00", b"\x4a\x80\x00", b"\x4a\x03\x0a\x01a"],
     ids=["attribute", "event", "link", "padded", "padded length", "one letter"],
 )
-def test_many_tiny_parts_are_too_much_however_they_are_spelled(part: bytes) -> None:
+def test_many_tiny_parts_are_refused_in_every_encoding(part: bytes) -> None:
     check_density(span_of(part, 900), most=2000)
     with pytest.raises(LimitExceeded, match="very small parts"):
         check_density(span_of(part, 2100), most=2000)

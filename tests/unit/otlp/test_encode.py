@@ -1,4 +1,4 @@
-"""From columns back to requests, whole and in parts."""
+"""Encoding columns to requests, as a whole and in parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.testing.otlp_kit import telemetry
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_rows_of_one_resource_share_it_on_the_way_back(signal: Signal) -> None:
+def test_rows_of_one_resource_share_it_when_encoded(signal: Signal) -> None:
     data = telemetry(signal, items=40, resources=4)
     once = decode(data, signal).batch
     twice = pa.Table.from_batches([once.slice(0, 10), once.slice(0, 10)]).combine_chunks().to_batches()[0]
@@ -39,7 +39,7 @@ def test_a_column_of_another_type_is_refused() -> None:
         encode(changed, Signal.LOGS)
 
 
-def test_the_service_name_may_come_as_plain_text() -> None:
+def test_the_service_name_may_be_plain_text() -> None:
     batch = decode(telemetry(Signal.LOGS, items=3), Signal.LOGS).batch
     place = batch.schema.get_field_index("service_name")
     plain = batch.set_column(place, "service_name", batch.column(place).dictionary_decode())
@@ -57,23 +57,23 @@ def test_a_split_keeps_every_part_under_the_limit(signal: Signal) -> None:
     assert sum(count_items(part, signal) for part in parts) == 200
 
 
-def test_an_item_over_the_limit_comes_alone() -> None:
+def test_an_item_over_the_limit_is_sent_alone() -> None:
     batch = decode(telemetry(Signal.LOGS, items=3, resources=1), Signal.LOGS).batch
     parts = split(batch, Signal.LOGS, 1)
     assert [count_items(part, Signal.LOGS) for part in parts] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_an_answer_is_empty_when_everything_was_taken(signal: Signal) -> None:
+def test_a_response_is_empty_when_everything_was_accepted(signal: Signal) -> None:
     assert response(signal, 0, "") == b""
     assert response(signal, json=True) == b"{}"
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_an_answer_tells_how_many_were_refused_and_why(signal: Signal) -> None:
+def test_a_response_has_the_number_and_reason_of_refusals(signal: Signal) -> None:
     answer = messages_of(signal).response.FromString(response(signal, 3, "bad ids"))
-    told = {field.name: value for field, value in answer.partial_success.ListFields()}
-    assert sorted(map(str, told.values())) == ["3", "bad ids"]
+    fields = {field.name: value for field, value in answer.partial_success.ListFields()}
+    assert sorted(map(str, fields.values())) == ["3", "bad ids"]
     assert b'"3"' in response(signal, 3, "bad ids", json=True)
 
 
@@ -84,12 +84,12 @@ def test_a_warning_alone_refuses_nothing() -> None:
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_a_kept_schema_is_what_decode_gives(signal: Signal) -> None:
+def test_the_golden_schema_matches_decode(signal: Signal) -> None:
     assert decode(telemetry(signal, items=1), signal).batch.schema == schema_of(signal)
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "alike"),
+    ("left", "right", "equal"),
     [
         ([1.0], [1.0], True),
         ([float("nan")], [float("nan")], True),
@@ -103,21 +103,19 @@ def test_a_kept_schema_is_what_decode_gives(signal: Signal) -> None:
         ([{"a": "x"}], [{"a": "x"}], True),
     ],
 )
-def test_rows_are_the_same_when_nothing_tells_them_apart(
-    left: list[object], right: list[object], alike: bool
-) -> None:
+def test_rows_are_equal_when_no_value_differs(left: list[object], right: list[object], equal: bool) -> None:
     kind = pa.array([*left, *right]).type
-    assert bool(same(pa.array(left, kind), pa.array(right, kind))[0]) is alike
+    assert bool(same(pa.array(left, kind), pa.array(right, kind))[0]) is equal
 
 
-def test_changes_are_found_row_by_row_also_in_a_slice() -> None:
+def test_changes_are_found_row_by_row_even_in_a_slice() -> None:
     maps = pa.array([[("a", 1)], [("a", 1)], [("a", 2)], None, None, []], pa.map_(pa.string(), pa.int64()))
     assert changes([maps]).tolist() == [True, False, True, True, False, True]
     assert changes([maps.slice(1)]).tolist() == [True, True, True, False, True]
 
 
 def with_value(**cells: object) -> pa.RecordBatch:
-    """A log record with one attribute, whose value has these cells."""
+    """Return a log record with one attribute whose value has these cells."""
     batch = decode(telemetry(Signal.LOGS, items=1), Signal.LOGS).batch
     attributes = pa.array([[("k", cells)]], schema_of(Signal.LOGS).field("attributes").type)
     return batch.set_column(batch.schema.get_field_index("attributes"), "attributes", attributes)
@@ -127,8 +125,8 @@ def with_value(**cells: object) -> pa.RecordBatch:
     ("cells", "message"),
     [
         ({"type": STR}, "a value has the type 1, but its column str is null"),
-        ({"type": ARRAY, "ser": b"\xff"}, "the column ser of a value is no AnyValue"),
-        ({"type": MAP, "ser": AnyValue(int_value=1).SerializeToString()}, "holds a int_value"),
+        ({"type": ARRAY, "ser": b"\xff"}, "the column ser of a value is not an AnyValue"),
+        ({"type": MAP, "ser": AnyValue(int_value=1).SerializeToString()}, "contains a int_value"),
     ],
 )
 def test_a_value_that_contradicts_its_type_is_refused(cells: dict[str, object], message: str) -> None:
@@ -142,7 +140,7 @@ def test_cells_of_other_types_than_the_value_are_ignored() -> None:
     assert pair.value == AnyValue(int_value=5)
 
 
-def test_values_of_rows_that_are_null_are_not_encoded() -> None:
+def test_values_of_null_rows_are_not_encoded() -> None:
     batch = decode(telemetry(Signal.LOGS, items=2), Signal.LOGS).batch
     place = batch.schema.get_field_index("attributes")
     column = batch.column(place)

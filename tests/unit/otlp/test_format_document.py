@@ -1,4 +1,4 @@
-"""The document of the format names every column, in its order, and no other."""
+"""The format document names exactly the existing columns, in their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECTIONS = {Signal.TRACES: "Spans", Signal.LOGS: "Logs", Signal.METRICS: "Metric
 
 
 def columns_in(title: str) -> list[str]:
-    """What stands in the first cell of every row of a section's table."""
+    """Return the first cell of every row of a section's table."""
     section = TEXT.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
@@ -26,8 +26,8 @@ def columns_in(title: str) -> list[str]:
 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_the_document_names_every_column_in_order(signal: Signal) -> None:
-    told = columns_in(SECTIONS[signal]) + columns_in("Columns of every signal")
-    assert told == schema_of(signal).names
+    columns = columns_in(SECTIONS[signal]) + columns_in("Columns of every signal")
+    assert columns == schema_of(signal).names
 
 
 def test_the_document_names_the_fields_of_a_value_in_order() -> None:
@@ -41,7 +41,7 @@ def test_the_document_states_the_caps() -> None:
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_the_types_are_what_segments_on_disk_have(signal: Signal) -> None:
-    """A change here changes the fingerprint of stored segments: it needs a slot of its own."""
+def test_the_types_match_segments_on_disk(signal: Signal) -> None:
+    """A change here changes the fingerprint of stored segments, so it needs a separate slot."""
     kept = Path(__file__).parents[2] / "golden" / "otlp" / f"{signal}.schema"
     assert schema_of(signal).equals(pa.ipc.read_schema(pa.py_buffer(kept.read_bytes())))

@@ -1,4 +1,4 @@
-"""Few bytes can be many items: that is noticed before they are parsed."""
+"""A few bytes can encode many items, which is detected before they are parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def empty_items(count: int) -> bytes:
-    """`count` spans, or log records, of two bytes each."""
+    """Return `count` spans or log records of two bytes each."""
     return field(1, field(2, b"\x12\x00" * count))
 
 
@@ -46,7 +46,7 @@ def test_points_of_one_metric_count_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x12" * 50, b"\x0a\xff\xff", b"\x0a" + b"\xff" * 40, b"\x0b\x12\x12\x12"])
-def test_bytes_that_are_no_message_are_left_to_the_parser(data: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_left_to_the_parser(data: bytes) -> None:
     check_item_count(data, Signal.TRACES, 1)
     with pytest.raises(InvalidInput):
         count_items(data, Signal.TRACES)

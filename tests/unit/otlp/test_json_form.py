@@ -56,7 +56,7 @@ def test_an_id_that_is_not_hexadecimal_is_invalid_input() -> None:
         from_json(spans(traceId="xyz"), Signal.TRACES)
 
 
-def test_an_attribute_called_like_an_id_is_left_alone() -> None:
+def test_an_attribute_named_like_an_id_is_unchanged() -> None:
     attribute = {"key": "traceId", "value": {"stringValue": "not hex at all"}}
     row = first_span(spans(attributes=[attribute]))
     assert row["attributes"][0][1]["str"] == "not hex at all"  # type: ignore[index]
@@ -87,19 +87,19 @@ def test_unknown_fields_are_ignored() -> None:
         b"\xff\xfe",
     ],
 )
-def test_what_is_no_request_is_invalid_input(body: bytes) -> None:
-    with pytest.raises(InvalidInput, match="the body is no"):
+def test_bytes_that_are_not_a_request_are_invalid_input(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"the body (is not|must be)"):
         from_json(body, Signal.TRACES)
 
 
 @pytest.mark.parametrize("start", [b"", b'{"resourceSpans":'])
-def test_a_body_nested_too_deep_is_invalid_input(start: bytes) -> None:
+def test_a_body_that_is_nested_too_deeply_is_invalid_input(start: bytes) -> None:
     with pytest.raises(InvalidInput, match="nested more than 128 levels"):
         from_json(start + b"[" * 100_000, Signal.TRACES)
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_json_and_protobuf_go_into_each_other(signal: Signal) -> None:
+def test_json_and_protobuf_convert_to_each_other(signal: Signal) -> None:
     data = telemetry(signal, items=20)
     assert parse(from_json(to_json(data, signal), signal), signal) == parse(data, signal)
 

@@ -1,4 +1,4 @@
-"""The rows as other engines read them."""
+"""The rows as read by other engines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def span_view(*, hex_ids: bool = True) -> dict[str, object]:
     return row
 
 
-def test_attributes_are_texts_under_a_name_that_says_so() -> None:
+def test_attributes_become_text_under_a_new_name() -> None:
     row = span_view()
     assert row["attributes_text"] == [("n", "5"), ("list", "[1]")]
     assert row["events"][0]["attributes_text"] == [("ok", "true")]  # type: ignore[index]
@@ -41,14 +41,14 @@ def test_ids_are_hexadecimal_or_binary_and_null_when_missing() -> None:
     assert span_view()["span_id"] is None
 
 
-def test_times_are_cut_to_microseconds_and_unsigned_numbers_are_signed() -> None:
+def test_times_are_truncated_to_microseconds_and_unsigned_numbers_become_signed() -> None:
     row = span_view()
     assert row["start_time"] == datetime.datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=datetime.UTC)
     assert row["flags"] == 2**32 - 1
     assert view_schema(Signal.TRACES).field("flags").type == pa.int64()
 
 
-def test_a_count_beyond_int64_is_its_largest_value() -> None:
+def test_a_count_beyond_int64_becomes_its_largest_value() -> None:
     request = ExportMetricsServiceRequest()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add()
     metric.histogram.data_points.add(count=2**64 - 1, bucket_counts=[2**63, 1])
@@ -58,7 +58,7 @@ def test_a_count_beyond_int64_is_its_largest_value() -> None:
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_a_view_of_a_part_is_the_part_of_the_view(signal: Signal) -> None:
+def test_the_view_of_a_slice_is_the_slice_of_the_view(signal: Signal) -> None:
     batch = decode(telemetry(signal, items=30), signal).batch
     assert view(batch.slice(7, 11)).to_pylist() == view(batch).to_pylist()[7:18]
 

@@ -1,4 +1,4 @@
-"""Segments and offsets for the tests of acknowledgements: everything real but the disk and the clock."""
+"""Segments and offsets for tests of acknowledgements, with a simulated disk and clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def segment(seq: int, bundles: int = 2, *, size: int = 1000, ingest_ns: int = ST
 
 
 class Core:
-    """Offsets on a fake disk, and the segments that a store would have."""
+    """Offsets on a simulated disk, and the segments that a store would have."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Core:
             self.offsets.activate(name)
 
     def remove(self) -> list[int]:
-        """What the reaper does with segments that nobody needs."""
+        """Remove unneeded segments as the reaper does."""
         self.offsets.mark_deleted(self.offsets.finished())
         self.offsets.sync()
         gone = self.offsets.removable()
@@ -108,14 +108,14 @@ class Core:
         return claim
 
     def refs(self, name: str) -> list[tuple[int, int]]:
-        """Everything that is handed out now, by segment and bundle."""
+        """Return all bundles that can be claimed now, by segment and index."""
         found: list[tuple[int, int]] = []
         while (claim := self.deliveries.next(name)) is not None:
             found.append((claim.ref.segment_seq, claim.ref.bundle))
         return found
 
     def crashed(self, disk: FakeDisk | None = None) -> Core:
-        """The same core after a power cut, or on this disk."""
+        """Return the core after a power cut, on its own disk or the given one."""
         return Core(
             disk if disk is not None else self.disk.crash(),
             clock=self.clock,

@@ -1,4 +1,4 @@
-"""A small Quiver on a disk in memory, whose every moment belongs to the test."""
+"""A small Quiver on an in-memory disk, with every step controlled by the test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SMALL: dict[str, object] = {
 
 
 def config(**sections: dict[str, object] | str) -> QuiverConfig:
-    """`SMALL` with some of it replaced."""
+    """Return `SMALL` with some values replaced."""
     merged: dict[str, object] = {**SMALL}
     for name, values in sections.items():
         below = merged.get(name)
@@ -71,7 +71,7 @@ def open_quiver(
 
 
 def ready(disk: FileSystem, clock: StepClock, *names: str, settings: QuiverConfig | None = None) -> Quiver:
-    """One with subscribers that are given bundles: `lake`, or those that are named."""
+    """Open a Quiver with active subscribers: `lake`, or the given names."""
     quiver = open_quiver(disk, clock, settings)
     for name in names or ("lake",):
         quiver.register(name)
@@ -80,7 +80,7 @@ def ready(disk: FileSystem, clock: StepClock, *names: str, settings: QuiverConfi
 
 
 def rows(first: int, count: int = 3) -> pa.RecordBatch:
-    """A batch whose column `n` names each row; its text makes it about a hundred bytes larger."""
+    """Return a batch whose column `n` identifies each row. A row has about a hundred bytes of text."""
     values = list(range(first, first + count))
     return pa.record_batch(
         {"n": pa.array(values, pa.int64()), "s": pa.array([f"row {n} " * 4 for n in values], pa.string())}
@@ -88,14 +88,14 @@ def rows(first: int, count: int = 3) -> pa.RecordBatch:
 
 
 def words(first: int, count: int = 3) -> pa.RecordBatch:
-    """The same with a dictionary."""
+    """Return the same batch with a dictionary column."""
     values = list(range(first, first + count))
     texts = pa.array([f"word {n % 2}" for n in values]).dictionary_encode()
     return pa.record_batch({"n": pa.array(values, pa.int64()), "w": texts})
 
 
 def take_all(quiver: Quiver, subscriber: str) -> list[tuple[int, list[int]]]:
-    """Everything that a subscriber can be given now, each with its slot; nothing is answered."""
+    """Take every bundle that is available to a subscriber, each with its slot, without resolving any."""
     quiver.activate(subscriber)
     taken: list[tuple[int, list[int]]] = []
     held = []

@@ -1,4 +1,4 @@
-"""The door of a core: what fits comes in sooner or later, what never fits is told so, and the cap holds."""
+"""Admission: a bundle that can fit is accepted, one that can never fit is refused, and the cap holds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def take_all(quiver: Quiver) -> int:
 
 
 def largest(quiver: Quiver) -> int:
-    """The most rows that a bundle may have here."""
+    """Return the maximum number of rows of a bundle."""
     low, high = 1, 100_000
     while low + 1 < high:
         middle = (low + high) // 2
@@ -118,30 +118,30 @@ def test_the_largest_bundle_is_accepted_once_the_others_are_delivered(
                 quiver.flush()
                 take_all(quiver)
         else:
-            pytest.fail(f"{count} rows are refused for ever, and {most} are allowed")
+            pytest.fail(f"{count} rows are refused indefinitely, and {most} are allowed")
         assert quiver.stats().disk_bytes <= quiver.stats().cap_bytes
     quiver.flush()
     take_all(quiver)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_room_that_costs_no_data_is_made_before_data_is_dropped(
+def test_space_is_freed_without_loss_before_data_is_dropped(
     disk: FakeDisk, clock: StepClock, is_open: bool
 ) -> None:
     settings = capped("drop_oldest", cap=97_000, **LOGGED)
     quiver = ready(disk, clock, settings=settings)
     quiver.register("archive")
     quiver.activate("archive")
-    quiver.ingest(rows(0, 1))  # the archive does not take it, so maintenance leaves the log alone
+    quiver.ingest(rows(0, 1))  # the archive has not resolved it, so maintenance keeps the log
     quiver.flush()
-    quiver.ingest(rows(1, 600))  # its log alone is in the way of the next one
+    quiver.ingest(rows(1, 600))  # only its log is in the way of the next one
     quiver.flush()
     take_all(quiver)
     assert quiver.ack_segment("archive", 2)
     quiver.ingest(rows(1000))
     quiver.flush()
     if is_open:
-        quiver.ingest(rows(1500, 1))  # little, but all of the log is kept for it
+        quiver.ingest(rows(1500, 1))  # little data, but the whole log is kept for it
     quiver.ingest(rows(2000, 600))
     quiver.flush()
     assert [one.dropped for one in quiver.subscribers()] == [0, 0]
@@ -149,7 +149,7 @@ def test_room_that_costs_no_data_is_made_before_data_is_dropped(
 
 
 def marked(quiver: Quiver) -> None:
-    """Wait until the log got quiet: whoever commits then writes a mark, which is no bundle's."""
+    """Wait until the log is idle, when the committer writes a mark that belongs to no bundle."""
     wal, end_s = quiver.core.wal, time.monotonic() + 20
     assert wal is not None
     while wal.position(wal.log.end) <= quiver.core.memtable.end and time.monotonic() < end_s:
@@ -159,7 +159,7 @@ def marked(quiver: Quiver) -> None:
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_marks_of_the_log_keep_nothing_out(tmp_path: Path, policy: str, restarts: bool) -> None:
+def test_marks_of_the_log_do_not_block_bundles(tmp_path: Path, policy: str, restarts: bool) -> None:
     settings = capped(policy, cap=93_750, **LOGGED)
     quiver = Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False)
     quiver.register("lake")
@@ -178,7 +178,7 @@ def test_marks_of_the_log_keep_nothing_out(tmp_path: Path, policy: str, restarts
     quiver.close()
 
 
-def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> None:
+def test_a_full_log_is_emptied_even_if_it_has_marks(tmp_path: Path) -> None:
     settings = capped(cap=1_000_000, wal={"max_size": 40_000, "rotation_target": 20_000})
     with Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False) as quiver:
         for number in range(4):
@@ -188,7 +188,7 @@ def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> N
             assert quiver.stats().wal_files <= 2
 
 
-def test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin(tmp_path: Path) -> None:
+def test_close_waits_for_a_thread_that_frees_space_and_admits_no_other(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
     guard = quiver.core.guard
     with guard.at_work():
@@ -197,7 +197,7 @@ def test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin(tmp_p
         closing.join(0.2)
         assert closing.is_alive()
         with pytest.raises(Closed), guard.at_work():
-            pytest.fail("nobody begins while it ends")
+            pytest.fail("no thread starts during close")
     closing.join(20)
     assert not closing.is_alive()
     before = sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*"))
@@ -208,13 +208,13 @@ def test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin(tmp_p
     assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
 
 
-def test_a_thread_at_work_may_close_too(tmp_path: Path) -> None:
+def test_a_working_thread_may_close(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
     with quiver.core.guard.at_work():
-        quiver.close()  # as a handler of signals does
+        quiver.close()  # as a signal handler does
 
 
-async def test_writers_that_wait_keep_no_reader_from_making_room(tmp_path: Path) -> None:
+async def test_waiting_writers_do_not_prevent_a_reader_from_freeing_space(tmp_path: Path) -> None:
     settings = capped(ingest={"block_timeout": "10m"})
     async with await AsyncQuiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
         await quiver.register("lake")
@@ -230,7 +230,7 @@ async def test_writers_that_wait_keep_no_reader_from_making_room(tmp_path: Path)
         assert len({receipt.wal_seq for receipt in await asyncio.gather(*writers)}) == 40
 
 
-def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_full_device_does_not_prevent_deletion_of_the_oldest(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(
         segment={"target_size": 6000},
         retention={"size_cap": "1MB", "min_free": 1000, "size_cap_policy": "drop_oldest"},
@@ -265,7 +265,7 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
     assert take_all(quiver) == 7 - lake.dropped
 
 
-def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_bundle_that_can_never_fit_under_the_cap_is_refused(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock, settings=capped())
     most = largest(quiver)
     assert not quiver.core.admission.reserve(encode_bundle(rows(1, most + 10)).byte_count)
@@ -277,7 +277,7 @@ def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clo
 @pytest.mark.parametrize(
     ("cores", "target", "log"), [(2, 40_000, 40_000), (4, 10_000, 40_000), (2, 3000, 9000)]
 )
-def test_a_core_among_others_takes_what_it_says_it_takes(
+def test_one_of_several_cores_accepts_its_largest_bundle(
     disk: FakeDisk, clock: StepClock, cores: int, target: int, log: int
 ) -> None:
     settings = capped(cap=cores * (log + 2 * target), segment={"target_size": target}, wal={"max_size": log})
@@ -299,7 +299,7 @@ def test_a_cap_that_leaves_a_core_no_room_for_bundles_is_refused(cores: int) -> 
         Quiver.open("/nowhere", settings, cores=cores)
 
 
-def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
+def test_without_a_log_only_the_segment_counts_even_if_an_old_log_exists(
     disk: FakeDisk, clock: StepClock
 ) -> None:
     with ready(disk, clock, settings=capped()) as before:
@@ -310,7 +310,7 @@ def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
     quiver.ingest(rows(1, largest(quiver)))
 
 
-def test_an_old_log_goes_when_no_log_is_wanted_any_more(tmp_path: Path) -> None:
+def test_an_old_log_is_removed_when_the_log_is_disabled(tmp_path: Path) -> None:
     with Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False) as before:
         before.ingest(rows(1))
         before.flush()
@@ -321,7 +321,7 @@ def test_an_old_log_goes_when_no_log_is_wanted_any_more(tmp_path: Path) -> None:
         assert quiver.stats().wal_files == 1
 
 
-def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
+def test_space_is_reserved_once(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock, settings=capped())
     size = encode_bundle(rows(1, 100)).byte_count
     given = 0
@@ -338,7 +338,7 @@ def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
     quiver.ingest(rows(1, 100))
 
 
-def test_a_bundle_that_is_not_taken_gives_its_room_back(
+def test_a_bundle_that_is_not_accepted_releases_its_space(
     disk: FakeDisk, clock: StepClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiver = ready(disk, clock, settings=capped())
@@ -354,7 +354,7 @@ def test_a_bundle_that_is_not_taken_gives_its_room_back(
     quiver.ingest(rows(1, 100))
 
 
-async def test_a_task_that_gives_up_at_the_door_keeps_no_room(tmp_path: Path) -> None:
+async def test_a_task_cancelled_during_admission_keeps_no_space(tmp_path: Path) -> None:
     settings = capped(ingest={"block_timeout": "30s"})
     async with await AsyncQuiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
         await quiver.register("lake")
@@ -383,7 +383,7 @@ async def gathered(tasks: list[asyncio.Task[object]]) -> list[object]:
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
-def test_writers_that_come_together_stay_within_the_cap(tmp_path: Path, policy: str) -> None:
+def test_concurrent_writers_stay_within_the_cap(tmp_path: Path, policy: str) -> None:
     over: list[int] = []
     taken = [0] * 8
     with Quiver.open(str(tmp_path), capped(policy, cap=200_000), registry=Registry()) as quiver:

@@ -14,7 +14,7 @@ from penstock.storage import Buffer, LogFile, OsFileSystem
 
 
 class _Log:
-    """A log file whose syncs fail, or wait, when the disk says so."""
+    """A log file whose syncs fail or wait as the test requests."""
 
     def __init__(self, file: LogFile, disk: Disk) -> None:
         self._file = file
@@ -77,7 +77,7 @@ def test_a_failed_sync_is_reported_and_the_next_bundle_is_accepted(tmp_path: Pat
         assert [values[0] for _, values in take_all(quiver, "lake")] == [1, 20]
 
 
-def test_writers_that_wait_share_the_next_sync(tmp_path: Path) -> None:
+def test_waiting_writers_share_the_next_sync(tmp_path: Path) -> None:
     disk = Disk()
     with opened(disk, tmp_path) as quiver:
         disk.gate.clear()
@@ -93,7 +93,7 @@ def test_writers_that_wait_share_the_next_sync(tmp_path: Path) -> None:
         assert len([size for size in disk.syncs[before:] if size > 100]) <= 3
 
 
-def test_always_gives_every_bundle_a_sync_of_its_own(tmp_path: Path) -> None:
+def test_always_syncs_every_bundle_separately(tmp_path: Path) -> None:
     disk = Disk()
     with opened(disk, tmp_path, flush="always") as quiver:
         disk.gate.clear()
@@ -110,7 +110,7 @@ def test_always_gives_every_bundle_a_sync_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flush", "syncs"), [("interval", True), ("none", False)])
-def test_without_a_sync_the_answer_comes_after_the_write(tmp_path: Path, flush: str, syncs: bool) -> None:
+def test_without_a_sync_the_receipt_comes_after_the_write(tmp_path: Path, flush: str, syncs: bool) -> None:
     disk = Disk()
     with opened(disk, tmp_path, flush=flush, flush_interval="10ms") as quiver:
         before = len(disk.syncs)
@@ -125,7 +125,7 @@ def test_without_a_sync_the_answer_comes_after_the_write(tmp_path: Path, flush: 
         assert bool(disk.syncs[before:]) is syncs, "an idle tail is synced by a timer, or never"
 
 
-def test_writers_get_an_answer_while_it_is_closed(tmp_path: Path) -> None:
+def test_writers_get_a_result_during_close(tmp_path: Path) -> None:
     disk = Disk()
     quiver = opened(disk, tmp_path)
     answers: list[str] = []

@@ -30,7 +30,7 @@ async def test_many_tasks_write_and_one_reads(tmp_path: Path) -> None:
         assert [one.acked for one in quiver.subscribers()] == [60]
 
 
-async def test_a_reader_that_waits_is_woken_by_the_next_segment(tmp_path: Path) -> None:
+async def test_a_waiting_reader_is_woken_by_the_next_segment(tmp_path: Path) -> None:
     async with await opened(tmp_path) as quiver:
         waiting = asyncio.create_task(quiver.next_bundle("lake", timeout=None))
         await asyncio.sleep(0)
@@ -42,7 +42,7 @@ async def test_a_reader_that_waits_is_woken_by_the_next_segment(tmp_path: Path) 
         bundle.ack()
 
 
-async def test_a_reader_that_waits_gets_nothing_when_it_is_closed(tmp_path: Path) -> None:
+async def test_a_waiting_reader_gets_none_on_close(tmp_path: Path) -> None:
     quiver = await opened(tmp_path)
     waiting = asyncio.create_task(quiver.next_bundle("lake", timeout=None))
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_a_cap_is_reported_without_blocking_the_loop(tmp_path: Path) -> No
         assert quiver.stats().disk_bytes <= 70_000
 
 
-async def test_a_task_that_gives_up_does_not_disturb_the_others(tmp_path: Path) -> None:
+async def test_a_cancelled_task_does_not_disturb_the_others(tmp_path: Path) -> None:
     async with await opened(tmp_path) as quiver:
         task = asyncio.create_task(quiver.ingest(rows(1)))
         await asyncio.sleep(0)

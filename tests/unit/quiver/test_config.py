@@ -18,7 +18,7 @@ def test_the_defaults_are_those_of_the_reference() -> None:
     assert config.maintenance_interval_s == 0.1
 
 
-def test_the_settings_of_a_collector_are_read_as_they_are_written() -> None:
+def test_the_settings_of_a_collector_are_accepted_unchanged() -> None:
     config = QuiverConfig.from_mapping(
         {
             "path": "./quiver_data",
@@ -35,7 +35,7 @@ def test_the_settings_of_a_collector_are_read_as_they_are_written() -> None:
     assert config.cap_per_core(4) == 125_000_000_000
 
 
-def test_sizes_and_durations_are_numbers_however_they_are_written() -> None:
+def test_sizes_and_durations_become_numbers_in_every_notation() -> None:
     read = QuiverConfig.from_mapping({"segment": {"target_size": "1MB", "max_open_duration": "250ms"}})
     made = QuiverConfig(segment=SegmentConfig(target_size=1_000_000, max_open_duration=0.25))
     assert read == made
@@ -52,7 +52,7 @@ def test_keys_may_be_dotted_nested_or_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "told"),
+    ("mapping", "message"),
     [
         ({"segmnt": {}}, r"segmnt: unknown key, did you mean 'segment'"),
         ({"wal": {"max_sise": 1}}, r"wal\.max_sise: unknown key, did you mean 'max_size'"),
@@ -69,8 +69,8 @@ def test_keys_may_be_dotted_nested_or_both() -> None:
         ({"retry": {"multiplier": 0.5}}, "multiplier must be at least 1"),
     ],
 )
-def test_a_wrong_setting_says_where_and_what(mapping: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_setting_is_reported_with_its_location(mapping: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         QuiverConfig.from_mapping(mapping)
 
 

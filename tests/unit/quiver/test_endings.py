@@ -1,4 +1,4 @@
-"""Ends that come in the middle of something: closing while others work, leaving, forgetting."""
+"""Interruptions: closing while other threads work, subscribers that leave, and forgotten bundles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def failing_writer() -> SegmentWriter:
 
 
 def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException | None]]:
-    """A thread that makes this call, and in the end how it went."""
+    """Make the call on a thread. Return the thread and its later outcome."""
     went: list[BaseException | None] = []
 
     def run() -> None:
@@ -76,7 +76,7 @@ def test_a_wait_for_segments_ends_when_the_writer_stops() -> None:
     hurry = work._hurry
 
     def noted() -> int:
-        # As if more attempts had been made before: the wait is not over with the next failure.
+        # Pretend that more attempts were made before, so that the next failure does not end the wait.
         attempts = hurry() + 1_000_000
         started.set()
         return attempts
@@ -123,7 +123,7 @@ def test_closed_offsets_write_nothing_more() -> None:
     core.offsets.close()
 
 
-def test_a_subscriber_that_returns_while_it_leaves_starts_over() -> None:
+def test_a_subscriber_that_registers_while_it_leaves_starts_over() -> None:
     core = Core().open()
     core.subscribe("lake", "keeper")
     core.add(1)
@@ -140,7 +140,7 @@ def test_a_subscriber_that_returns_while_it_leaves_starts_over() -> None:
     assert core.refs("lake") == [(1, 0), (1, 1)]
 
 
-async def test_a_forgotten_bundle_makes_room_in_flight_for_a_waiter() -> None:
+async def test_a_forgotten_bundle_frees_in_flight_capacity_for_a_waiter() -> None:
     core = Core(delivery=DeliverySettings(max_in_flight=1)).open()
     core.subscribe("lake")
     core.add(1)
@@ -167,7 +167,7 @@ def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note(
     assert again.subscribers() == []
 
 
-def test_a_reader_that_keeps_writing_notes_is_no_orphan() -> None:
+def test_a_reader_that_keeps_writing_notes_is_not_an_orphan() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(subscribers={"orphan_timeout": "10s"}))
     commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=0))
@@ -182,7 +182,7 @@ def test_a_reader_that_keeps_writing_notes_is_no_orphan() -> None:
     assert [each.name for each in quiver.subscribers()] == ["spark"]
 
 
-def test_a_shared_budget_can_be_asked_after_it_was_closed() -> None:
+def test_a_shared_quota_can_be_read_after_close() -> None:
     disk = FakeDisk()
     disk.make_dirs("/data")
     quota = SharedQuota(disk, "/data", core_id=0, cores=2, cap_bytes=1000, target_bytes=10)
@@ -192,7 +192,7 @@ def test_a_shared_budget_can_be_asked_after_it_was_closed() -> None:
     quota.close()
 
 
-async def test_a_cancelled_read_gives_its_bundle_back(tmp_path: Path) -> None:
+async def test_a_cancelled_read_returns_its_bundle(tmp_path: Path) -> None:
     async with await AsyncQuiver.open(
         str(tmp_path), config(delivery={"claim_timeout": "1h"}), registry=Registry(), maintenance=False
     ) as quiver:
@@ -218,7 +218,7 @@ async def test_a_cancelled_read_gives_its_bundle_back(tmp_path: Path) -> None:
         assert bundle.ack()
 
 
-def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -> None:
+def test_closing_quiver_releases_a_blocked_writer(tmp_path: Path) -> None:
     small = config(
         segment={"target_size": 3000},
         wal={"max_size": 8192},
@@ -252,7 +252,7 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
 
 
-def test_maintenance_that_keeps_failing_says_so_now_and_then(
+def test_repeated_maintenance_failures_are_logged_at_intervals(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quick = config(maintenance_interval="1ms")
@@ -267,8 +267,8 @@ def test_maintenance_that_keeps_failing_says_so_now_and_then(
         while len(tries) < 20:
             time.sleep(0.001)
         quiver.core.maintenance.run = run  # type: ignore[method-assign]
-    told = [record for record in caplog.records if "maintenance" in record.getMessage()]
-    assert len(told) == 1
+    warnings = [record for record in caplog.records if "maintenance" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 def test_one_commit_may_bring_more_schemas_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_one_commit_may_bring_more_schemas_than_may_be_open(monkeypatch: pytest.
     assert sum(info.bundle_count for info in quiver.core.store.infos()) == 7
 
 
-def test_a_read_that_breaks_gives_its_bundle_back() -> None:
+def test_a_failing_read_returns_its_bundle() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     quiver.register("lake")
@@ -302,7 +302,7 @@ def test_a_read_that_breaks_gives_its_bundle_back() -> None:
     assert quiver.next_bundle("lake") is not None
 
 
-def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_from_going() -> None:
+def test_segments_that_cannot_be_written_on_a_full_disk_do_not_prevent_deletions() -> None:
     disk, clock = FakeDisk(), StepClock()
     small = config(
         segment={"target_size": 3000},
@@ -336,7 +336,7 @@ def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_
     quiver.ingest(rows(100_000, 20))
 
 
-def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
+def test_a_blocked_writer_does_not_spin_while_quiver_closes() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(ingest={"block_timeout": "1h"}))
     tries: list[int] = []
@@ -352,7 +352,7 @@ def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
     assert len(tries) <= 2
 
 
-def test_maintenance_does_nothing_after_the_end() -> None:
+def test_maintenance_does_nothing_after_close() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     quiver.close()

@@ -38,10 +38,10 @@ def numbers(quiver: Engine, name: str = "lake") -> list[int]:
     return [values[0] for _, values in take_all(quiver, name)]
 
 
-# ---- in and out -----------------------------------------------------------------------------------------
+# ---- ingest and delivery --------------------------------------------------------------------------------
 
 
-def test_a_batch_comes_out_as_it_went_in(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_batch_is_delivered_unchanged(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     receipt = quiver.ingest(words(1), signal="metrics")
     quiver.flush()
@@ -73,7 +73,7 @@ def test_a_raw_request_is_one_row_in_the_slot_of_its_signal(disk: FakeDisk, cloc
     bundle.ack()
 
 
-def test_what_is_no_telemetry_goes_into_the_slot_for_it(disk: FakeDisk, clock: StepClock) -> None:
+def test_data_that_is_not_telemetry_goes_into_its_slot(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     quiver.flush()
@@ -91,7 +91,7 @@ def test_what_is_no_telemetry_goes_into_the_slot_for_it(disk: FakeDisk, clock: S
         ([1, 2], {}),
     ],
 )
-def test_what_is_no_bundle_is_refused(
+def test_data_that_is_not_a_bundle_is_refused(
     disk: FakeDisk, clock: StepClock, data: object, arguments: dict[str, object]
 ) -> None:
     quiver = ready(disk, clock)
@@ -138,7 +138,7 @@ def test_maintenance_alone_makes_no_segments(disk: FakeDisk, clock: StepClock) -
     assert quiver.stats().next_segment_seq == 1
 
 
-def test_what_waits_in_memory_is_bounded_by_the_target(disk: FakeDisk, clock: StepClock) -> None:
+def test_waiting_data_in_memory_is_bounded_by_the_target(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     for n in range(30):
         quiver.ingest(rows(n * 10), slot=(50, 51, 52)[n % 3])
@@ -147,7 +147,7 @@ def test_what_waits_in_memory_is_bounded_by_the_target(disk: FakeDisk, clock: St
     assert quiver.stats().segments > 3
 
 
-def test_the_log_is_cut_as_segments_are_committed(disk: FakeDisk, clock: StepClock) -> None:
+def test_the_log_is_truncated_as_segments_are_committed(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     for n in range(60):
         quiver.ingest(rows(n * 10, 5))
@@ -194,16 +194,14 @@ def test_the_cursor_stays_at_a_segment_that_cannot_be_written(
 # ---- restarts -------------------------------------------------------------------------------------------
 
 
-def test_what_was_open_is_read_from_the_log(disk: FakeDisk, clock: StepClock) -> None:
+def test_open_data_is_read_from_the_log(disk: FakeDisk, clock: StepClock) -> None:
     ready(disk, clock).ingest(rows(1))
     quiver = open_quiver(disk.crash(Survival.NOTHING), clock)
     quiver.flush()
     assert numbers(quiver) == [1]
 
 
-def test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read(
-    disk: FakeDisk, clock: StepClock
-) -> None:
+def test_only_the_uncommitted_part_of_an_entry_is_read(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest({50: rows(10, 40), 51: rows(100, 2)})
     quiver.ingest(rows(500, 30), slot=50)
@@ -217,7 +215,9 @@ def test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read(
     assert registry.value("quiver.recovery.replayed") == 1
 
 
-def test_a_segment_is_deleted_only_when_the_log_is_cut_after_it(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_segment_is_deleted_only_when_the_log_is_truncated_after_it(
+    disk: FakeDisk, clock: StepClock
+) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1), slot=51)
     quiver.ingest(rows(10, 60), slot=50)
@@ -258,7 +258,7 @@ def test_numbers_continue_after_everything_was_deleted(disk: FakeDisk, clock: St
     assert numbers(again) == [900]
 
 
-def test_a_log_that_was_wiped_does_not_hide_what_comes_next(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_wiped_log_does_not_hide_later_bundles(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     quiver.flush()
@@ -294,7 +294,7 @@ def test_bundles_of_the_log_that_are_too_old_are_not_renewed(disk: FakeDisk, clo
     assert registry.value("quiver.loss.bundles", reason="age", signal="unknown") == 1
 
 
-def test_a_subscriber_continues_where_it_was(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_subscriber_continues_at_its_position(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     quiver.ingest(rows(10))
@@ -324,9 +324,7 @@ def test_without_a_log_only_segments_survive(disk: FakeDisk, clock: StepClock) -
     assert sorted(numbers(open_quiver(again_disk(again).crash(), clock, settings))) == [1, 20]
 
 
-def test_a_log_that_is_there_is_read_even_if_none_is_wanted_any_more(
-    disk: FakeDisk, clock: StepClock
-) -> None:
+def test_an_existing_log_is_read_even_if_the_log_is_disabled(disk: FakeDisk, clock: StepClock) -> None:
     ready(disk, clock).ingest(rows(1))
     settings = config(durability="segment_only")
     quiver = open_quiver(disk.crash(Survival.NOTHING), clock, settings)
@@ -335,7 +333,7 @@ def test_a_log_that_is_there_is_read_even_if_none_is_wanted_any_more(
     assert numbers(quiver) == [1, 10]
     quiver.close()
     again = open_quiver(again_disk(quiver).crash(), clock, settings)
-    assert again.core.memtable.open_bytes == 0, "what is committed is not read again"
+    assert again.core.memtable.open_bytes == 0, "committed bundles are not read again"
     assert numbers(again) == [1, 10]
 
 
@@ -407,7 +405,7 @@ def test_over_the_cap_writers_are_refused_and_nothing_is_lost(disk: FakeDisk, cl
     quiver.ingest(rows(1))
 
 
-def test_over_the_cap_the_oldest_goes_if_that_is_wanted(disk: FakeDisk, clock: StepClock) -> None:
+def test_over_the_cap_the_oldest_is_dropped_if_configured(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(retention={"size_cap": 70_000, "size_cap_policy": "drop_oldest"})
     registry = Registry()
     quiver = open_quiver(disk, clock, settings, registry)
@@ -435,7 +433,7 @@ def test_a_nearly_full_device_counts_as_over_the_cap(disk: FakeDisk, clock: Step
     quiver.ingest(rows(10))
 
 
-def test_a_cap_that_cannot_hold_a_log_and_two_segments_names_the_least() -> None:
+def test_a_cap_that_cannot_hold_a_log_and_two_segments_names_the_minimum() -> None:
     with pytest.raises(ConfigError, match="at least 192000000 bytes"):
         Quiver.open("/nowhere", QuiverConfig.from_mapping({"retention.size_cap": "100MB"}))
 
@@ -469,7 +467,7 @@ def test_a_damaged_segment_is_read_from_the_log_again_while_it_has_it(
     assert "segment 1 is quarantined" in again.stats().damage[0]
 
 
-def test_a_damaged_segment_is_set_aside_and_never_delivered(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_damaged_segment_is_quarantined_and_never_delivered(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1, 50))
     quiver.flush()
@@ -499,7 +497,7 @@ def log_of_three(disk: FakeDisk, clock: StepClock) -> FakeDisk:
     return disk.crash(Survival.NOTHING)
 
 
-def test_a_damaged_entry_costs_itself_alone_and_is_kept_as_evidence(disk: FakeDisk, clock: StepClock) -> None:
+def test_only_the_damaged_entry_is_lost_and_it_is_kept_as_evidence(disk: FakeDisk, clock: StepClock) -> None:
     after = log_of_three(disk, clock)
     flip(after, f"{CORE}/wal/quiver.wal.1", 38 + 37 + 200)
     registry = Registry()
@@ -513,7 +511,7 @@ def test_a_damaged_entry_costs_itself_alone_and_is_kept_as_evidence(disk: FakeDi
     ]
 
 
-def test_a_damaged_log_stops_the_start_if_that_is_wanted(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_damaged_log_stops_the_start_if_configured(disk: FakeDisk, clock: StepClock) -> None:
     from penstock.errors import Corrupt
 
     after = log_of_three(disk, clock)
@@ -524,7 +522,7 @@ def test_a_damaged_log_stops_the_start_if_that_is_wanted(disk: FakeDisk, clock: 
     assert after.read(f"{CORE}/wal/quiver.wal.1") == before
 
 
-# ---- life -----------------------------------------------------------------------------------------------
+# ---- life cycle -----------------------------------------------------------------------------------------
 
 
 def test_a_second_writer_is_refused_immediately(disk: FakeDisk, clock: StepClock) -> None:
@@ -535,7 +533,7 @@ def test_a_second_writer_is_refused_immediately(disk: FakeDisk, clock: StepClock
     open_quiver(disk, clock).close()
 
 
-def test_after_it_was_closed_nothing_is_accepted(disk: FakeDisk, clock: StepClock) -> None:
+def test_after_close_nothing_is_accepted(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.close()
     quiver.close()
@@ -560,7 +558,7 @@ def test_closing_leaves_nothing_in_the_log(disk: FakeDisk, clock: StepClock) -> 
     assert registry.value("quiver.recovery.replayed") == 0
 
 
-def test_a_disk_that_fails_at_the_end_leaves_it_in_the_log(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_disk_failure_during_close_leaves_the_data_in_the_log(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     disk.plan = PlannedFault(call=len(disk.calls) + 1, kind=DiskFault.NO_SPACE)
@@ -573,7 +571,7 @@ def test_a_disk_that_fails_at_the_end_leaves_it_in_the_log(disk: FakeDisk, clock
     assert numbers(again) == [1]
 
 
-def test_a_note_of_another_process_answers_for_it(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_note_of_another_process_acknowledges_for_it(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     for n in range(3):
         quiver.ingest(rows(n * 10))
@@ -654,7 +652,7 @@ def test_the_segments_of_a_signal_can_be_read_as_a_dataset(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("flush", ["always", "group", "interval", "none"])
-def test_many_threads_write_while_segments_are_made(tmp_path: Path, flush: str) -> None:
+def test_many_threads_write_while_segments_are_written(tmp_path: Path, flush: str) -> None:
     settings = config(wal={"flush": flush}, maintenance_interval="5ms")
     given: list[int] = []
     with Quiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
@@ -700,12 +698,12 @@ def test_cores_of_one_directory_work_concurrently(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["core_0", "core_1"]
 
 
-def test_a_core_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_core_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="core_id must be from 0 to 1"):
         Quiver.open(str(tmp_path), config(), core_id=2, cores=2)
 
 
-def test_segments_are_copied_to_a_store_before_they_are_deleted(disk: FakeDisk, clock: StepClock) -> None:
+def test_segments_are_uploaded_before_they_are_deleted(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(upload={"store": "memory://quiver-engine-upload", "prefix": "q"})
     quiver = ready(disk, clock, settings=settings)
     quiver.ingest(rows(1))

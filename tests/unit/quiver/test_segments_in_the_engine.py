@@ -1,4 +1,4 @@
-"""Segments at work in a whole Quiver: their numbers, notes from readers, copies, and scans."""
+"""Segments in a complete Quiver: their numbers, notes from readers, copies, and scans."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def seqs(quiver: Quiver) -> list[int]:
 
 
 def settle(quiver: Quiver, clock: StepClock) -> None:
-    """Long enough for acknowledgements to be synced and what nobody needs to go."""
+    """Run maintenance until acknowledgements are synced and unneeded segments are removed."""
     for _ in range(5):
         clock.step(0.2)
         quiver.maintain()
 
 
 @pytest.mark.parametrize("how", ["crash", "close"])
-def test_a_segment_that_never_came_to_disk_leaves_no_number_out(how: str) -> None:
+def test_a_segment_that_was_never_written_leaves_no_gap_in_the_numbers(how: str) -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     quiver.register("lake")
@@ -54,7 +54,7 @@ def test_a_segment_that_never_came_to_disk_leaves_no_number_out(how: str) -> Non
     assert take_all(again, "lake") == [(63, [0, 1, 2]), (63, [10, 11, 12])]
 
 
-def test_a_note_registers_a_reader_keeps_its_segments_and_lets_them_go() -> None:
+def test_a_note_registers_a_reader_and_keeps_and_releases_its_segments() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     commit_offset(disk, CORE, ExternalAck(subscriber="lake", through=0))
@@ -71,7 +71,7 @@ def test_a_note_registers_a_reader_keeps_its_segments_and_lets_them_go() -> None
     assert [info.seq for info in LocalSegments(PATH, disk).infos()] == [3]
 
 
-def test_a_note_waits_while_no_process_runs_the_directory() -> None:
+def test_a_note_waits_while_no_process_has_the_directory_open() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
     quiver.register("lake")

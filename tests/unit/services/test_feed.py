@@ -1,4 +1,4 @@
-"""A database fed from a queue: every batch once, acknowledged when it is durable, whatever goes wrong."""
+"""A database fed from a queue: every batch once, and acknowledged when it is durable, despite failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gauge(name: str, at: int, value: float) -> bytes:
 
 
 async def produce(store: MemoryStore, batches: Sequence[tuple[list[bytes], bytes]]) -> None:
-    """One batch of the queue for each."""
+    """Append each batch to the queue."""
     async with Producer(ProducerConfig(store=store, flush_interval="1ms")) as producer:
         for records, payload in batches:
             handle = await producer.produce(records, payload)
@@ -111,7 +111,7 @@ async def test_a_feed_continues_after_the_stored_position(store: MemoryStore) ->
         assert await contents(database) == {"a{}": {3: 3.0}}
 
 
-async def test_records_that_cannot_be_read_are_set_aside_before_their_batch_is_stored(
+async def test_unreadable_records_become_dead_letters_before_their_batch_is_stored(
     store: MemoryStore,
 ) -> None:
     long = gauge("x" * 20_000, 0, 1.0)
@@ -166,7 +166,7 @@ async def test_no_batch_is_stored_after_one_that_the_database_refuses(
         assert await again.stored_sequence() == 0
 
 
-async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: MemoryStore) -> None:
+async def test_a_letter_that_cannot_be_stored_delays_its_batch(store: MemoryStore) -> None:
     async with await opened(disk().open()) as database:
 
         async def no_store(refused: Sequence[RefusedRecord]) -> None:
@@ -180,7 +180,7 @@ async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: Memory
 @pytest.mark.parametrize(
     "payload", [b"", b"\x01\x01\x01", b"\x02\x01\x01\x00", b"\x01\x03\x01\x00", b"\x01\x01\x02\x00"]
 )
-async def test_a_payload_that_says_something_else_sets_the_record_aside(
+async def test_a_record_with_a_wrong_payload_becomes_a_dead_letter(
     store: MemoryStore, payload: bytes
 ) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], payload)])
@@ -190,7 +190,7 @@ async def test_a_payload_that_says_something_else_sets_the_record_aside(
         assert await database.stored_sequence() == 0
 
 
-async def test_what_the_collector_stores_as_requests_is_taken(store: MemoryStore) -> None:
+async def test_requests_stored_by_the_collector_are_accepted(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], b"metrics")])
     async with await opened(disk().open()) as database:
         report = await feed(store, database).run(once=True)
@@ -206,7 +206,7 @@ def test_a_record_has_the_payload_of_the_last_item_at_or_before_it() -> None:
     assert payload_per_record([], 2) == [b"", b""]
 
 
-async def test_a_record_that_is_stored_in_part_is_set_aside_as_well(store: MemoryStore) -> None:
+async def test_a_partly_stored_record_is_also_a_dead_letter(store: MemoryStore) -> None:
     request = ExportMetricsServiceRequest.FromString(gauge("a", 0, 1.0))
     metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name="latency")
     metric.exponential_histogram.data_points.add(time_unix_nano=START_MS * 1_000_000, count=3)
@@ -247,7 +247,7 @@ async def test_a_letter_whose_outcome_is_unknown_is_written_again(
 
 
 async def fed_from(there: MemoryDisk, queue: MemoryStore, adopt: str | None = None) -> list[int]:
-    """One life of a database that is fed from `queue`: the values of its series afterwards."""
+    """Run one database that is fed from `queue`. Return the values of its series afterwards."""
     config = FeedConfig(queue=ConsumerConfig(store=queue, gc_enabled=False), adopt_queue=adopt)
     async with await opened(there.open()) as database:
         await Feed(config, FedTimeSeries(database)).run(once=True)
@@ -262,7 +262,7 @@ async def numbers(store: MemoryStore, first: int, count: int) -> None:
     )
 
 
-async def test_another_queue_is_refused_before_anything_of_it_is_dequeued(store: MemoryStore) -> None:
+async def test_another_queue_is_refused_before_any_batch_is_dequeued(store: MemoryStore) -> None:
     there, other = disk(), MemoryStore("other")
     await numbers(store, 0, 2)
     await numbers(other, 10, 5)
@@ -272,7 +272,7 @@ async def test_another_queue_is_refused_before_anything_of_it_is_dequeued(store:
     assert await queue_length(other) == 5
 
 
-async def test_a_queue_that_is_adopted_as_new_is_taken_from_its_beginning(store: MemoryStore) -> None:
+async def test_a_queue_adopted_as_new_is_read_from_its_beginning(store: MemoryStore) -> None:
     there, other = disk(), MemoryStore("other")
     await numbers(store, 0, 3)
     await numbers(other, 10, 2)
@@ -294,7 +294,7 @@ async def test_a_queue_that_has_moved_continues_after_the_stored_position(store:
     assert await fed_from(there, moved, "moved") == [0, 1, 2]
 
 
-async def test_a_queue_with_other_batches_is_not_taken_for_one_that_has_moved(store: MemoryStore) -> None:
+async def test_a_queue_with_other_batches_is_not_accepted_as_moved(store: MemoryStore) -> None:
     there, other = disk(), MemoryStore("other")
     await numbers(store, 0, 2)
     assert await fed_from(there, store) == [0, 1]
@@ -303,7 +303,7 @@ async def test_a_queue_with_other_batches_is_not_taken_for_one_that_has_moved(st
         await fed_from(there, other, "moved")
 
 
-async def test_a_queue_older_than_the_database_is_refused_before_it_is_touched(
+async def test_a_queue_older_than_the_database_is_refused_before_it_is_changed(
     store: MemoryStore,
 ) -> None:
     there, older = disk(), MemoryStore("queue")
@@ -315,7 +315,7 @@ async def test_a_queue_older_than_the_database_is_refused_before_it_is_touched(
     with pytest.raises(Corrupt, match="up to 4, but the queue has assigned numbers only up to 1"):
         await fed_from(there, older)
     assert (await older.get("ingest/manifest")).version == before
-    await numbers(older, 100, 9)  # past the position: the numbers say nothing any more, the names do
+    await numbers(older, 100, 9)  # past the position: numbers no longer show the difference, but names do
     with pytest.raises(Corrupt, match="has this number: the queue was replaced by an older copy"):
         await fed_from(there, older)
 
@@ -364,13 +364,13 @@ async def test_a_position_without_a_name_is_adopted_at_the_first_start(store: Me
         assert await database.stored_position() == Position(2, "memory://queue/ingest/manifest")
 
 
-def test_an_adoption_that_is_not_known_is_refused(store: MemoryStore) -> None:
+def test_an_unknown_adoption_is_refused(store: MemoryStore) -> None:
     with pytest.raises(ConfigError, match="'moved' or 'new'"):
         FeedConfig(queue=ConsumerConfig(store="memory://q"), adopt_queue="yes")
 
 
 class Crowded:
-    """A database that has no room for the first offers of each batch."""
+    """A database that has no room for the first attempts of each batch."""
 
     def __init__(self, database: TimeSeries) -> None:
         self._fed = FedTimeSeries(database)
@@ -392,7 +392,7 @@ class Crowded:
         await self._fed.sync()
 
 
-async def test_a_batch_for_which_there_is_no_room_is_offered_again_and_its_letters_count_once(
+async def test_a_batch_without_room_is_written_again_and_its_letters_count_once(
     store: MemoryStore,
 ) -> None:
     await produce(store, [([b"x", gauge("a", at, 1.0)], METRICS_PAYLOAD) for at in range(2)])
@@ -405,7 +405,7 @@ async def test_a_batch_for_which_there_is_no_room_is_offered_again_and_its_lette
         assert await contents(database) == {"a{}": {0: 1.0, 1: 1.0}}
 
 
-async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -> None:
+async def test_a_stop_ends_the_feed_with_everything_acknowledged(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:
         caught_up = asyncio.Event()
@@ -418,27 +418,27 @@ async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -
     assert await queue_length(store) == 0
 
 
-async def test_a_stop_while_it_waits_for_a_batch_does_not_say_that_there_is_none(
+async def test_a_stop_while_waiting_for_a_batch_does_not_report_an_empty_queue(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
-    asked = asyncio.Event()
+    polled = asyncio.Event()
 
     async def next_batch(self: Consumer) -> None:
-        asked.set()
+        polled.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Consumer, "next_batch", next_batch)
     async with await opened(disk().open()) as database:
         work = feed(store, database)
         running = asyncio.create_task(work.run(once=True))
-        await asked.wait()
+        await polled.wait()
         work.stop()
         assert not (await running).caught_up
 
 
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
-async def test_a_bad_batch_ends_it_or_becomes_a_dead_letter(store: MemoryStore, damage: str) -> None:
+async def test_a_bad_batch_ends_the_feed_or_becomes_a_dead_letter(store: MemoryStore, damage: str) -> None:
     await produce(store, [([gauge("a", at, float(at))], METRICS_PAYLOAD) for at in range(3)])
     second = sorted(one.key for one in await store.list("ingest/") if one.key.endswith(".batch"))[1]
     if damage == "damaged":
@@ -458,7 +458,7 @@ async def test_a_bad_batch_ends_it_or_becomes_a_dead_letter(store: MemoryStore, 
     assert await queue_length(store) == 0
 
 
-async def test_a_stop_ends_it_while_the_queue_is_away(
+async def test_a_stop_ends_the_feed_while_the_queue_is_unavailable(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = asyncio.Event()
@@ -478,7 +478,7 @@ async def test_a_stop_ends_it_while_the_queue_is_away(
                 await running
 
 
-async def test_a_newer_owner_of_the_queue_stops_it(store: MemoryStore) -> None:
+async def test_a_newer_owner_of_the_queue_stops_the_feed(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:
         caught_up = asyncio.Event()
@@ -492,7 +492,7 @@ async def test_a_newer_owner_of_the_queue_stops_it(store: MemoryStore) -> None:
         await newer.release()
 
 
-async def test_a_newer_writer_of_the_database_stops_it_and_the_batch_is_still_in_the_queue(
+async def test_a_newer_writer_of_the_database_stops_the_feed_and_the_batch_stays_in_the_queue(
     store: MemoryStore,
 ) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
@@ -510,8 +510,8 @@ async def test_a_newer_writer_of_the_database_stops_it_and_the_batch_is_still_in
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_every_batch_counts_once_whatever_crashes(seed: int) -> None:
-    """Lives that end at any storage call of the database."""
+async def test_every_batch_counts_once_after_any_crash(seed: int) -> None:
+    """Run feeds that end at any storage call of the database."""
     rng = random.Random(seed)
     store = MemoryStore(f"queue-{seed}")
     batches = [
@@ -530,7 +530,7 @@ async def test_every_batch_counts_once_whatever_crashes(seed: int) -> None:
 
 
 async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, last: bool) -> bool:
-    """Whether the queue was emptied."""
+    """Return whether the queue was emptied."""
     storage = there.open(kept=rng.randrange(3))
     database = await opened(storage, fold_blocks=2)
     if not last:
@@ -546,23 +546,23 @@ async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, 
 
 
 class Stopped(Crowded):
-    """A database whose storage has stopped for good."""
+    """A database whose storage has stopped permanently."""
 
     async def write_batch(
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
         self.offers.append(position.sequence)
-        raise OutcomeUnknown("the database has stopped for good: open it again")
+        raise OutcomeUnknown("the database has stopped permanently: open it again")
 
 
-async def test_a_database_that_has_stopped_for_good_is_not_offered_the_batch_again(
+async def test_a_permanently_stopped_database_is_not_offered_the_batch_again(
     store: MemoryStore,
 ) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:
         stopped = Stopped(database)
         config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False))
-        with pytest.raises(OutcomeUnknown, match="for good"):
+        with pytest.raises(OutcomeUnknown, match="permanently"):
             await Feed(config, stopped).run()
         assert stopped.offers == [0]
     assert await queue_length(store) == 1

@@ -1,4 +1,4 @@
-"""A relay over scripted answers: the order of its calls, and what it does when the topic turns on it."""
+"""A relay over scripted responses: the order of its calls, and its reaction to a changing topic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def delivered(store: MemoryStore) -> list[int]:
 @pytest.mark.parametrize(
     ("tombstone", "error"), [(gone(3, 5), RelayGap), (gone(1, 9, "recreated"), TopicChanged)]
 )
-async def test_records_before_what_is_wrong_are_relayed_first(
+async def test_records_before_an_error_are_relayed_first(
     tombstone: dict[str, object], error: type[Exception]
 ) -> None:
     store = MemoryStore("before")
@@ -99,40 +99,40 @@ async def test_an_unavailable_server_is_reported_after_a_while_and_a_refusal_imm
         await relay(absent, MemoryStore("absent")).run(once=True)
 
 
-async def test_a_relay_that_is_stopped_while_it_waits_ends_immediately() -> None:
+async def test_a_relay_stopped_while_it_waits_ends_immediately() -> None:
     store = MemoryStore("waiting")
     client = FakeServer(state(0)).client()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def diff(*_: object, **__: object) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     client.diff = diff  # type: ignore[method-assign, assignment]
     job = Relay(client, RelayConfig(topic="t", queue=ProducerConfig(store=store)))
     running = asyncio.create_task(job.run())
-    await asked.wait()
+    await requested.wait()
     job.stop()
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
-async def test_a_relay_that_is_stopped_before_it_has_begun_ends_immediately() -> None:
+async def test_a_relay_stopped_before_it_starts_ends_immediately() -> None:
     client = FakeServer().client()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def silent(*_: object, **__: object) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     client.state = silent  # type: ignore[method-assign, assignment]
     job = Relay(client, RelayConfig(topic="t", queue=ProducerConfig(store=MemoryStore("early"))))
     running = asyncio.create_task(job.run())
-    await asked.wait()
+    await requested.wait()
     job.stop()
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
-async def test_pages_without_records_move_on_without_a_batch() -> None:
+async def test_pages_without_records_advance_without_a_batch() -> None:
     store = MemoryStore("deleted")
     server = FakeServer(state(9), page([], 4, 9), page([], 9, 9))
     report = await relay(server, store).run(once=True)

@@ -69,7 +69,7 @@ def runs(made: RelayBatch) -> list[tuple[int, dict[str, object]]]:
     return [(start, json.loads(payload)) for start, payload in made.metadata()]
 
 
-def test_pages_become_one_batch_that_tells_what_it_covers() -> None:
+def test_pages_become_one_batch_that_names_its_records() -> None:
     made = draft(after=2)
     made.add(page(3, 4, head=9))
     made.add(page(5, 7, through=9))
@@ -80,19 +80,19 @@ def test_pages_become_one_batch_that_tells_what_it_covers() -> None:
     assert made.last == Identity(seq=7, ts_ms=1007)
 
 
-def test_the_data_alone_is_taken_as_it_is_written() -> None:
+def test_data_alone_is_copied_unchanged() -> None:
     made = draft(value="data")
     made.add(page(1, 2))
     assert records(made) == [b'{"n":1}', b'{"n":2}']
 
 
-def test_a_page_without_records_moves_the_position_alone() -> None:
+def test_a_page_without_records_only_moves_the_position() -> None:
     made = draft(after=5)
     made.add(page(1, 0, through=8))
     assert (made.through, made.count, made.metadata(), made.last) == (8, 0, [], None)
 
 
-def test_a_gap_fails_and_leaves_the_draft_as_it_was() -> None:
+def test_a_gap_fails_and_leaves_the_batch_unchanged() -> None:
     made = draft()
     made.add(page(1, 2))
     with pytest.raises(RelayGap, match=r"records 3 to 5 of t are gone \(ttl\)") as caught:
@@ -110,7 +110,7 @@ def test_a_gap_that_is_skipped_is_counted_and_leaves_no_record() -> None:
 
 
 @pytest.mark.parametrize("value", ["record", "data"])
-def test_a_gap_that_is_recorded_stands_where_the_records_would(value: Literal["record", "data"]) -> None:
+def test_a_recorded_gap_stands_in_place_of_its_records(value: Literal["record", "data"]) -> None:
     made = draft(on_gap="record", value=value)
     made.add(page(1, 2, head=9))
     made.add(page(6, 7, gone=tombstone(3, 5)))
@@ -127,7 +127,7 @@ def test_a_gap_that_is_recorded_stands_where_the_records_would(value: Literal["r
 @pytest.mark.parametrize("on_gap", ["fail", "skip", "record"])
 def test_a_topic_that_starts_over_is_never_a_gap(on_gap: Literal["fail", "skip", "record"]) -> None:
     made = draft(after=50, on_gap=on_gap)
-    with pytest.raises(TopicChanged, match="relayed up to 50 and ends at 3 now"):
+    with pytest.raises(TopicChanged, match="relayed up to 50 and now ends at 3"):
         made.add(page(1, 3, gone=tombstone(1, 3, "recreated")))
     assert (made.through, made.count) == (50, 0)
 

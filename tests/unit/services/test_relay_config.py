@@ -15,7 +15,7 @@ def test_a_relay_is_named_after_its_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"topic": "no spaces"}, "no spaces"),
         ({"on_gap": "ignore"}, "on_gap: expected fail, skip, record"),
@@ -27,6 +27,6 @@ def test_a_relay_is_named_after_its_topic() -> None:
         ({"topic": "t" * 255}, "app: .* 1 to 200 bytes"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(PenstockError, match=told):
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(PenstockError, match=message):
         RelayConfig(**({"topic": "t", "queue": QUEUE} | settings))  # type: ignore[arg-type]

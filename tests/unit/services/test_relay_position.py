@@ -1,4 +1,4 @@
-"""Where a relay stands in its queue, and what it reports when the queue went back."""
+"""The position of a relay in its queue, and its reports about a rolled back queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def target(store: MemoryStore) -> RelayTarget:
 
 
 @pytest.mark.parametrize("lost", ["manifest and book", "older"])
-async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rolled_back_queue_is_reported(lost: str, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore("relay")
     made = draft()
     made.add(page(1, 4))
@@ -46,7 +46,7 @@ async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("lost", ["missing", "older"])
-async def test_a_queue_that_alone_went_back_is_refused(lost: str) -> None:
+async def test_a_queue_rolled_back_without_its_transaction_log_is_refused(lost: str) -> None:
     store = MemoryStore("relay")
     made = draft()
     made.add(page(1, 4))

@@ -1,4 +1,4 @@
-"""A collection fed from a queue: every batch once, in order, with what cannot be taken set aside."""
+"""A collection fed from a queue: every batch once, in order, with refused records as dead letters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def held(store: VectorStore) -> dict[str, list[float]]:
     return {hit.id: hit.vector.tolist() for hit in hits if hit.vector is not None}
 
 
-async def test_upserts_and_deletions_are_taken_in_the_order_of_the_queue(queue: MemoryStore) -> None:
+async def test_upserts_and_deletions_are_applied_in_the_order_of_the_queue(queue: MemoryStore) -> None:
     await produce(
         queue,
         [
@@ -66,7 +66,7 @@ async def test_upserts_and_deletions_are_taken_in_the_order_of_the_queue(queue: 
     assert len(await Consumer.open(ConsumerConfig(store=queue, gc_enabled=False))) == 0
 
 
-async def test_a_record_that_breaks_a_rule_is_set_aside_as_a_whole(queue: MemoryStore) -> None:
+async def test_a_record_that_breaks_a_rule_is_a_dead_letter_as_a_whole(queue: MemoryStore) -> None:
     good, bad = vector("good", 1, 0, 0), vector("bad", 1, 0)
     await produce(
         queue,
@@ -102,7 +102,7 @@ async def test_a_feed_whose_collection_was_taken_over_stops_and_acknowledges_not
     await newer.close()
 
 
-async def test_another_queue_is_refused_and_stays_as_it_is(queue: MemoryStore) -> None:
+async def test_another_queue_is_refused_and_unchanged(queue: MemoryStore) -> None:
     other = MemoryStore("other")
     for one in (queue, other):
         await produce(one, [([encode_upserts([vector("a", 1, 0, 0)])], UPSERT_METADATA)] * 3)
@@ -118,7 +118,7 @@ async def test_another_queue_is_refused_and_stays_as_it_is(queue: MemoryStore) -
     assert len(await Consumer.open(ConsumerConfig(store=other, gc_enabled=False))) == 3
 
 
-async def test_no_position_goes_back_and_none_passes_over_a_refused_write() -> None:
+async def test_positions_never_go_back_and_never_skip_a_refused_write() -> None:
     store = await World().open()
     await store.write(Write.upsert([vector("a", 1, 0, 0)]))
     await store.write(Write((), position=3))
@@ -133,7 +133,7 @@ async def test_no_position_goes_back_and_none_passes_over_a_refused_write() -> N
     await store.close()
 
 
-def test_a_write_counts_for_as_much_in_the_queue_as_in_the_delta() -> None:
+def test_a_write_has_the_same_size_in_the_queue_and_the_delta() -> None:
     delta = VectorDelta()
     delta.init(Collection(dimensions=3, metric=Metric.L2))
     write = Write.upsert([vector("a", 1, 0, 0), Vector("b", [0, 1, 0], {"text": "x" * 20_000})])

@@ -1,8 +1,9 @@
 """Leases of one subscriber: which bundles are claimed, which come next, and how they are resolved.
 
-A bundle is pending, claimed, or put off until later; a resolved one is in `Progress` and nowhere here. What
-was never handed out is not kept bundle by bundle: a place in every segment that was begun, and the segments
-that were handed out to their end, as ranges. So memory follows what is in flight, not what is pending.
+A bundle is pending, claimed, or deferred. Resolved bundles are recorded in `Progress` and not kept here.
+Bundles that were never handed out are not stored one by one: the table keeps a position in every partly
+visited segment, and ranges of the fully visited segments. Memory therefore grows with the bundles in flight,
+not with the pending ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Lease:
     ref: BundleRef
     token: int
     attempt: int
-    """1 for the first try; nacks and leases that ran out count."""
+    """The attempt, starting with 1. Nacks and expired leases count."""
     again: bool
     """Whether the bundle was handed out before."""
     expires_s: float
@@ -49,10 +50,10 @@ class _Waiting:
 
 
 class LeaseTable:
-    """The leases of one subscriber. Pure: the caller holds a lock and passes the time.
+    """The leases of one subscriber. It does no I/O: the caller holds a lock and passes the time.
 
-    Heap entries are not removed when their bundle changes state. They are recognised as stale when they come
-    up.
+    Heap entries stay in place when their bundle changes state. They are recognised as stale when they are
+    popped.
     """
 
     __slots__ = (
@@ -67,7 +68,7 @@ class LeaseTable:
 
     def __init__(self, *, newest_first: bool = False) -> None:
         self._newest_first = newest_first
-        # In the order in which they were taken, which is that in which they run out: leases are all as long.
+        # In the order of claiming, which is also the order of expiry because all leases have the same length.
         self._held: OrderedDict[BundleRef, Lease] = OrderedDict()
         self._waiting: dict[BundleRef, _Waiting] = {}
         self._deferred: list[tuple[float, BundleRef]] = []
@@ -81,7 +82,7 @@ class LeaseTable:
 
     @property
     def deferred(self) -> int:
-        """Bundles that were handed out, are not resolved and are not claimed now."""
+        """The number of bundles that were handed out and are now neither resolved nor claimed."""
         return len(self._waiting)
 
     def held_segments(self) -> Iterator[int]:
@@ -98,7 +99,7 @@ class LeaseTable:
     def choose(
         self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
     ) -> tuple[BundleRef, int, bool] | None:
-        """Return the next bundle, how often it was tried, and whether it was handed out before."""
+        """Return the next bundle, its number of attempts, and whether it was handed out before."""
         again = self._choose_again(progress, infos)
         if again is not None:
             return again
@@ -132,13 +133,13 @@ class LeaseTable:
         return None
 
     def _forget_through(self, hwm: int) -> None:
-        """Forget places in segments that were resolved before they were handed out to their end."""
+        """Forget positions in segments that were resolved before they were fully visited."""
         self._visited.discard_through(hwm)
         for seq in [seq for seq in self._positions if seq <= hwm]:
             del self._positions[seq]
 
     def _next_segment(self, progress: Progress, known: Sequence[int]) -> int | None:
-        """Return the first segment in order that was not handed out to its end."""
+        """Return the first segment in delivery order that is not fully visited."""
         if self._newest_first:
             place = len(known) - 1
             while place >= 0 and known[place] > progress.hwm:
@@ -163,7 +164,7 @@ class LeaseTable:
         return None
 
     def attempts(self, ref: BundleRef) -> tuple[int, bool] | None:
-        """Return how often a bundle was tried and whether it was handed out; None while it is claimed."""
+        """Return the attempts of a bundle and whether it was handed out, or None while it is claimed."""
         if ref in self._held:
             return None
         waiting = self._waiting.get(ref)
@@ -177,7 +178,7 @@ class LeaseTable:
     # ---- taking back ---------------------------------------------------------------------------------
 
     def end(self, claim: Lease, now_s: float) -> bool:
-        """Remove a lease; return False when it ended before, by expiry or otherwise."""
+        """Remove a lease. Return False if it had already ended."""
         held = self._held.get(claim.ref)
         if held is None or held.token != claim.token or now_s >= held.expires_s:
             return False
@@ -185,19 +186,19 @@ class LeaseTable:
         return True
 
     def put_off(self, ref: BundleRef, attempts: int, due_s: float) -> None:
-        """Hand the bundle out again, not before `due_s`."""
+        """Make the bundle available again from `due_s` on."""
         self._waiting[ref] = _Waiting(attempts, due_s)
         heapq.heappush(self._deferred, (due_s, ref))
 
     def put_back(self, ref: BundleRef, attempts: int) -> None:
-        """Hand the bundle out again at the next request."""
+        """Make the bundle available to the next request."""
         self._waiting[ref] = _Waiting(attempts, _READY)
-        # Newest first is by segment: within one, bundles keep their order.
+        # Newest first applies to segments. Within one, bundles keep their order.
         seq = -ref.segment_seq if self._newest_first else ref.segment_seq
         heapq.heappush(self._ready, (seq, ref.bundle, ref))
 
     def expire(self, now_s: float) -> int:
-        """Take back expired leases and release what is due; return how many bundles that makes available."""
+        """Take back expired leases and release due bundles. Return the number of bundles made available."""
         back = 0
         while self._held and next(iter(self._held.values())).expires_s <= now_s:
             ref, held = self._held.popitem(last=False)
@@ -212,7 +213,7 @@ class LeaseTable:
         return back
 
     def forget_segment(self, seq: int) -> None:
-        """Void the leases on a segment that is resolved as a whole."""
+        """Void the leases on a segment that was resolved as a whole."""
         for ref in [ref for ref in self._held if ref.segment_seq == seq]:
             del self._held[ref]
         for ref in [ref for ref in self._waiting if ref.segment_seq == seq]:
@@ -231,15 +232,15 @@ class Resolver(Protocol):
 
 
 class Bundle:
-    """One accepted batch of one stream, claimed for one consumer.
+    """One accepted batch of one stream, claimed by one consumer.
 
-    Resolve it with `ack`, `nack`, `reject` or `defer`; the first call counts. Each returns False if it comes
-    too late: the lease has expired and another consumer may have the bundle, or it was resolved before. Then
-    nothing is recorded. A context manager that ends without such a call defers the bundle, and so does
-    garbage collection.
+    Resolve it with `ack`, `nack`, `reject` or `defer`; the first call counts. Each returns False and records
+    nothing if it comes too late: the lease has expired and another consumer may have the bundle, or it was
+    resolved before. Leaving the context manager without such a call defers the bundle, and so does garbage
+    collection.
 
-    Answers change memory only and never wait; acks are synced every `ack.flush_interval`. A crash before that
-    hands the bundle out again.
+    These calls change only memory and never wait. Acks are synced every `ack.flush_interval`. After a crash
+    before the sync the bundle is delivered again.
     """
 
     __slots__ = ("__weakref__", "_claim", "_lease", "_resolver", "batch", "items")
@@ -249,13 +250,13 @@ class Bundle:
         self._lease = claim
         self._resolver = resolver
         self.batch = batch
-        """The rows. Zero-copy; they stay valid while referenced, even after the file is deleted."""
+        """The rows, without a copy. They stay valid while referenced, even after the file is deleted."""
         self.items = items
-        """Spans, data points or log records in it."""
+        """The number of spans, data points or log records in the batch."""
 
     @property
     def ref(self) -> BundleRef:
-        """Segment and index in it: unique within the core, and the same when it is delivered again."""
+        """The segment and the index in it. It is unique within the core and stays the same on redelivery."""
         return self._lease.ref
 
     @property
@@ -269,7 +270,6 @@ class Bundle:
 
     @property
     def attempt(self) -> int:
-        """The attempt; 1 for the first."""
         return self._lease.attempt
 
     @property
@@ -278,27 +278,29 @@ class Bundle:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether this bundle was resolved here."""
+        """Whether this object has resolved the bundle."""
         return self._claim is None
 
     def ack(self) -> bool:
-        """Acknowledge it: it need not be kept for this subscriber."""
+        """Acknowledge the bundle: it need not be kept for this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.ack(claim)
 
     def nack(self, reason: str = "", retry_after: DurationLike | None = None) -> bool:
-        """Give it back for a retry. It is delivered again after a growing wait, at least `retry_after`."""
+        """Return the bundle for a retry. It is delivered again after a growing wait of at least
+        `retry_after`.
+        """
         wait_s = None if retry_after is None else parse_duration(retry_after)
         claim = self._answer()
         return claim is not None and self._resolver.nack(claim, reason, retry_after_s=wait_s)
 
     def reject(self, reason: str = "") -> bool:
-        """Refuse it; it is not delivered again and counts as lost to this subscriber."""
+        """Refuse the bundle. It is not delivered again and counts as lost to this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.reject(claim, reason, items=self.items)
 
     def defer(self, delay: DurationLike | None = None) -> bool:
-        """Postpone it: it is delivered again after `delay`, and this does not count as an attempt."""
+        """Postpone the bundle. It is delivered again after `delay`; this does not count as an attempt."""
         wait_s = None if delay is None else parse_duration(delay)
         claim = self._answer()
         return claim is not None and self._resolver.defer(claim, wait_s)
@@ -317,7 +319,7 @@ class Bundle:
             self.defer()
 
     def __del__(self) -> None:
-        # May run in any thread and in the middle of anything, so nothing here may take a lock.
+        # This may run in any thread at any point, so it must not take a lock.
         claim = getattr(self, "_claim", None)
         if claim is not None:
             self._resolver.abandon(claim)

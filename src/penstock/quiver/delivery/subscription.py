@@ -1,8 +1,8 @@
-"""Delivery of bundles: claims with tokens and leases, acks and retries, and waiting for more.
+"""Delivery of bundles: claims with tokens and leases, acks and retries, and waiting for data.
 
-A claim lives in memory only. After a restart everything that was not resolved is pending again. All state is
-under the lock of the offsets, so that a bundle is never handed out of a segment that is being dropped: either
-the claim comes first and the segment stays, or the drop does and there is nothing to claim.
+Claims exist only in memory. After a restart every unresolved bundle is pending again. All state is under the
+lock of the offsets, so a bundle is never claimed from a segment that is being dropped: either the claim comes
+first and the segment stays, or the drop comes first and there is nothing to claim.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _READ_FAILURES_MAX: Final = 3
 
 
 class Notifier:
-    """Wakes threads and tasks when something changed.
+    """Wakes threads and tasks when something changes.
 
-    A thread that waits gives the lock up in the same step, so a change under the lock with `notify` reaches
-    it. A task cannot: it has to be listening before it looks.
+    A waiting thread releases the lock atomically, so it cannot miss a change that is made under the lock and
+    followed by `notify`. A task can, so it must be listening before it checks the state.
     """
 
     def __init__(self, lock: threading.RLock, clock: Clock) -> None:
@@ -46,51 +46,51 @@ class Notifier:
         self._listening: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
     def notify(self) -> None:
-        """Wake every thread and task that waits. The caller holds the lock."""
+        """Wake every waiting thread and task. The caller holds the lock."""
         self._changed.notify_all()
-        for heard, loop in self._listening.items():
+        for notified, loop in self._listening.items():
             # A closed loop has no task left to wake.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_set, heard)
+                loop.call_soon_threadsafe(_set, notified)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for the next `notify`, or for the time to pass. The caller holds the lock."""
+        """Wait for the next `notify` or the timeout. The caller holds the lock."""
         self._changed.wait(timeout_s)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[asyncio.Future[None]]:
-        """Return a future that is done after a `notify` later than this moment."""
+        """Yield a future that completes at the next `notify` after this call."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[None] = loop.create_future()
+        notified: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            self._listening[heard] = loop
+            self._listening[notified] = loop
         try:
-            yield heard
+            yield notified
         finally:
             with self._lock:
-                self._listening.pop(heard, None)
-            heard.cancel()
+                self._listening.pop(notified, None)
+            notified.cancel()
 
-    async def wait_async(self, heard: asyncio.Future[None], timeout_s: float | None) -> None:
-        """Wait until the future is done, or for the time to pass."""
+    async def wait_async(self, notified: asyncio.Future[None], timeout_s: float | None) -> None:
+        """Wait for the future or the timeout."""
         if timeout_s is None:
-            await heard
+            await notified
             return
         timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
-            await asyncio.wait([heard, timer], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([notified, timer], return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
 
 
-def _set(heard: asyncio.Future[None]) -> None:
-    if not heard.done():
-        heard.set_result(None)
+def _set(notified: asyncio.Future[None]) -> None:
+    if not notified.done():
+        notified.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """Limits of the claims of one subscriber, and when bundles are retried."""
+    """The limits on the claims of one subscriber, and its retry schedule."""
 
     max_in_flight: int = 1000
     claim_timeout_s: float = 300.0
@@ -99,11 +99,11 @@ class DeliverySettings:
     retry_max_s: float = 30.0
     retry_multiplier: float = 2.0
     max_attempts: int | None = None
-    """None: no limit. A limit gives data up in a long outage."""
+    """The maximum number of attempts, or None for no limit. With a limit, a long outage loses data."""
 
 
 class Deliveries:
-    """Delivery to all consumers. Any thread may call any method; only `take` and `take_async` wait."""
+    """Delivery to all consumers. Any thread may call any method. Only `take` and `take_async` wait."""
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class Deliveries:
     # ---- handing out ---------------------------------------------------------------------------------
 
     def next(self, name: str, now_s: float | None = None) -> Lease | None:
-        """Claim the next bundle; None when there is none to deliver now.
+        """Claim the next bundle, or return None if there is none to deliver now.
 
-        Raises `UnknownSubscriber`, and `Rejected` when the subscriber was never activated.
+        Raise `UnknownSubscriber`, and `Rejected` if the subscriber is not activated.
         """
         with self._offsets.lock:
             now_s = self._now_s() if now_s is None else now_s
@@ -150,9 +150,9 @@ class Deliveries:
             return None if chosen is None else self._hold(name, *chosen, now_s)
 
     def claim(self, name: str, ref: BundleRef) -> Lease:
-        """Claim one particular bundle, whatever its turn.
+        """Claim a specific bundle out of order.
 
-        Raises `StaleClaim` when it is resolved, is claimed by another consumer or does not exist.
+        Raise `StaleClaim` if it is resolved, claimed by another consumer or does not exist.
         """
         with self._offsets.lock:
             now_s = self._now_s()
@@ -199,20 +199,20 @@ class Deliveries:
     # ---- resolving -----------------------------------------------------------------------------------
 
     def ack(self, claim: Lease) -> bool:
-        """Record that the bundle was consumed. Return False, and record nothing, when the claim had ended."""
+        """Record that the bundle was consumed. Return False and record nothing if the claim had ended."""
         return self._resolve(claim, Outcome.ACK)
 
     def reject(self, claim: Lease, reason: str = "", *, items: int = 0) -> bool:
-        """Refuse a bundle for good; it is not handed out again. Return False as `ack` does."""
+        """Refuse a bundle permanently: it is not handed out again. Return False as `ack` does."""
         if not self._resolve(claim, Outcome.REJECTED):
             return False
         self._count_rejected(claim, "rejected", items)
         return True
 
     def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool:
-        """Give a bundle back, to be handed out again after `retry_after_s` at least.
+        """Return a bundle, to be handed out again after at least `retry_after_s`.
 
-        Return False as `ack` does. With a limit to the attempts the last of them rejects the bundle.
+        Return False as `ack` does. If the number of attempts is limited, the last one rejects the bundle.
         """
         limit = self._settings.max_attempts
         if limit is not None and claim.attempt >= limit:
@@ -225,7 +225,7 @@ class Deliveries:
                 return False
             self._offsets.resolve(claim.subscriber, claim.ref, Outcome.NACK, attempt=claim.attempt)
             wait_s = max(self._backoff_s(claim.attempt), retry_after_s or 0.0)
-            self._put_off(claim, claim.attempt, wait_s)
+            self._postpone(claim, claim.attempt, wait_s)
         self.metrics.nacks.inc(subscriber=claim.subscriber)
         return True
 
@@ -235,25 +235,25 @@ class Deliveries:
             if not self._end(claim):
                 return False
             delay_s = self._settings.retry_initial_s if delay_s is None else delay_s
-            self._put_off(claim, claim.attempt - 1, delay_s)
+            self._postpone(claim, claim.attempt - 1, delay_s)
             return True
 
     def read_failed(self, claim: Lease) -> bool:
-        """Give back a bundle that could not be read. Return True when its segment should be quarantined."""
+        """Return a bundle that could not be read. Return True if its segment should be quarantined."""
         with self._offsets.lock:
             if not self._end(claim):
                 return False
             seq = claim.ref.segment_seq
             failures = self._read_failures[seq] = self._read_failures.get(seq, 0) + 1
-            self._put_off(claim, claim.attempt - 1, self._backoff_s(failures))
+            self._postpone(claim, claim.attempt - 1, self._backoff_s(failures))
             return failures >= _READ_FAILURES_MAX
 
     def abandon(self, claim: Lease) -> None:
-        """Give back a bundle that its consumer forgot. Takes no lock: it may be called from a finalizer."""
+        """Return a bundle that its consumer no longer references. Take no lock: finalizers call this."""
         self._abandoned.append(claim)
 
     def ack_segment(self, name: str, seq: int) -> bool:
-        """Acknowledge every bundle of a segment. Return False when there was nothing left to record."""
+        """Acknowledge every bundle of a segment. Return False if all were already resolved."""
         with self._offsets.lock:
             done = self._offsets.resolve(name, seq, Outcome.ACK)
             if done:
@@ -262,9 +262,9 @@ class Deliveries:
             return done
 
     def ack_through(self, name: str, through: int) -> int:
-        """Acknowledge every segment up to this number and return how many that changed.
+        """Acknowledge every segment up to this number and return the number of segments that changed.
 
-        An orphaned subscriber for which this changes something is active again.
+        Reactivate an orphaned subscriber if anything changed.
         """
         with self._offsets.lock:
             known = [info.seq for info in self._offsets.infos() if info.seq <= through]
@@ -279,14 +279,14 @@ class Deliveries:
                 return False
             self._offsets.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
             self._read_failures.pop(claim.ref.segment_seq, None)
-            # A consumer may wait because too much was in flight.
+            # A consumer may be waiting for the in-flight limit.
             if self._table(claim.subscriber).in_flight + 1 >= self._settings.max_in_flight:
                 self._notifier.notify()
             return True
 
     def _end(self, claim: Lease) -> bool:
         table = self._tables.get(claim.subscriber)
-        # Its subscriber may be gone, and its table not yet.
+        # The subscriber may have left while its table still exists.
         if (
             table is None
             or claim.subscriber not in self._offsets.state.subscribers
@@ -296,7 +296,7 @@ class Deliveries:
             return False
         return True
 
-    def _put_off(self, claim: Lease, attempts: int, delay_s: float) -> None:
+    def _postpone(self, claim: Lease, attempts: int, delay_s: float) -> None:
         table = self._table(claim.subscriber)
         if delay_s > 0:
             table.put_off(claim.ref, attempts, self._now_s() + delay_s)
@@ -317,7 +317,7 @@ class Deliveries:
     # ---- time ----------------------------------------------------------------------------------------
 
     def expire(self, now_s: float | None = None) -> int:
-        """Take back expired claims and release what is due; return how many bundles that was."""
+        """Take back expired claims and release due bundles. Return the number of bundles."""
         with self._offsets.lock:
             back = self._expire(self._now_s() if now_s is None else now_s)
             if back:
@@ -331,11 +331,11 @@ class Deliveries:
             table = self._tables.get(claim.subscriber)
             if table is not None and table.end(claim, now_s):
                 table.put_off(claim.ref, claim.attempt - 1, now_s + self._settings.retry_initial_s)
-                back += 1  # not due yet, but there is room in flight, and a time to wake up at
+                back += 1  # not due yet, but it frees in-flight capacity and sets a time to wake up at
         return back + sum(table.expire(now_s) for table in self._tables.values())
 
     def take(self, name: str, timeout_s: float | None = None) -> Lease | None:
-        """Claim as `next` does, waiting for data; None on a timeout or when all is closed."""
+        """Claim as `next` does, but wait for data. Return None on a timeout or after `close`."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         with self._offsets.lock:
             while True:
@@ -349,19 +349,19 @@ class Deliveries:
         """Claim as `take` does, without blocking the event loop."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         while True:
-            # Listening begins before the look: what comes between the look and the wait is heard.
-            with self._notifier.listening() as heard:
+            # Listen before checking, so that a change between the check and the wait is not missed.
+            with self._notifier.listening() as notified:
                 claim = self.next(name)
                 wait_s = self._wait_s(name, deadline_s)
                 if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
                     return claim
-                await self._notifier.wait_async(heard, wait_s)
+                await self._notifier.wait_async(notified, wait_s)
 
     def _wait_s(self, name: str, deadline_s: float | None) -> float | None:
-        """Return how long only new data can end the wait: to the deadline, next lease or due time."""
+        """Return the time to wait: until the deadline, the next lease expiry or the next due bundle."""
         with self._offsets.lock:
             now_s = self._now_s()
-            self._expire(now_s)  # a bundle that is due wakes no consumer that may claim none
+            self._expire(now_s)  # a due bundle does not wake a consumer that is at its limit
             event_s = self._table(name).next_event_s()
         if deadline_s is None:
             return None if event_s is None else max(event_s - now_s, 0.001)
@@ -369,7 +369,7 @@ class Deliveries:
         return left_s if event_s is None else min(left_s, max(event_s - now_s, 0.001))
 
     def close(self) -> None:
-        """End every wait with nothing, now and later. Answers are still taken."""
+        """End every current and future wait with None. Acks and nacks are still accepted."""
         with self._offsets.lock:
             self._is_closed = True
             self._notifier.notify()
@@ -377,16 +377,15 @@ class Deliveries:
     # ---- segments ------------------------------------------------------------------------------------
 
     def claimed_segments(self) -> set[int]:
-        """Return the segments of which a bundle is claimed."""
+        """Return the segments that have a claimed bundle."""
         with self._offsets.lock:
             return {seq for table in self._tables.values() for seq in table.held_segments()}
 
     def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
-        """Drop a segment for every subscriber that has not resolved it.
+        """Drop a segment for every subscriber that has not resolved it, and count the loss.
 
-        None when a bundle of it is claimed.
-
-        `force` voids the claims, for a file that cannot be read anyway. Counts what was lost.
+        Return None if the segment is unknown or has a claimed bundle. `force` voids the claims, for a file
+        that cannot be read anyway.
         """
         with self._offsets.lock:
             self._expire(self._now_s())
@@ -417,17 +416,17 @@ class Deliveries:
             self.metrics.lost_bytes.labels(**labels).inc(info.file_size)
 
     def _count_unknown(self, segments: int, reason: str) -> None:
-        """Count lost segments whose contents are not known."""
+        """Count lost segments with unknown contents."""
         self.metrics.segments_dropped.inc(segments)
         self.metrics.lost_segments.labels(reason=reason, signal="unknown").inc(segments)
 
     def count_losses(self, dropped: Iterable[Dropped], reason: str) -> None:
-        """Count what a start gave up before any delivery."""
+        """Count the segments that recovery gave up before any delivery."""
         for one in dropped:
             self._count_dropped(one, reason)
 
     def count_found(self, found: RecoveryReport) -> None:
-        """Count everything that a start gave up."""
+        """Count all losses that recovery found."""
         self.count_losses(found.corrupt, "corrupt")
         self.count_losses(found.expired, "age")
         for first, last in found.missing:
@@ -436,20 +435,20 @@ class Deliveries:
             self.metrics.lost_bundles.labels(reason="missing", signal="unknown").inc(found.unlogged)
 
     def unregister(self, name: str) -> Subscriber:
-        """Remove a subscriber and its claims, durably; what it had not resolved counts as dropped."""
+        """Remove a subscriber and its claims durably. Count what it had not resolved as dropped."""
         with self._offsets.lock:
-            # In one step: a subscriber of the same name may register before this is durable.
-            gone = self._offsets.leave(name)
+            # In one step, because a subscriber of the same name may register before this is durable.
+            removed = self._offsets.leave(name)
             self._tables.pop(name, None)
             self.metrics.clear(name)
         self._offsets.confirm_leave(name)
-        self.metrics.dropped_segments.inc(gone.pending_segments, subscriber=name)
-        return gone
+        self.metrics.dropped_segments.inc(removed.pending_segments, subscriber=name)
+        return removed
 
     # ---- looking -------------------------------------------------------------------------------------
 
     def subscriber(self, name: str) -> Subscriber:
-        """Return a subscriber as it is now. Raises `UnknownSubscriber`."""
+        """Return a snapshot of a subscriber. Raise `UnknownSubscriber`."""
         with self._offsets.lock:
             seen, table = self._offsets.subscriber(name), self._table(name)
             return replace(seen, in_flight=table.in_flight, deferred=table.deferred)
@@ -460,7 +459,6 @@ class Deliveries:
             return [self.subscriber(name) for name in self._offsets.names()]
 
     def measure(self) -> None:
-        """Update the gauges."""
         now_ns = self._clock.now_ms() * 1_000_000
         for one in self.subscribers():
             waited_ns = 0 if one.oldest_pending_ns is None else max(0, now_ns - one.oldest_pending_ns)
@@ -476,5 +474,5 @@ class Deliveries:
 
 
 def _items_of(info: SegmentInfo, bundles: int) -> int:
-    """Return the items in so many lost bundles: exact for a whole segment, else in proportion."""
+    """Return the items in `bundles` lost bundles: exact for a whole segment, otherwise in proportion."""
     return info.item_count * bundles // max(info.bundle_count, 1)

@@ -1,10 +1,10 @@
-"""A summary of the offset log, so that a start need not read all of it.
+"""Checkpoints: summaries of the offset log, so that a start need not read all of it.
 
     QUIVER\\0C | u16 version | u16 header bytes | u64 generation | u64 last number | u64 next segment
     | u64 next entry | u64 abandoned | u32 subscribers | u32 absent ranges | u32 tombstoned
     | absent ranges … | tombstoned … | subscribers … | u64 xxh3
 
-`checkpoint` is the newest, `checkpoint.1` the one before. `docs/formats/quiver-acks.md` has the tables.
+`checkpoint` is the newest, `checkpoint.1` the one before it. `docs/formats/quiver-acks.md` has the tables.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from penstock.storage import FileSystem, stage
 
 CHECKPOINT: Final = "checkpoint"
 COUNTERS: Final = 5
-"""One counter of bundles per outcome, in the order of their numbers."""
+"""The number of bundle counters: one per outcome, in the order of the outcome numbers."""
 
 _MAGIC: Final = b"QUIVER\0C"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sHHQQQQQIII")
 _ENTRY: Final = struct.Struct("<HBBQq5QII")
 _LOGGED: Final = struct.Struct("<QQ")
-"""Follows the header, and is part of its length, once there is a log to speak of."""
+"""An optional part after the header that counts towards its length. Present if a durable end is recorded."""
 _RANGE: Final = struct.Struct("<QQ")
 _GAP: Final = struct.Struct("<QI")
 _SEQ: Final = struct.Struct("<Q")
@@ -61,19 +61,19 @@ class CheckpointState:
     next_wal_seq: int
     logged_end: int = 0
     logged_seq: int = 0
-    """Position and bundle number up to which the write-ahead log was durable; 0 if it was never recorded."""
+    """The position and bundle number up to which the write-ahead log was durable, or 0 if not recorded."""
     abandoned_through: int = 0
-    """Segments up to this one are finished without subscribers: they existed when the last one left."""
+    """The last segment that existed when the last subscriber left. Up to here all segments are finished."""
     absent: tuple[tuple[int, int], ...] = ()
-    """Numbers of segments that are gone or never were, above the lowest mark."""
+    """The numbers above the lowest mark whose segments are gone or never existed."""
     tombstoned: tuple[int, ...] = ()
-    """Segments that every subscriber has resolved and whose files may still exist."""
+    """The segments that every subscriber has resolved and whose files may still exist."""
     subscribers: tuple[CheckpointEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """The newest checkpoint that can be read, if there is one, and what was wrong with newer ones."""
+    """The newest readable checkpoint, if there is one, and the problems of newer ones."""
 
     state: CheckpointState | None
     is_newest: bool
@@ -128,12 +128,12 @@ def _encode_entry(entry: CheckpointEntry) -> list[bytes]:
 
 
 def decode_checkpoint(data: bytes) -> CheckpointState:
-    """Decode a checkpoint. Raises `Corrupt` for bytes that are not a whole one of this version."""
+    """Decode a checkpoint. Raise `Corrupt` unless the bytes are a complete checkpoint of this version."""
     if len(data) < _HEAD.size + _CHECKSUM.size or data[: len(_MAGIC)] != _MAGIC:
-        raise Corrupt("not a checkpoint: it does not begin as one")
+        raise Corrupt("not a checkpoint: the magic bytes are missing")
     body = data[: -_CHECKSUM.size]
     if _CHECKSUM.unpack_from(data, len(body))[0] != xxh3_64_intdigest(body):
-        raise Corrupt("the checksum of the checkpoint does not fit its bytes")
+        raise Corrupt("the checksum of the checkpoint does not match its bytes")
     head = _HEAD.unpack_from(body)
     if head[1] != _VERSION:
         raise Corrupt(f"the checkpoint has version {head[1]}, and this program reads {_VERSION}")
@@ -144,7 +144,7 @@ def decode_checkpoint(data: bytes) -> CheckpointState:
 
 
 class _Reader:
-    """Reads the bytes after the header; reading past their end is a `struct.error`."""
+    """Reads the bytes after the header. Reading past their end raises `struct.error`."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data
@@ -215,7 +215,7 @@ class _Reader:
 
 
 def load_checkpoint(fs: FileSystem, directory: str) -> LoadedCheckpoint:
-    """Load the newest readable checkpoint. Raises only if the disk cannot be read at all."""
+    """Load the newest readable checkpoint. Raise only if the disk cannot be read at all."""
     damage: list[str] = []
     for name in (CHECKPOINT, f"{CHECKPOINT}.1"):
         path = os.path.join(directory, name)
@@ -233,10 +233,10 @@ def load_checkpoint(fs: FileSystem, directory: str) -> LoadedCheckpoint:
 
 
 def store_checkpoint(fs: FileSystem, directory: str, state: CheckpointState, *, keep_newest: bool) -> None:
-    """Write a checkpoint, durably. Until then the previous one can be found.
+    """Write a checkpoint durably. Until it is complete, the previous one can be read.
 
-    With `keep_newest` the present one becomes `checkpoint.1`; without, when it cannot be read, it is
-    replaced. Raises what the disk raises; `OutcomeUnknown` when the new one may be in place.
+    With `keep_newest` the current checkpoint becomes `checkpoint.1`. Without, which is for an unreadable one,
+    it is replaced. Raise errors of the disk, or `OutcomeUnknown` if the new one may be in place.
     """
     newest = os.path.join(directory, CHECKPOINT)
     staged = f"{newest}.tmp"
@@ -246,7 +246,7 @@ def store_checkpoint(fs: FileSystem, directory: str, state: CheckpointState, *, 
     if keep_newest:
         with contextlib.suppress(NotFound):
             fs.rename(newest, f"{newest}.1")
-        # The older name first: with one sync for both, the newer name could survive without the older.
+        # Sync the older name first: with one sync for both, the newer name could survive without the older.
         fs.sync_dir(directory)
     try:
         fs.rename(staged, newest)

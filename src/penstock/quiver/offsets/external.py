@@ -1,20 +1,20 @@
-"""Offsets that other processes commit, in a drop box of files.
+"""Offsets that other processes commit through files in an inbox directory.
 
 A data directory has one writer. A reader in another process, such as a Spark query, cannot write its
-acknowledgements into the log; it writes a note, `ack/inbox/<subscriber>.json`:
+acknowledgements into the log, so it writes a note, `ack/inbox/<subscriber>.json`:
 
     {"format":"quiver-ack-inbox/1","subscriber":"spark","through":17}
 
 The note says that the subscriber has resolved every segment up to and including `through`. The next note
-replaces it as a whole and never says less, so it does not matter how often and in which order notes are read.
-The writer of the directory reads the box during maintenance; while no process runs the directory, the note
-waits for the next one. Notes are not removed when they are read: one that was replaced between reading and
-removing would be lost. They are removed when their subscriber is unregistered; otherwise the next start would
-register it again and keep everything for a reader that is gone.
+replaces it as a whole and never has a lower number, so notes may be read repeatedly and in any order. The
+writer of the directory reads the inbox during maintenance. If no process has the directory open, the note
+waits for the next one. Notes are not removed when they are read, because a note that was replaced between
+reading and removing would be lost. They are removed when their subscriber is unregistered; otherwise the next
+start would register it again and keep all data for a reader that is gone.
 
-What the writer does with a note: registers the subscriber from the earliest segment on if it is new, and
-acknowledges every segment up to `through` that is pending for it. `through` is 0 in the note that a reader
-writes when it starts, so that nothing is removed before its first offset.
+For each note the writer registers the subscriber from the earliest segment on, if it is new, and acknowledges
+every pending segment up to `through`. A reader writes a note with `through` 0 when it starts, so that nothing
+is removed before its first offset.
 """
 
 from __future__ import annotations
@@ -48,62 +48,62 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAck:
-    """`subscriber` is done with every segment up to and including `through`; 0 is before the first."""
+    """The statement that `subscriber` has resolved every segment up to `through`; 0 means none."""
 
     subscriber: str
     through: int
 
 
 def commit_offset(fs: FileSystem, core_dir: str, note: ExternalAck) -> None:
-    """Commit the offset of another process for one core; durable on return.
+    """Commit the offset of another process for one core. It is durable on return.
 
-    An offset below the committed one changes nothing. Raises `InvalidInput` for a name that no subscriber can
-    have, and what the file system raises.
+    An offset below the committed one changes nothing. Raise `InvalidInput` for a name that is not valid for a
+    subscriber, and errors of the file system.
     """
     check_name(note.subscriber)
-    box, staging = _box(core_dir), _staging(core_dir)
-    fs.make_dirs(box)
+    inbox, staging = _inbox(core_dir), _staging(core_dir)
+    fs.make_dirs(inbox)
     fs.make_dirs(staging)
-    there = read_external_ack(fs, core_dir, note.subscriber)
-    if there is not None and there.through >= note.through:
+    existing = read_external_ack(fs, core_dir, note.subscriber)
+    if existing is not None and existing.through >= note.through:
         return
     text = _ENCODER.encode(_Note(format=_FORMAT, subscriber=note.subscriber, through=note.through))
-    write_durably(fs, os.path.join(box, _file_name(note.subscriber)), [text], staging=staging)
+    write_durably(fs, os.path.join(inbox, _file_name(note.subscriber)), [text], staging=staging)
 
 
 def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> ExternalAck | None:
-    """Return the committed offset of one subscriber; None when there is none that can be read."""
+    """Return the committed offset of one subscriber, or None if it cannot be read."""
     try:
-        return _decode(fs.read(os.path.join(_box(core_dir), _file_name(subscriber))), subscriber)
+        return _decode(fs.read(os.path.join(_inbox(core_dir), _file_name(subscriber))), subscriber)
     except (Corrupt, NotFound):
         return None
 
 
 def remove_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> None:
-    """Remove the committed offset of a subscriber, if there is one; durable on return."""
+    """Durably remove the committed offset of a subscriber, if there is one."""
     with contextlib.suppress(NotFound):
-        fs.unlink(os.path.join(_box(core_dir), _file_name(subscriber)))
-        fs.sync_dir(_box(core_dir))
+        fs.unlink(os.path.join(_inbox(core_dir), _file_name(subscriber)))
+        fs.sync_dir(_inbox(core_dir))
 
 
 class ExternalAcks:
-    """The box of external acks as the writer of the directory sees it."""
+    """The inbox of external acks, as read by the writer of the directory."""
 
     def __init__(self, fs: FileSystem, core_dir: str) -> None:
         self._fs = fs
-        self._box = _box(core_dir)
+        self._inbox = _inbox(core_dir)
         self._seen: dict[str, bytes] = {}
 
     def take(self) -> list[ExternalAck]:
-        """Return every ack that changed since the last call, by subscriber; after a start, all of them.
+        """Return every ack that changed since the last call. The first call returns all of them.
 
-        One that cannot be read is reported in the log once and skipped.
+        An unreadable ack is logged once and skipped.
         """
         notes: list[ExternalAck] = []
-        there = self._fs.list_files(self._box)
-        for gone in self._seen.keys() - {name for name, _ in there}:
-            del self._seen[gone]
-        for name, stat in there:
+        files = self._fs.list_files(self._inbox)
+        for removed in self._seen.keys() - {name for name, _ in files}:
+            del self._seen[removed]
+        for name, stat in files:
             if not name.endswith(".json") or stat.size > _BYTES_MAX:
                 continue
             note = self._changed(name)
@@ -113,11 +113,11 @@ class ExternalAcks:
 
     def _changed(self, name: str) -> ExternalAck | None:
         try:
-            data = self._fs.read(os.path.join(self._box, name))
+            data = self._fs.read(os.path.join(self._inbox, name))
         except NotFound:
             return None
         except MediaError as error:
-            _LOGGER.warning("passing over a note in the ack inbox: %s", error)
+            _LOGGER.warning("skipping a note in the ack inbox: %s", error)
             return None
         if self._seen.get(name) == data:
             return None
@@ -125,7 +125,7 @@ class ExternalAcks:
         try:
             return _decode(data, check_name(name.removesuffix(".json")))
         except (Corrupt, InvalidInput) as error:
-            _LOGGER.warning("passing over a note in the ack inbox: %s", error)
+            _LOGGER.warning("skipping a note in the ack inbox: %s", error)
             return None
 
 
@@ -135,16 +135,16 @@ def _decode(data: bytes, subscriber: str) -> ExternalAck:
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the note of {subscriber!r} cannot be read: {error}") from error
     if note.format != _FORMAT or note.subscriber != subscriber or note.through < 0:
-        raise Corrupt(f"the note of {subscriber!r} is of another format or of another subscriber")
+        raise Corrupt(f"the note of {subscriber!r} has a wrong format or belongs to another subscriber")
     return ExternalAck(subscriber=note.subscriber, through=note.through)
 
 
-def _box(core_dir: str) -> str:
+def _inbox(core_dir: str) -> str:
     return os.path.join(core_dir, "ack", "inbox")
 
 
 def _staging(core_dir: str) -> str:
-    """Return the directory next to the box for unfinished files, which must never be read as acks."""
+    """Return the directory for unfinished files. It is outside the inbox, so they are never read as acks."""
     return os.path.join(core_dir, "ack", "inbox.tmp")
 
 

@@ -1,11 +1,11 @@
-"""The offset log with its checkpoints: appending outcomes, reading them back, and when they are durable.
+"""The offset log and its checkpoints: appending outcomes, replaying them, and tracking what is durable.
 
-A start reads a checkpoint and then the log after it. It writes nothing, so doing it twice, or a crash during
-it, changes nothing. Damaged files are copied to `quarantine/` before anything may overwrite or remove them.
+Replaying writes nothing to the log, so repeating it, or crashing during it, changes nothing. Damaged files
+are copied to `quarantine/` before anything may overwrite or remove them.
 
-After a start it is unknown whether the records that were read are on the disk or only in the page cache, and
-a sync of files that another process wrote proves nothing. So no record that was read is relied on until a
-checkpoint of this process has it.
+After a start it is unknown whether replayed records are on the disk or only in the page cache, and a sync of
+files that another process wrote proves nothing. No replayed record is therefore relied on until a checkpoint
+of this process contains it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MISSING_RECORDS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """The state that was read, and the files that it was read from."""
+    """The replayed state and the files that it was read from."""
 
     state: OffsetState
     files: list[LogFileInfo]
@@ -45,7 +45,7 @@ class Replayed:
     checkpoint_number: int
     generation: int
     records: int
-    """The number of records read that the checkpoint does not have."""
+    """The number of records after the checkpoint."""
     is_newest: bool
     """Whether the checkpoint that was read is the newest one."""
     damage: tuple[str, ...]
@@ -53,7 +53,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class _Pass:
-    """One pass over the log."""
+    """The progress of one pass over the log."""
 
     state: OffsetState
     last_number: int
@@ -62,9 +62,9 @@ class _Pass:
 
 
 def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Replayed:
-    """Read checkpoint and log. Raises only when the disk cannot be read at all.
+    """Read the checkpoint and the log. Raise only if the disk cannot be read at all.
 
-    Without `keep_evidence` nothing is written, for callers that only look.
+    Without `keep_evidence` nothing is written; read-only callers use this.
     """
     ack_dir, meta_dir = os.path.join(core_dir, "ack"), os.path.join(core_dir, "meta")
     loaded = load_checkpoint(fs, meta_dir)
@@ -72,36 +72,36 @@ def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Repl
     if loaded.damage and keep_evidence:
         _keep_evidence(fs, core_dir, meta_dir, [CHECKPOINT, f"{CHECKPOINT}.1"])
     start = loaded.state.last_number if loaded.state is not None else 0
-    going = _Pass(OffsetState.restore(loaded.state) if loaded.state is not None else OffsetState(), start)
+    progress = _Pass(OffsetState.restore(loaded.state) if loaded.state is not None else OffsetState(), start)
     files: list[LogFileInfo] = []
     for file in list_logs(fs, ack_dir):
-        problems = _replay_file(fs, os.path.join(ack_dir, file.name), going)
+        problems = _replay_file(fs, os.path.join(ack_dir, file.name), progress)
         if problems:
             damage += problems
             if keep_evidence:
                 _keep_evidence(fs, core_dir, ack_dir, [file.name])
-        files.append(replace(file, last_number=going.last_number))
-    going.state.note_logged(*read_logged(fs, meta_dir))
-    if going.state.unknown_subscribers:
+        files.append(replace(file, last_number=progress.last_number))
+    progress.state.note_logged(*read_logged(fs, meta_dir))
+    if progress.state.unknown_subscribers:
         damage.append(
-            f"{going.state.unknown_subscribers} outcomes are of subscribers whose definition was lost"
+            f"{progress.state.unknown_subscribers} outcomes belong to subscribers whose definition was lost"
         )
     for text in damage if keep_evidence else ():
         _LOGGER.error("acknowledgements: %s", text)
     return Replayed(
-        state=going.state,
+        state=progress.state,
         files=files,
-        last_number=going.last_number,
+        last_number=progress.last_number,
         checkpoint_number=start,
         generation=loaded.state.generation if loaded.state is not None else 0,
-        records=going.records,
+        records=progress.records,
         is_newest=loaded.is_newest,
         damage=tuple(damage),
     )
 
 
-def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
-    """Apply what is new in one file and return its problems as text."""
+def _replay_file(fs: FileSystem, path: str, progress: _Pass) -> list[str]:
+    """Apply the new records of one file and return descriptions of its problems."""
     problems: list[str] = []
     unreadable = 0
     view = fs.open_view(path)
@@ -112,22 +112,22 @@ def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
         if unreadable:
             problems.append(f"{path}: {unreadable} records before number {record.number} cannot be read")
             unreadable = 0
-        if record.number <= going.last_number:
+        if record.number <= progress.last_number:
             continue
-        lost = record.number - going.last_number - 1
-        if lost and going.last_number:
+        lost = record.number - progress.last_number - 1
+        if lost and progress.last_number:
             problems.append(f"{path}: {lost} records before number {record.number} are missing")
-            going.lost += lost
-        going.state.apply(record)
-        going.last_number = record.number
-        going.records += 1
-    # Other bytes at the end of a file are a write that a crash cut off: it was never durable.
+            progress.lost += lost
+        progress.state.apply(record)
+        progress.last_number = record.number
+        progress.records += 1
+    # Other bytes at the end of a file are a write that a crash cut off. It was never durable.
     problems += [f"{path}: the device cannot read bytes {start} to {end}" for start, end in view.bad]
     return problems
 
 
 def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[str]) -> None:
-    """Copy damaged files to the quarantine. A copy that fails stops nothing."""
+    """Copy damaged files to the quarantine. A copy that fails is only logged."""
     for name in names:
         try:
             quarantine = os.path.join(core_dir, "quarantine")
@@ -136,9 +136,9 @@ def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[st
             stage(fs, os.path.join(quarantine, f"{name}-{len(data)}"), [data])
             fs.sync_dir(quarantine)
         except Conflict:
-            continue  # copied before
+            continue  # already copied
         except PenstockError as error:
-            _LOGGER.warning("a damaged file could not be copied aside: %s", error)
+            _LOGGER.warning("cannot copy a damaged file to the quarantine: %s", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +152,10 @@ class OffsetLogSettings:
 
 
 class OffsetLog:
-    """The log and its checkpoints. Appends happen under the lock of the offsets, writes outside of it.
+    """The log and its checkpoints. Records are appended under the lock of the offsets and written outside it.
 
-    `save` returns the state for a checkpoint, given its generation and a function for the last number; it
-    holds the lock, so that nothing is appended meanwhile. `repeat` appends the definition of every
-    subscriber.
+    `save` returns the state for a checkpoint, given its generation and a function for the last number. It
+    holds the lock, so nothing is appended meanwhile. `repeat` appends the definition of every subscriber.
     """
 
     def __init__(
@@ -206,7 +205,7 @@ class OffsetLog:
         )
 
     def append_gone(self, first: int, last: int, why: Gone) -> int:
-        """Append a range of segment numbers that are gone or never existed; its length has 64 bits."""
+        """Append a range of segment numbers that are gone or never existed. Its length has 64 bits."""
         high, low = divmod(last + 1 - first, 1 << 32)
         return self._log.append(
             RecordKind.DELETED,
@@ -218,7 +217,7 @@ class OffsetLog:
         )
 
     def append_logged(self, end: int, seq: int, written_seq: int) -> int:
-        """Append how far the write-ahead log is durable, and up to which number segments are written."""
+        """Append the durable end of the write-ahead log and the number of the last written segment."""
         high, low = divmod(seq, 1 << 32)
         return self._log.append(
             RecordKind.LOGGED, segment_seq=end, bundle=low, attempt=high, ts_ns=written_seq
@@ -238,7 +237,7 @@ class OffsetLog:
         )
 
     def append_definition(self, entry: SubscriberEntry) -> int:
-        """Append a subscriber with its mark, then its name in pieces, with nothing in between."""
+        """Append a subscriber with its high-water mark, followed directly by its name in pieces."""
         number = self._log.append(
             RecordKind.SUBSCRIBER,
             outcome=entry.state,
@@ -257,20 +256,20 @@ class OffsetLog:
     # ---- what is durable -----------------------------------------------------------------------------
 
     def is_durable(self, number: int) -> bool:
-        """Whether this record and all before it survive a power cut."""
+        """Return whether this record and all before it survive a power cut."""
         return self._is_trusted and number <= self._log.synced_number
 
     def sync(self) -> None:
-        """Return when every record so far is durable. Raises what the disk raises; nothing is forgotten."""
+        """Return when every record so far is durable. Raise errors of the disk; nothing is lost then."""
         with self._io:
             self._log.sync()
             self._synced_s = self._clock.monotonic()
 
     def checkpoint(self) -> None:
-        """Write a checkpoint, durably, and remove files that neither it nor the previous one needs.
+        """Write a checkpoint durably. Remove files that neither it nor the previous checkpoint needs.
 
-        Raises what the disk raises; then the previous checkpoint and all of the log stay valid. Raises
-        `Closed` after `close`.
+        Raise errors of the disk; then the previous checkpoint and the whole log stay valid. Raise `Closed`
+        after `close`.
         """
         with self._io:
             if self._is_closed:
@@ -283,7 +282,7 @@ class OffsetLog:
             self._keep_newest = self._is_trusted = True
             self._log.trust(saved.last_number)
             self._log.rotate()
-            # The newest may turn out unreadable: what came after the one before it is kept.
+            # The newest checkpoint may turn out unreadable, so the log after the previous one is kept.
             self._log.drop_through(self._checkpoint_number)
             self._checkpoint_number = saved.last_number
             self._checkpoint_s = self._clock.monotonic()
@@ -299,7 +298,7 @@ class OffsetLog:
             store_checkpoint(self._fs, self._meta_dir, saved, keep_newest=self._keep_newest)
 
     def keep_reserve(self) -> None:
-        """Reserve some room for the acks of a full disk, if there is any."""
+        """Reserve some disk space for the acks of a full disk, if there is any."""
         self._log.keep_reserve()
 
     def repeated(self) -> None:
@@ -308,11 +307,11 @@ class OffsetLog:
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is anything that no checkpoint has."""
+        """Whether any record is not covered by a checkpoint of this process."""
         return self._log.last_number > self._summed_number or not self._is_trusted
 
     def tend(self) -> None:
-        """Sync and checkpoint as far as they are due. Raises as they do, and then waits a second."""
+        """Sync and checkpoint if they are due. Raise as they do, and do nothing for a second after that."""
         now_s = self._clock.monotonic()
         if now_s < self._again_s:
             return
@@ -338,12 +337,12 @@ class OffsetLog:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the log on disk."""
+        """The size of the log on disk, in bytes."""
         return self._log.byte_count
 
     @property
     def since_checkpoint(self) -> int:
-        """Records after the last checkpoint: what a start would replay, at most twice that."""
+        """The number of records after the last checkpoint. A start replays at most twice as many."""
         return self._log.last_number - self._checkpoint_number
 
     @property
@@ -352,7 +351,7 @@ class OffsetLog:
         return self._log.last_number
 
     def close(self) -> None:
-        """Checkpoint changes and close the file. Raises what the disk raises, and is closed even then."""
+        """Checkpoint changes and close the file. Raise errors of the disk; the log is closed even then."""
         with self._io:
             if self._is_closed:
                 return
@@ -369,11 +368,11 @@ class Dropped:
     """The loss of a segment that not every subscriber had resolved."""
 
     info: SegmentInfo | None
-    """None when nothing is known of it but that it was there."""
+    """The segment's metadata, or None if only its number is known."""
     subscribers: tuple[str, ...]
     """The subscribers that had not resolved it."""
     bundles: int
-    """The most that one of them missed."""
+    """The highest number of bundles that one of them missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,12 +380,12 @@ class RecoveryReport:
     """The segments and bundles that a start found missing or damaged."""
 
     missing: tuple[tuple[int, int], ...] = ()
-    """Segments that a subscriber needs and that are missing: first and last number of each hole."""
+    """The missing segments that a subscriber needs: first and last number of each hole."""
     corrupt: tuple[Dropped, ...] = ()
-    """Segments that a subscriber needs and that were quarantined."""
+    """The quarantined segments that a subscriber needs."""
     expired: tuple[Dropped, ...] = ()
     unlogged: int = 0
-    """Bundles that were accepted and are neither in a segment nor in the log."""
+    """The number of accepted bundles that are neither in a segment nor in the log."""
 
 
 def record_missing(
@@ -395,7 +394,7 @@ def record_missing(
     holes: Iterable[tuple[int, int]],
     quarantined_infos: Mapping[int, SegmentInfo | None],
 ) -> RecoveryReport:
-    """Record the numbers in `holes` as dropped: corrupt if in `quarantined_infos`, else missing.
+    """Record the numbers in `holes` as dropped: corrupt if in `quarantined_infos`, otherwise missing.
 
     The caller holds the lock of the offsets.
     """
@@ -426,7 +425,7 @@ def _record_corrupt(state: OffsetState, log: OffsetLog, seq: int, info: SegmentI
 
 def _record_hole(state: OffsetState, log: OffsetLog, first: int, last: int) -> None:
     for entry in state.subscribers.values():
-        # A hole of any length is one record; the outcomes are for the audit.
+        # A hole of any length is one record. The outcomes are for the audit.
         for seq in range(first, min(last, first + _MISSING_RECORDS_MAX - 1) + 1):
             if entry.progress.resolve_segment(seq):
                 log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
@@ -437,8 +436,8 @@ def _record_hole(state: OffsetState, log: OffsetLog, first: int, last: int) -> N
 def record_unlogged(state: OffsetState, log: OffsetLog, bundles: int) -> None:
     """Record bundles that the write-ahead log lost as dropped for every subscriber.
 
-    They never reached a segment, so a segment number of their own stands for them. The caller holds the lock
-    of the offsets.
+    They never reached a segment, so a new segment number stands for them. The caller holds the lock of the
+    offsets.
     """
     seq = state.highest_seq + 1
     state.skip_through(seq)

@@ -1,13 +1,14 @@
-"""The acknowledgement log: what subscribers said, appended to `ack.log`, read back after a restart.
+"""The files of the acknowledgement log: outcomes are appended to `ack.log` and read back after a restart.
 
-Records wait in memory until `sync` writes and syncs them together. Losing the last ones only delivers again.
+Records wait in memory until `sync` writes and syncs them together. Losing the last ones only causes
+redelivery.
 
-A file is appended to by the process that made it and by no other: a start continues in a new file, so nothing
-is ever written after a torn tail. A write or sync that fails ends its file as well: it is unknown what of
-it is on the disk, and the kernel would say yes to a second sync. All records that no successful sync covered
-are still in memory and go into the next file, under the numbers they have.
+Only the process that created a file appends to it. A start continues in a new file, so nothing is ever
+written after a torn tail. A failed write or sync also ends its file: it is unknown how much of it is on the
+disk, and the kernel would report success for a second sync. Records that no successful sync covered are still
+in memory and go into the next file with the same numbers.
 
-Numbers are dense, so a reader of the log sees what is missing from it and what is in it twice.
+Numbers are dense, so a reader of the log detects missing and repeated records.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileInfo:
-    """A file of the log: its name, its place in the order, its bytes, and the last number it may hold."""
+    """One file of the log, with its place in the order, its size and the highest number it may hold."""
 
     name: str
     generation: int
@@ -62,13 +63,13 @@ class LogFileInfo:
 
 
 def encode_header(generation: int, first_number: int) -> bytes:
-    """Return the 32 bytes at the start of a file: its generation, and the number of its first record."""
+    """Return the 32 bytes at the start of a file with its generation and the number of its first record."""
     head = _HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, generation, first_number)
     return head + _CHECKSUM.pack(xxh3_64_intdigest(head) & 0xFFFFFFFF)
 
 
 def decode_header(data: bytes) -> tuple[int, int] | None:
-    """Return generation and first number, or None when these bytes are no header of this version."""
+    """Return the generation and first number, or None if the bytes are not a header of this version."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, size, generation, first_number = _HEADER.unpack_from(data)
@@ -81,7 +82,7 @@ def decode_header(data: bytes) -> tuple[int, int] | None:
 
 
 def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
-    """Return the files of the log, oldest first; the active one is the last."""
+    """Return the files of the log, oldest first. The active one is the last."""
     found: list[LogFileInfo] = []
     active: int | None = None
     for name, stat in fs.list_files(directory):
@@ -100,25 +101,25 @@ def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
 
 
 def read_log(view: FileView) -> Iterator[Record | None]:
-    """Yield every record in one file, and None in place of one whose checksum is wrong.
+    """Yield every record in one file, or None for one with a wrong checksum.
 
-    A damaged header does not matter to the records, which carry their own checksums and numbers.
+    A damaged header does not affect the records, which have their own checksums and numbers.
     """
     for start in range(HEADER_BYTES, len(view), _CHUNK_BYTES):
         yield from decode_records(view.read(start, min(len(view), start + _CHUNK_BYTES)))
 
 
 class OffsetLogWriter:
-    """The log as one process writes it. Any thread may call any method.
+    """The log as written by one process. Any thread may call any method.
 
-    `synced_number` is the last number that a successful sync covers: what survives a power cut.
+    `synced_number` is the last number that a successful sync covers. Records up to it survive a power cut.
     """
 
     def __init__(self, fs: FileSystem, directory: str, *, files: list[LogFileInfo], next_number: int) -> None:
         self._fs = fs
         self._directory = directory
         self._files = [file for file in files if file.name != _ACTIVE]
-        self._left = next((file for file in files if file.name == _ACTIVE), None)
+        self._previous = next((file for file in files if file.name == _ACTIVE), None)
         self._generation = max((file.generation for file in files), default=0)
         self._next = next_number
         self._synced = 0
@@ -131,7 +132,6 @@ class OffsetLogWriter:
 
     @property
     def last_number(self) -> int:
-        """The number of the last record that was appended."""
         return self._next - 1
 
     @property
@@ -145,17 +145,17 @@ class OffsetLogWriter:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all files of the log."""
-        left = self._left.size if self._left is not None else 0
-        return sum(file.size for file in self._files) + left + self._file_bytes
+        """The size of all files of the log, in bytes."""
+        previous = self._previous.size if self._previous is not None else 0
+        return sum(file.size for file in self._files) + previous + self._file_bytes
 
     @property
     def current_bytes(self) -> int:
-        """Bytes of the file that is written now."""
+        """The size of the active file, in bytes."""
         return self._file_bytes
 
     def trust(self, number: int) -> None:
-        """Count everything up to this number as durable: a checkpoint has it."""
+        """Count everything up to this number as durable, because a checkpoint contains it."""
         self._synced = max(self._synced, number)
 
     def append(
@@ -197,8 +197,8 @@ class OffsetLogWriter:
     def sync(self) -> None:
         """Return when every record appended so far is durable.
 
-        Raises `Closed` after `close`, and what the disk raises. Then the file is abandoned, the records stay
-        in memory, and the next call writes all of them into a new file.
+        Raise `Closed` after `close`, and errors of the disk. After such an error the file is abandoned, the
+        records stay in memory, and the next call writes all of them into a new file.
         """
         with self._io:
             with self._lock:
@@ -210,7 +210,7 @@ class OffsetLogWriter:
             try:
                 self._write(records)
             except StorageFull:
-                # Without an ack nothing can be deleted, so a full disk would stay full.
+                # Nothing can be deleted without an ack, so a full disk would stay full.
                 if not self.spend_reserve():
                     raise
                 self._write(records)
@@ -230,18 +230,18 @@ class OffsetLogWriter:
         self._file_bytes += len(data)
 
     def _give_up(self) -> None:
-        """Abandon this file, to be renamed before the next one is started."""
+        """Abandon this file. It is renamed before the next one is started."""
         file, self._file = self._file, None
-        self._left = LogFileInfo(name=_ACTIVE, generation=self._generation, size=self._file_bytes)
+        self._previous = LogFileInfo(name=_ACTIVE, generation=self._generation, size=self._file_bytes)
         if self._file_bytes <= HEADER_BYTES:
-            self._left = None  # no sync ever covered a record in it: the next file takes its place
+            self._previous = None  # no sync ever covered a record in it, so the next file replaces it
         self._file_bytes = 0
         if file is not None:
             with contextlib.suppress(PenstockError):
                 file.close()
 
     def _start(self, pending: int) -> WritableFile:
-        """Create a new active file, durable with its name and its header."""
+        """Create a new active file. Its name and header are durable on return."""
         self._move_aside()
         generation = self._generation + 1
         staged, path = os.path.join(self._directory, _STAGED), os.path.join(self._directory, _ACTIVE)
@@ -261,26 +261,28 @@ class OffsetLogWriter:
         return file
 
     def _move_aside(self) -> None:
-        """Rename the previously active file to its number, durably, before another file gets its name."""
-        if self._left is None:
+        """Durably rename the previously active file to its number before another file gets its name."""
+        if self._previous is None:
             return
-        name = f"{_ACTIVE}.{self._left.generation}"
+        name = f"{_ACTIVE}.{self._previous.generation}"
         with contextlib.suppress(NotFound):
             self._fs.rename(os.path.join(self._directory, _ACTIVE), os.path.join(self._directory, name))
         self._fs.sync_dir(self._directory)
-        last = max(self._left.last_number, self._synced)
+        last = max(self._previous.last_number, self._synced)
         self._files.append(
-            LogFileInfo(name=name, generation=self._left.generation, size=self._left.size, last_number=last)
+            LogFileInfo(
+                name=name, generation=self._previous.generation, size=self._previous.size, last_number=last
+            )
         )
-        self._left = None
+        self._previous = None
 
     def rotate(self) -> None:
-        """Begin a new file with the next record. Everything must be synced before."""
+        """Start a new file with the next record. Everything must be synced before."""
         with self._io:
             if self._file is None:
                 return
             file, self._file = self._file, None
-            self._left = LogFileInfo(
+            self._previous = LogFileInfo(
                 name=_ACTIVE,
                 generation=self._generation,
                 size=self._file_bytes,
@@ -291,19 +293,19 @@ class OffsetLogWriter:
                 file.close()
 
     def drop_through(self, number: int) -> None:
-        """Remove files that hold nothing after this number. One that cannot be removed is left for later."""
+        """Remove files without records after this number. A file that cannot be removed is left for later."""
         with self._io:
-            gone = [file for file in self._files if file.last_number <= number]
+            obsolete = [file for file in self._files if file.last_number <= number]
             try:
-                for file in gone:
+                for file in obsolete:
                     with contextlib.suppress(NotFound):
                         self._fs.unlink(os.path.join(self._directory, file.name))
                     self._files.remove(file)
             except PenstockError as error:
-                _LOGGER.warning("an old file of the ack log stays for now: %s", error)
+                _LOGGER.warning("cannot remove an old file of the ack log: %s", error)
 
     def keep_reserve(self) -> None:
-        """Reserve some room for the acks of a full disk, if there is any."""
+        """Reserve some disk space for the acks of a full disk, if there is any."""
         with self._io, contextlib.suppress(PenstockError):
             path = os.path.join(self._directory, _RESERVE)
             with contextlib.suppress(NotFound):
@@ -312,7 +314,7 @@ class OffsetLogWriter:
             self._fs.allocate(path, RESERVE_BYTES)
 
     def spend_reserve(self) -> bool:
-        """Release the reserved room; return False when there is none left."""
+        """Release the reserved disk space. Return False if none is left."""
         with self._io:
             try:
                 self._fs.unlink(os.path.join(self._directory, _RESERVE))
@@ -321,7 +323,7 @@ class OffsetLogWriter:
             return True
 
     def close(self) -> None:
-        """Close the file; what was not synced is lost. Nothing is written after this."""
+        """Close the file. Unsynced records are lost, and nothing is written after this."""
         with self._io:
             self._is_closed = True
             file, self._file = self._file, None

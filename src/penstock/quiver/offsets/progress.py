@@ -1,9 +1,9 @@
-"""The progress of one subscriber: which bundles are resolved, and up to where all of them are.
+"""The progress of one subscriber: its high-water mark, and the bundles resolved out of order beyond it.
 
-The high-water mark is a segment number: everything in it and before it is resolved. What was resolved beyond
-the mark, out of order, is in the gaps until the mark gets there. Nothing here ever goes back (I9): a bundle
-that is resolved stays so, and the mark only rises. Segment numbers are kept as ranges, which are few as long
-as the numbers are contiguous.
+The high-water mark is a segment number: everything in it and before it is resolved. Bundles that were
+resolved beyond the mark, out of order, are kept in the gaps until the mark reaches them. Progress never goes
+back (I9): a resolved bundle stays resolved, and the mark only rises. Segment numbers are kept as ranges.
+There are few of them while the numbers are contiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import InvalidInput
 from penstock.quiver.model import BundleRef
 
 BUNDLES_MAX: Final = 10_000_000
-"""A segment holds no more bundles, so no bitmap is larger."""
+"""The maximum number of bundles in a segment, which also limits the size of a bitmap."""
 
 
 class Ranges:
@@ -38,17 +38,17 @@ class Ranges:
         return iter(list(zip(self._firsts, self._lasts, strict=True)))
 
     def __len__(self) -> int:
-        """Return how many ranges there are, not how many numbers."""
+        """Return the number of ranges, not of numbers."""
         return len(self._firsts)
 
     def count(self) -> int:
-        """Return how many numbers there are."""
+        """Return how many numbers the set contains."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Add `first` to `last`, or `first` alone."""
+        """Add the range from `first` to `last`, or only `first`."""
         last = first if last is None else last
-        # Ranges that touch become one: those that end just before `first` and begin just after `last`.
+        # Merge adjacent ranges: those that end just before `first` and begin just after `last`.
         low = bisect.bisect_left(self._lasts, first - 1)
         high = bisect.bisect_right(self._firsts, last + 1)
         if low < high:
@@ -64,7 +64,7 @@ class Ranges:
             self._firsts[0] = number + 1
 
     def discard(self, number: int) -> None:
-        """Remove this one number."""
+        """Remove one number."""
         place = bisect.bisect_right(self._firsts, number) - 1
         if place < 0 or number > self._lasts[place]:
             return
@@ -74,12 +74,12 @@ class Ranges:
         self._lasts[place : place + 1] = [high for _, high in rest]
 
     def next_outside(self, number: int) -> int:
-        """Return the lowest number from `number` on that is not in the set."""
+        """Return the lowest number that is not in the set, from `number` upwards."""
         place = bisect.bisect_right(self._firsts, number) - 1
         return self._lasts[place] + 1 if place >= 0 and number <= self._lasts[place] else number
 
     def last_outside(self, number: int) -> int:
-        """Return the highest number up to `number` that is not in the set."""
+        """Return the highest number that is not in the set, from `number` downwards."""
         place = bisect.bisect_right(self._firsts, number) - 1
         return self._firsts[place] - 1 if place >= 0 and number <= self._lasts[place] else number
 
@@ -95,7 +95,7 @@ class Ranges:
 
 
 class Bitmap:
-    """The resolved bundles of one segment. Setting a bit costs the same however many there are."""
+    """The resolved bundles of one segment. The cost of setting a bit does not depend on their number."""
 
     __slots__ = ("_bits", "count")
 
@@ -108,9 +108,9 @@ class Bitmap:
         return place < len(self._bits) and bool(self._bits[place] >> (bundle & 7) & 1)
 
     def add(self, bundle: int) -> bool:
-        """Set a bit. Return False when it was set before. Raises `InvalidInput` above `BUNDLES_MAX`."""
+        """Set a bit. Return False if it was already set. Raise `InvalidInput` above `BUNDLES_MAX`."""
         if not 0 <= bundle < BUNDLES_MAX:
-            raise InvalidInput(f"bundle {bundle} is none: a segment has at most {BUNDLES_MAX}")
+            raise InvalidInput(f"bundle {bundle} does not exist: a segment has at most {BUNDLES_MAX}")
         if bundle in self:
             return False
         place = bundle >> 3
@@ -121,7 +121,7 @@ class Bitmap:
         return True
 
     def next_clear(self, start: int, end: int) -> int | None:
-        """Return the first bundle from `start` on and before `end` that is not set."""
+        """Return the first clear bundle in the range from `start` to before `end`."""
         bundle = start
         while bundle < end:
             place = bundle >> 3
@@ -137,8 +137,8 @@ class Bitmap:
 class Progress:
     """One subscriber's high-water mark and gaps.
 
-    The existing segments are passed in as ascending numbers: a number that is not among them is absent for
-    good, because segments are added in ascending order.
+    The caller passes the existing segments as ascending numbers. A number that is not among them stays
+    absent, because segments are added in ascending order.
     """
 
     __slots__ = ("_complete", "_gaps", "_hwm")
@@ -161,12 +161,12 @@ class Progress:
 
     @property
     def gaps(self) -> dict[int, Bitmap]:
-        """Segments beyond the mark of which some bundles are resolved."""
+        """The partly resolved segments beyond the mark."""
         return self._gaps
 
     @property
     def complete(self) -> Ranges:
-        """Segments beyond the mark that are resolved as a whole."""
+        """The fully resolved segments beyond the mark."""
         return self._complete
 
     def is_complete(self, seq: int) -> bool:
@@ -179,21 +179,21 @@ class Progress:
         return gap is not None and ref.bundle in gap
 
     def resolved_in(self, seq: int) -> int:
-        """Return how many bundles of an incomplete segment are resolved."""
+        """Return the number of resolved bundles in an incomplete segment."""
         gap = self._gaps.get(seq)
         return gap.count if gap is not None else 0
 
     def next_pending(self, seq: int, start: int, bundle_count: int) -> int | None:
-        """Return the first bundle from `start` on in this segment that is not resolved."""
+        """Return the first unresolved bundle of this segment from `start` on."""
         if self.is_complete(seq) or start >= bundle_count:
             return None
         gap = self._gaps.get(seq)
         return start if gap is None else gap.next_clear(start, bundle_count)
 
     def resolve(self, ref: BundleRef, bundle_count: int | None) -> bool:
-        """Resolve a bundle. Return False when it was resolved before.
+        """Resolve a bundle. Return False if it was already resolved.
 
-        Without a `bundle_count` it is unknown whether the segment is complete: `settle` decides later.
+        Without a `bundle_count` it is unknown whether the segment is complete. `settle` decides this later.
         """
         if self.is_resolved(ref):
             return False
@@ -206,7 +206,7 @@ class Progress:
         return True
 
     def resolve_segment(self, seq: int) -> bool:
-        """Resolve a whole segment. Return False when it was resolved before."""
+        """Resolve a whole segment. Return False if it was already resolved."""
         if self.is_complete(seq):
             return False
         self._gaps.pop(seq, None)
@@ -214,7 +214,7 @@ class Progress:
         return True
 
     def settle(self, seq: int, bundle_count: int) -> bool:
-        """Make a segment complete if all of its bundles are, and return whether it is so now."""
+        """Mark a segment complete if all of its bundles are resolved, and return whether it is complete."""
         if self.is_complete(seq):
             return True
         if self.resolved_in(seq) < bundle_count:
@@ -222,18 +222,18 @@ class Progress:
         return self.resolve_segment(seq)
 
     def raise_to(self, hwm: int) -> None:
-        """Raise the mark to a recorded one; a lower one changes nothing."""
+        """Raise the mark to `hwm`. A lower value changes nothing."""
         if hwm > self._hwm:
             self._move(hwm)
 
     def advance(self, known: Sequence[int], highest: int) -> bool:
-        """Raise the mark over what is complete or absent, and return whether it rose.
+        """Raise the mark past complete and absent segments, and return whether it rose.
 
-        `known` are the existing segments, ascending; `highest` is the highest number that was ever assigned.
+        `known` are the existing segments, ascending. `highest` is the highest number ever assigned.
         """
         place = bisect.bisect_right(known, self._hwm)
         while place < len(known) and known[place] in self._complete:
-            # Skip to the first segment after the range: a long run of complete ones costs one step.
+            # Skip to the first segment after the range, so that a long run of complete ones costs one step.
             place = bisect.bisect_left(known, self._complete.next_outside(known[place]), place)
         mark = known[place] - 1 if place < len(known) else highest
         if mark <= self._hwm:

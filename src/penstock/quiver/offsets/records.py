@@ -1,12 +1,11 @@
-"""The records of the acknowledgement log, 40 bytes each, and what the log may say.
+"""The records of the acknowledgement log, 40 bytes each.
 
     u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
-             | u64 number
+      | u64 number
     u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
-The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified independently
-and a reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field
-means.
+The checksum is the low half of XXH3-64 over the 36 bytes after it. Each record is verified independently, so
+a reader finds the next valid record after a damaged one. `docs/formats/quiver-acks.md` describes every field.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 RECORD_BYTES: Final = 40
 WHOLE_SEGMENT: Final = 0xFFFFFFFF
-"""In the place of a bundle: every bundle of the segment."""
+"""The bundle value that stands for every bundle of the segment."""
 
 _RECORD: Final = struct.Struct("<BBHQIIqQ")
 _NAME: Final = struct.Struct("<BBH24sQ")
@@ -41,13 +40,15 @@ class RecordKind(enum.IntEnum):
     NAME = 4
     STATE = 5
     LOGGED = 6
-    """The write-ahead log is durable up to the position in `segment_seq`; its last bundle's number is in
-    `attempt` (high half) and `bundle` (low half), and the last segment that was written in `ts_ns`.
+    """The durable end of the write-ahead log.
+
+    `segment_seq` holds the position. `attempt` (high half) and `bundle` (low half) hold the number of the
+    last bundle. `ts_ns` holds the number of the last segment that was written.
     """
 
 
 class Outcome(enum.IntEnum):
-    """The outcome of a bundle for one subscriber. An audit can distinguish delivered from lost."""
+    """The outcome of a bundle for one subscriber. An audit can distinguish delivered from lost bundles."""
 
     ACK = 0
     NACK = 1
@@ -57,12 +58,12 @@ class Outcome(enum.IntEnum):
 
     @property
     def resolves(self) -> bool:
-        """Whether the bundle is resolved; after a nack it is delivered again."""
+        """Whether the outcome resolves the bundle. After a nack it is delivered again."""
         return self is not Outcome.NACK
 
 
 class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Any record but a part of a name. `outcome` is a state for kinds 1 and 5, a reason for kind 3."""
+    """Any record except a name part. `outcome` holds a state for kinds 1 and 5, and a reason for kind 3."""
 
     kind: int
     outcome: int = 0
@@ -75,7 +76,7 @@ class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to 24 bytes of the name of the subscriber that the definition before it made known."""
+    """Up to 24 bytes of a subscriber's name. The subscriber is defined by the record before it."""
 
     subscriber: int
     part: int
@@ -105,9 +106,10 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> Record | None:
-    """Decode a record of 40 bytes; None if they are damaged.
+    """Decode a record of 40 bytes. Return None if they are damaged.
 
-    Numbers that no directory reaches are damage that has a checksum: the next number has to fit, too.
+    Numbers that no directory can reach count as damage despite a valid checksum, because the next number must
+    fit too.
     """
     body = data[_CHECKSUM.size : RECORD_BYTES]
     if len(data) < RECORD_BYTES or _CHECKSUM.unpack_from(data)[0] != xxh3_64_intdigest(body) & _LOW:
@@ -135,7 +137,7 @@ def decode_record(data: bytes | memoryview) -> Record | None:
 
 
 def decode_records(data: bytes | memoryview) -> Iterator[Record | None]:
-    """Yield each record in turn, or None where none can be decoded. The last one may be cut off."""
+    """Yield each record in turn, or None for one that cannot be decoded. The last one may be truncated."""
     view = memoryview(data)
     for start in range(0, len(view), RECORD_BYTES):
         yield decode_record(view[start : start + RECORD_BYTES])

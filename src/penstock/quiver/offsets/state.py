@@ -1,9 +1,9 @@
-"""The state that all acknowledgements add up to: subscribers, segments, and which have resolved which.
+"""The state that results from all acknowledgements: subscribers, segments, and what each has resolved.
 
-    registered ──► active ◄──► inactive          orphaned: known, but not in the configuration any more
+    registered ──► active ◄──► inactive          orphaned: known, but no longer in the configuration
 
-Every state keeps the data that the subscriber has not resolved. Only `unregister` releases it. All of this is
-pure, without I/O.
+A subscriber in any state keeps the data that it has not resolved. Only `unregister` releases it. This module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.quiver.offsets.progress import BUNDLES_MAX, Bitmap, Progress, Rang
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, NamePart, OffsetRecord, Outcome, Record, RecordKind
 
 SUBSCRIBERS_MAX: Final = 65_536
-"""A subscriber's index is stored in two bytes."""
+"""The maximum number of subscribers, because an index has two bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _RESERVED: Final = frozenset(
@@ -41,28 +41,28 @@ class SubscriberState(enum.IntEnum):
 
 
 def check_name(name: str) -> str:
-    """Return the name. Raises `InvalidInput` when it is no valid subscriber name."""
+    """Return the name. Raise `InvalidInput` if it is not a valid subscriber name."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidInput(
             f"{str(name)[:80]!r} is not a subscriber name: up to 64 letters, digits, '_' and '-'"
         )
     if name.lower() in _RESERVED:
-        raise InvalidInput(f"{name!r} is not a subscriber name: Windows keeps it for a device")
+        raise InvalidInput(f"{name!r} is not a subscriber name: Windows reserves it for a device")
     return name
 
 
 @dataclass(slots=True, eq=False)
 class SubscriberEntry:
-    """A subscriber as the store keeps it."""
+    """The stored form of a subscriber."""
 
     index: int
     name: str
     state: SubscriberState
     progress: Progress
     counters: list[int] = field(default_factory=lambda: [0] * len(Outcome))
-    """Bundles by outcome."""
+    """The number of bundles by outcome."""
     orphaned_ns: int = 0
-    """The time since which it is orphaned, or 0."""
+    """When the subscriber was orphaned, or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class Subscriber:
     name: str
     state: SubscriberState
     hwm: int
-    """Everything in this segment and before it is resolved."""
+    """The segment up to which everything is resolved."""
     pending_segments: int
     gap_segments: int
-    """Segments beyond the mark of which something is resolved."""
+    """The number of segments beyond the mark that are partly or fully resolved."""
     acked: int
     nacked: int
     dropped: int
@@ -84,11 +84,11 @@ class Subscriber:
     in_flight: int = 0
     deferred: int = 0
     oldest_pending_ns: int | None = None
-    """When the oldest data that it has not resolved came in."""
+    """When its oldest unresolved data was ingested."""
 
 
 class Gone(enum.IntEnum):
-    """Why there is no segment of a number; `outcome` of a record of kind 3."""
+    """Why a segment number has no segment; stored as `outcome` of a record of kind 3."""
 
     DELETED = 0
     NEVER_WRITTEN = 1
@@ -98,7 +98,7 @@ class Gone(enum.IntEnum):
 
 @dataclass(slots=True)
 class _Definition:
-    """A subscriber whose name has not been read to its end."""
+    """A subscriber whose name is not completely read yet."""
 
     record: OffsetRecord
     name: bytes = b""
@@ -108,7 +108,7 @@ class OffsetState:
     """The state of all subscribers of one core.
 
     `known` are the numbers of the existing segments, ascending. Segments are added in ascending order, so a
-    lower number that is missing never comes.
+    missing lower number never appears later.
     """
 
     def __init__(self) -> None:
@@ -117,14 +117,14 @@ class OffsetState:
         self.infos: dict[int, SegmentInfo] = {}
         self.absent = Ranges()
         self.tombstoned: dict[int, int] = {}
-        """Segments to be removed, by number; the record that says so."""
+        """Segments to be removed, with the number of the record of their deletion."""
         self.highest_seq = 0
         self.next_wal_seq = 0
         self.logged_end = self.logged_seq = 0
-        """Up to which position, and which bundle, the write-ahead log is known to have been durable."""
+        """The position and the bundle number up to which the write-ahead log was durable."""
         self.abandoned_through = 0
         self.unknown_subscribers = 0
-        """Outcomes in the log of subscribers that are not defined in it: their definition was lost."""
+        """Outcomes in the log for subscribers whose definition was lost."""
         self._by_index: dict[int, SubscriberEntry] = {}
         self._highest_index = -1
         self._definition: _Definition | None = None
@@ -160,7 +160,7 @@ class OffsetState:
     def save(
         self, *, generation: int, last_number: int, next_segment_seq: int, next_wal_seq: int
     ) -> CheckpointState:
-        """Return everything that a start needs."""
+        """Return the state that a checkpoint stores."""
         return CheckpointState(
             generation=generation,
             last_number=last_number,
@@ -177,7 +177,7 @@ class OffsetState:
     # ---- replay --------------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """Apply one record of the log. Any record may come twice."""
+        """Apply one record of the log. Records may be repeated."""
         if isinstance(record, NamePart):
             self._apply_name(record)
             return
@@ -225,7 +225,7 @@ class OffsetState:
         if defined is None:
             return
         record = defined.record
-        # A piece between them may be lost. The pieces of a name follow their definition without a gap.
+        # A piece in between may be lost. The pieces of a name directly follow their definition.
         if (part.subscriber, part.number) != (record.subscriber, record.number + 1 + part.part):
             self._definition = None
             return
@@ -239,7 +239,7 @@ class OffsetState:
                 hwm=record.segment_seq,
             )
             if entry.state is SubscriberState.ORPHANED and not entry.orphaned_ns:
-                # No other record has the time: use that of the first definition.
+                # No other record has the time, so use that of the first definition.
                 entry.orphaned_ns = record.ts_ns
 
     def _apply_deleted(self, record: OffsetRecord) -> None:
@@ -250,7 +250,7 @@ class OffsetState:
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def free_index(self) -> int:
-        """Return an index for a new subscriber: one never used as long as there are any."""
+        """Return an index for a new subscriber. Reuse an index only when every index was used before."""
         if self._highest_index + 1 < SUBSCRIBERS_MAX:
             return self._highest_index + 1
         index = next((index for index in range(SUBSCRIBERS_MAX) if index not in self._by_index), None)
@@ -259,7 +259,7 @@ class OffsetState:
         return index
 
     def define(self, name: str, index: int, state: SubscriberState, *, hwm: int) -> SubscriberEntry:
-        """Define a subscriber as the log says; a known one keeps what it has."""
+        """Define a subscriber as recorded in the log. A known subscriber keeps its progress."""
         entry = self.subscribers.get(name)
         if entry is not None and entry.index == index:
             entry.state = state
@@ -277,7 +277,7 @@ class OffsetState:
         self._highest_index = max(self._highest_index, entry.index)
 
     def leave(self, entry: SubscriberEntry) -> int:
-        """Remove a subscriber. Return up to which segment no subscriber is left to need one, or 0."""
+        """Remove a subscriber. Return the segment up to which no subscriber is left to need data, or 0."""
         last_one = len(self.subscribers) == 1
         through = self.highest_seq if last_one else 0
         self._leave(entry, through)
@@ -290,18 +290,16 @@ class OffsetState:
         self.abandoned_through = max(self.abandoned_through, abandoned_through)
 
     def earliest_hwm(self) -> int:
-        """Return the mark of a subscriber that wants all existing data."""
+        """Return the mark of a subscriber that receives all existing data."""
         return self.known[0] - 1 if self.known else self.highest_seq
 
     # ---- segments ------------------------------------------------------------------------------------
 
     def take_in(self, infos: Iterable[SegmentInfo], lost: Collection[int] = ()) -> list[tuple[int, int]]:
-        """Set the segments that a start found.
+        """Set the segments that a start found. Return the missing ranges that a subscriber needs.
 
-        Return the ranges that a subscriber needs and that are missing.
-
-        Segments that were being deleted do not count: their files may go. `lost` are numbers of segments that
-        existed, whether or not the log mentions them.
+        Segments that were being deleted do not count, because their files may be removed. `lost` are numbers
+        of segments that existed, whether or not the log mentions them.
         """
         found = {info.seq: info for info in infos}
         self.tombstoned = {seq: number for seq, number in self.tombstoned.items() if seq in found}
@@ -318,11 +316,11 @@ class OffsetState:
         return missing
 
     def _missing(self) -> list[tuple[int, int]]:
-        """Return the numbers above the lowest mark without a segment and without a reason, hole by hole."""
+        """Return the numbers above the lowest mark that have no segment and no recorded reason, as ranges."""
         if not self.subscribers and not self.known:
             return []
         holes: list[tuple[int, int]] = []
-        # Without a subscriber, nothing below the first segment is kept in `absent`: holes there are unknown.
+        # Without a subscriber, `absent` keeps nothing below the first segment, so holes there are unknown.
         before = min(self.marks()) if self.subscribers else max(self.known[0], self.abandoned_through)
         for seq in [seq for seq in self.known if seq > before] + [self.highest_seq + 1]:
             for first, last in self.absent.missing(before + 1, seq - 1):
@@ -331,18 +329,18 @@ class OffsetState:
         return holes
 
     def _waited_for(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the parts of a hole that a subscriber has not resolved; all of it without subscribers."""
+        """Return the parts of a hole that a subscriber has not resolved, or all of it without subscribers."""
         if not self.subscribers:
             return [(first, last)]
-        waited = Ranges()
+        needed = Ranges()
         for entry in self.subscribers.values():
             start = max(first, entry.progress.hwm + 1)
             for span in entry.progress.complete.missing(start, last) if start <= last else ():
-                waited.add(*span)
-        return list(waited)
+                needed.add(*span)
+        return list(needed)
 
     def is_awaited(self, seq: int, bundle_count: int) -> bool:
-        """Whether a subscriber, or a future first one, needs this segment, which may be missing."""
+        """Return whether a subscriber, or a future first one, needs this segment, which may be missing."""
         if seq in self.absent or seq in self.tombstoned:
             return False
         if not self.subscribers:
@@ -355,10 +353,12 @@ class OffsetState:
     def add(self, info: SegmentInfo) -> tuple[int, int] | None:
         """Add a new segment. Return the numbers between it and the previous one, which never existed.
 
-        Raises `InvalidInput` unless its number is higher than all before: marks may have passed it.
+        Raise `InvalidInput` unless its number is higher than all before: marks may have passed it.
         """
         if info.seq <= self.highest_seq:
-            raise InvalidInput(f"segment {info.seq} comes too late: {self.highest_seq} was there before it")
+            raise InvalidInput(
+                f"segment {info.seq} comes too late: segment {self.highest_seq} was added before it"
+            )
         skipped = (self.highest_seq + 1, info.seq - 1)
         self.highest_seq = info.seq
         self.known.append(info.seq)
@@ -382,13 +382,13 @@ class OffsetState:
         return sum(not entry.progress.is_complete(seq) for entry in self.subscribers.values())
 
     def is_finished(self, seq: int) -> bool:
-        """Whether no subscriber needs the segment: all have resolved it, and there is or was one."""
+        """Return whether no subscriber needs the segment: all have resolved it, and there is or was one."""
         if seq not in self.infos or (not self.subscribers and seq > self.abandoned_through):
             return False
         return not self.outstanding(seq)
 
     def mark_deleted(self, seq: int, number: int) -> None:
-        """Record that the segment will be removed; it counts as absent now."""
+        """Record that the segment will be removed. It counts as absent from now on."""
         del self.infos[seq]
         del self.known[bisect.bisect_left(self.known, seq)]
         self.absent.add(seq)
@@ -398,29 +398,29 @@ class OffsetState:
         self.trim()
 
     def advance(self, entry: SubscriberEntry) -> bool:
-        """Raise a subscriber's mark over all it can pass. Return whether it rose."""
+        """Raise a subscriber's mark as far as possible. Return whether it rose."""
         if not entry.progress.advance(self.known, self.highest_seq):
             return False
         self.trim()
         return True
 
     def trim(self) -> None:
-        """Forget absent numbers that no mark has to pass any more."""
+        """Forget absent numbers that every mark has passed."""
         lowest = self.known[0] - 1 if self.known else self.highest_seq
         self.absent.discard_through(min(lowest, *self.marks(), self.highest_seq))
 
     @property
     def next_segment_seq(self) -> int:
-        """The lowest number for the next segment: files, log, marks and checkpoint never had it."""
+        """The lowest number for the next segment. No file, log, mark or checkpoint ever used it."""
         return max(self.highest_seq, *self.marks(), 0) + 1
 
     @property
     def logged(self) -> tuple[int, int]:
-        """The position and the bundle up to which the write-ahead log is known to have been durable."""
+        """The position and the bundle number up to which the write-ahead log was durable."""
         return self.logged_end, self.logged_seq
 
     def entry(self, name: str) -> SubscriberEntry:
-        """Return a subscriber's entry. Raises `UnknownSubscriber`."""
+        """Return a subscriber's entry. Raise `UnknownSubscriber`."""
         entry = self.subscribers.get(name)
         if entry is None:
             known = ", ".join(sorted(self.subscribers)) or "none"

@@ -1,10 +1,10 @@
-"""Consumer offsets of one core: what each subscriber has resolved, and which segments no one needs any more.
+"""Consumer offsets of one core: what each subscriber has resolved, and which segments are no longer needed.
 
-What becomes durable when:
+Two things become durable:
 
-- an outcome, with the next `sync`; until then a crash only delivers again;
+- an outcome, with the next `sync`; a crash before that only causes redelivery;
 - a deletion: `mark_deleted` records it, `sync` makes the record and every outcome before it durable, and only
-  then does `removable` name the segment. No other file may be removed.
+  then does `removable` return the segment. No other file may be removed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _LOGGER = logging.getLogger(__name__)
 class SubscriptionStore:
     """Consumer offsets of all subscribers of one core, in `ack/` and `meta/`. Safe to use from any thread.
 
-    Opening one reads what is there and writes nothing; call `reconcile` next. Damage is listed in `damage`
-    and never stops a start: outcomes that are lost are delivered again.
+    The constructor only reads the log; call `reconcile` next. Damage is listed in `damage` and never prevents
+    a start: lost outcomes are delivered again.
 
-    Hold `lock` to read `state`, which `apply` and the methods here change; the lock is never held during a
-    call to the disk.
+    Hold `lock` to read `state`, which `apply` and the methods here change. The lock is never held during disk
+    I/O.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SubscriptionStore:
             fs.make_dirs(os.path.join(core_dir, directory))
         replayed = replay(fs, core_dir)
         self.damage = replayed.damage
-        """Descriptions of what could not be read."""
+        """Descriptions of everything that could not be read."""
         self.replayed_records = replayed.records
         self.lock = threading.RLock()
         self.state: OffsetState = replayed.state
@@ -86,13 +86,13 @@ class SubscriptionStore:
         self._clock = clock
         self._held_until_s = clock.monotonic()
         if self.state.unknown_subscribers:
-            # A subscriber whose definition was lost may register again: delete nothing before that.
+            # A subscriber whose definition was lost may register again, so nothing is deleted before that.
             self._held_until_s += _HELD_S
         self._finished: set[int] = set()
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, under the lock, whenever there may be new data to deliver; it must not wait."""
+        """Call `callback` under the lock whenever there may be new data to deliver. It must not block."""
         self._listeners.append(callback)
 
     def _notify(self) -> None:
@@ -110,17 +110,18 @@ class SubscriptionStore:
         quarantined: Mapping[int, SegmentInfo | None] | None = None,
         unlogged: int = 0,
     ) -> RecoveryReport:
-        """Compare with the segments that are there. Call it once, before anything else.
+        """Compare the state with the segments on disk. Call it once, before any other method.
 
-        Segments that a subscriber waited for are recorded as dropped if they are missing or were
-        `quarantined`, and as expired if they came in before `expired_before_ns`. `highest_seq` is the highest
-        number among files of any kind. `unlogged` bundles were accepted and are nowhere.
+        Segments that a subscriber needs are recorded as dropped if they are missing or were `quarantined`,
+        and as expired if they were ingested before `expired_before_ns`. `highest_seq` is the highest number
+        among files of any kind. `unlogged` is the number of accepted bundles that are neither in a segment
+        nor in the log.
         """
         quarantined_infos = quarantined if quarantined is not None else {}
         with self.lock:
             holes = self.state.take_in(infos, quarantined_infos)
             if highest_seq > self.state.highest_seq:
-                # Numbers of files that never counted, or do not any more: no mark has to wait for them.
+                # These files never counted, or no longer count, so no mark has to wait for their numbers.
                 self.log.append_gone(self.state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
                 self.state.skip_through(highest_seq)
             lost = record_missing(self.state, self.log, holes, quarantined_infos)
@@ -143,7 +144,7 @@ class SubscriptionStore:
         self._finished = {seq for seq in self.state.known if self.state.is_finished(seq)}
 
     def _confirm(self) -> None:
-        """Write what was replayed to a checkpoint of this process. If that fails, `tend` tries again."""
+        """Write the replayed state to a checkpoint of this process. If that fails, `tend` tries again."""
         if self.log.has_changes:
             try:
                 self.log.checkpoint()
@@ -153,7 +154,7 @@ class SubscriptionStore:
     def add_segment(self, info: SegmentInfo) -> None:
         """Add a committed segment that every subscriber has to consume.
 
-        Raises `InvalidInput` unless its number is higher than all before.
+        Raise `InvalidInput` unless its number is higher than all before.
         """
         with self.lock:
             skipped = self.state.add(info)
@@ -169,18 +170,19 @@ class SubscriptionStore:
             self.state.tombstoned.pop(seq, None)
 
     def infos(self) -> list[SegmentInfo]:
-        """Return the segments that are there, oldest first, without those marked deleted."""
+        """Return the existing segments, oldest first, without those marked deleted."""
         with self.lock:
             return [self.state.infos[seq] for seq in self.state.known]
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """Register a subscriber, durably. A registered one continues where it was, whatever `start` says.
+        """Register a subscriber durably. A registered one keeps its position, regardless of `start`.
 
-        A new one begins with the earliest segment there is, with those that come from now on ("latest"), or
-        with a number. Raises `InvalidInput` for a wrong name or start, and what the disk raises; then the
-        subscriber is registered, and durable with the next sync that succeeds.
+        A new one starts at the earliest existing segment ("earliest"), after the existing segments
+        ("latest"), or at a segment number. Raise `InvalidInput` for a wrong name or start, and errors of the
+        disk. After a disk error the subscriber is registered, and becomes durable with the next successful
+        sync.
         """
         check_name(name)
         with self.lock:
@@ -210,32 +212,32 @@ class SubscriptionStore:
         )
 
     def activate(self, name: str) -> None:
-        """Let a subscriber receive bundles."""
+        """Start delivering bundles to a subscriber."""
         with self.lock:
             self._set_state(self.state.entry(name), SubscriberState.ACTIVE)
             self._notify()
 
     def deactivate(self, name: str) -> None:
-        """Deliver nothing to a subscriber until it is activated again. Its data stays."""
+        """Stop delivering bundles to a subscriber until it is activated again. Its data stays."""
         with self.lock:
             self._set_state(self.state.entry(name), SubscriberState.INACTIVE)
 
     def confirm_leave(self, name: str) -> None:
-        """Make a `leave` durable, and remove the external ack that would bring the subscriber back."""
+        """Make a `leave` durable, and remove the external ack that would register the subscriber again."""
         remove_external_ack(self._fs, self._core_dir, name)
         self.sync()
 
     def leave(self, name: str) -> Subscriber:
-        """Remove a subscriber; durable after `confirm_leave`. Return its last state."""
+        """Remove a subscriber and return its last state. Durable after `confirm_leave`."""
         with self.lock:
             entry = self.state.entry(name)
-            gone = view_of(self.state, entry)
+            removed = view_of(self.state, entry)
             through = self.state.leave(entry)
             self.log.append_unregister(entry, through)
             self._look_for_finished()
             self.state.trim()
             self._notify()
-            return gone
+            return removed
 
     def orphans(self, configured: Iterable[str]) -> list[str]:
         """Mark every subscriber that is not in `configured` as orphaned and return their names."""
@@ -268,7 +270,7 @@ class SubscriptionStore:
             return sorted(self.state.subscribers)
 
     def subscriber(self, name: str) -> Subscriber:
-        """Return a subscriber as it is now. Raises `UnknownSubscriber`."""
+        """Return a snapshot of a subscriber. Raise `UnknownSubscriber`."""
         with self.lock:
             return view_of(self.state, self.state.entry(name))
 
@@ -277,8 +279,8 @@ class SubscriptionStore:
     def resolve(self, name: str, what: BundleRef | int, outcome: Outcome, *, attempt: int = 0) -> bool:
         """Record the outcome of a bundle, or of a whole segment, for one subscriber.
 
-        Return False when there is nothing to record: it was resolved before, or there is no such bundle.
-        Durable with the next `sync`.
+        Return False if there is nothing to record: it was already resolved, or there is no such bundle. The
+        record becomes durable with the next `sync`.
         """
         with self.lock:
             entry = self.state.entry(name)
@@ -297,7 +299,7 @@ class SubscriptionStore:
     def _resolve_segment(
         self, entry: SubscriberEntry, seq: int, outcome: Outcome, attempt: int
     ) -> int | None:
-        """Return how many bundles that resolved, or None when there was nothing to record."""
+        """Return the number of bundles that this resolved, or None if there was nothing to record."""
         info = self.state.infos.get(seq)
         if info is None or entry.progress.is_complete(seq):
             return None
@@ -305,7 +307,7 @@ class SubscriptionStore:
         if outcome.resolves:
             entry.progress.resolve_segment(seq)
         entry.counters[outcome] += bundles if outcome.resolves else 1
-        # For a whole segment the place of the attempt says how many bundles the outcome was for.
+        # For a whole segment, the attempt field holds the number of bundles that the outcome applies to.
         count = bundles if outcome.resolves else attempt
         self.log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, count)
         self._note_complete(entry, seq)
@@ -318,9 +320,9 @@ class SubscriptionStore:
             self.state.advance(entry)
 
     def drop(self, seq: int, outcome: Outcome) -> Dropped:
-        """Give up a segment for all that have not resolved it; it is removable after the next sync.
+        """Drop a segment for all subscribers that have not resolved it. It is removable after the next sync.
 
-        Raises `InvalidInput` when there is no such segment.
+        Raise `InvalidInput` if there is no such segment.
         """
         with self.lock:
             info = self.state.infos.get(seq)
@@ -343,10 +345,9 @@ class SubscriptionStore:
             return sorted(self._finished)
 
     def mark_deleted(self, seqs: Iterable[int]) -> list[int]:
-        """Mark these segments as deleted and return those that were: removable after the next sync.
+        """Mark segments as deleted and return those that were marked. They are removable after the next sync.
 
-        A segment that is needed after all is left out, for example by a subscriber that registered
-        meanwhile.
+        Leave out a segment that is needed after all, for example by a subscriber that registered meanwhile.
         """
         with self.lock:
             if self._clock.monotonic() < self._held_until_s:
@@ -369,14 +370,14 @@ class SubscriptionStore:
     # ---- the disk ------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Return when every outcome so far is durable. Raises what the disk raises; nothing is forgotten."""
+        """Return when every outcome so far is durable. Raise errors of the disk; nothing is lost then."""
         self.log.sync()
 
     def checkpoint(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
-        """Write a checkpoint, durably, so that a start need not read the log before it.
+        """Write a checkpoint durably, so that a start need not read the log before it.
 
-        The two numbers are the next that will be assigned; a lower one than before changes nothing. Raises
-        what the disk raises; then the previous checkpoint and all of the log stay valid.
+        The two numbers are the next that will be assigned; a lower one than before changes nothing. Raise
+        errors of the disk; then the previous checkpoint and the whole log stay valid.
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self.log.checkpoint()
@@ -384,10 +385,10 @@ class SubscriptionStore:
     def tend(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
     ) -> None:
-        """Sync and checkpoint as far as they are due. Call it periodically. Raises as they do.
+        """Sync and checkpoint if they are due. Call it periodically. Raise as they do.
 
-        `logged` is how far the write-ahead log is durable. It is recorded with the last segment that was
-        written, so that a start notices when either is missing.
+        `logged` is the durable end of the write-ahead log. It is recorded together with the last written
+        segment, so that a start notices if either is missing.
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
@@ -396,7 +397,7 @@ class SubscriptionStore:
     def close(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
     ) -> None:
-        """Checkpoint changes and close the file. Raises what the disk raises, and is closed even then."""
+        """Checkpoint changes and close the file. Raise errors of the disk; the store is closed even then."""
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
         self.log.close()
@@ -423,7 +424,7 @@ class SubscriptionStore:
             )
 
     def _repeat_definitions(self) -> None:
-        """Repeat all names and marks in each new file: without a checkpoint only the log has them."""
+        """Repeat all names and marks in each new file, because without a checkpoint only the log has them."""
         with self.lock:
             for entry in self.state.subscribers.values():
                 self.log.append_definition(entry)

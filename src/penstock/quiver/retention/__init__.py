@@ -1,4 +1,4 @@
-"""Deleting segments: what may go, and in which order."""
+"""Deleting segments: which may be deleted, and in which order."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""Deleting segments: the rules, and the one safe order of doing it.
+"""Deleting segments: the retention rules and the safe order of a deletion.
 
-The rules decide only and touch no disk. In this order:
+The rules only decide; they do not touch the disk. They apply in this order:
 
 1. Steady state: segments that every subscriber has processed are deleted, oldest first, except for the
-   headroom. Nothing is lost.
-2. Age: segments that arrived too long ago are deleted, processed or not: an explicit limit of the operator,
-   under any policy.
+   headroom. No data is lost.
+2. Age: segments older than the configured limit are deleted, processed or not, under any policy.
 3. Size: over the cap the headroom is deleted too. After that `backpressure` delays writers and keeps every
    segment, and `drop_oldest` drops the oldest segment without a claimed bundle.
 
-The order of a deletion is: record it, sync the record, remove the file.
+A deletion is recorded, the record is synced, and then the file is removed:
 
     decide ──► mark or drop (in memory) ──► sync the offset log ──► remove the file ──► release its bytes
 
-A sync that fails stops it there, and everything stays. A file that cannot be removed is tried again later and
-counts until it is gone.
+If the sync fails, the deletion stops and the file stays. A file that cannot be removed is tried again later
+and counts towards the cap until it is gone.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A segment that might be deleted, and what that frees."""
+    """A segment that might be deleted, and the bytes that its deletion frees."""
 
     seq: int
     byte_count: int
@@ -68,21 +67,21 @@ class Retention:
     policy: Policy = "backpressure"
     max_age_s: float | None = None
     headroom_bytes: int = 0
-    """Processed segments that may stay while there is room."""
+    """The size of processed segments that may stay while there is room."""
 
     def steady(self, finished: Sequence[Candidate]) -> list[int]:
-        """Return the processed segments to delete now; `finished` is oldest first."""
+        """Return the processed segments to delete now. `finished` is oldest first."""
         kept = sum(candidate.byte_count for candidate in finished)
-        gone: list[int] = []
+        chosen: list[int] = []
         for candidate in finished:
             if kept <= self.headroom_bytes:
                 break
-            gone.append(candidate.seq)
+            chosen.append(candidate.seq)
             kept -= candidate.byte_count
-        return gone
+        return chosen
 
     def expiry_ns(self, now_ns: int) -> int | None:
-        """Return the moment before which data is too old; None when there is no limit."""
+        """Return the time before which data is too old, or None if there is no limit."""
         return None if self.max_age_s is None else now_ns - round(self.max_age_s * 1e9)
 
     def expired(
@@ -92,9 +91,9 @@ class Retention:
         claimed: Collection[int],
         known_for_long: Collection[int] = (),
     ) -> list[int]:
-        """Return segments that are too old, by when their last bundle came in, not by the time of the file.
+        """Return the segments whose last bundle was ingested too long ago. File times are not used.
 
-        Segments in `known_for_long` are too old whatever their timestamps say. A segment with a claimed
+        Segments in `known_for_long` are too old regardless of their timestamps. A segment with a claimed
         bundle stays until the claim ends.
         """
         before_ns = self.expiry_ns(now_ns)
@@ -107,15 +106,15 @@ class Retention:
         ]
 
     def evict(self, finished: Iterable[Candidate], excess_bytes: int) -> list[int]:
-        """Return processed segments to delete because of the size, headroom or not; oldest first."""
+        """Return processed segments to delete to meet the cap, oldest first. The headroom does not count."""
         return _enough(finished, excess_bytes, lambda seq: True)
 
     def drop(
         self, candidates: Iterable[Candidate], excess_bytes: int, held: Callable[[int], bool]
     ) -> list[int]:
-        """Return unprocessed segments to give up, oldest first; none under `backpressure`.
+        """Return unprocessed segments to drop, oldest first. Return none under `backpressure`.
 
-        `held` returns whether a segment must stay: it has a claimed bundle, or is not uploaded yet.
+        `held` returns whether a segment must stay because it has a claimed bundle or is not uploaded yet.
         """
         if self.policy != "drop_oldest":
             return []
@@ -123,14 +122,14 @@ class Retention:
 
 
 def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable[[int], bool]) -> list[int]:
-    gone: list[int] = []
+    chosen: list[int] = []
     for candidate in candidates:
         if excess_bytes <= 0:
             break
         if may_go(candidate.seq):
-            gone.append(candidate.seq)
+            chosen.append(candidate.seq)
             excess_bytes -= candidate.byte_count
-    return gone
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,17 +142,18 @@ class Reaped:
 
 
 class FirstSeen(Generic[T]):
-    """The times at which this process first saw things that are waiting for an age, by the monotonic clock.
+    """The times, by the monotonic clock, at which this process first saw items that expire by age.
 
-    A thing is at least as old as that, whatever its timestamp says: one that was stamped by a clock that was
-    ahead is kept for its age after the start of the process, not until the clock has caught up.
+    An item is at least as old as the time since then, regardless of its timestamp. An item that was stamped
+    by a clock that was ahead therefore expires one age after the process started, not when the clock has
+    caught up.
     """
 
     def __init__(self) -> None:
         self._seen_s: dict[T, float] = {}
 
     def known_for(self, age_s: float, things: Iterable[T], now_s: float) -> set[T]:
-        """Return those of `things`, which are all that exist now, that were first seen `age_s` ago."""
+        """Return the items that were first seen at least `age_s` ago. `things` are all current items."""
         self._seen_s = {one: self._seen_s.get(one, now_s) for one in things}
         return {one for one, seen_s in self._seen_s.items() if now_s - seen_s >= age_s}
 
@@ -178,10 +178,10 @@ class RemovableSegments:
         self._ignoring_log = 0
 
     def may_remove(self, seq: int) -> bool:
-        """Return whether a segment is uploaded, if it has to be, and the log is cut after it.
+        """Return whether a segment is uploaded, if required, and the log is truncated after it.
 
         Otherwise a restart would read its bundles from the log again. The log is ignored while space is
-        needed or segments cannot be written, because it cannot be cut then.
+        needed or segments cannot be written, because it cannot be truncated then.
         """
         if self._uploader is not None and not self._uploader.is_uploaded(seq):
             return False
@@ -194,7 +194,7 @@ class RemovableSegments:
 
     @contextlib.contextmanager
     def ignoring_log(self) -> Iterator[None]:
-        """Let segments be removed before the log is cut after them."""
+        """Allow segments to be removed before the log is truncated after them."""
         with self._lock:
             self._ignoring_log += 1
         try:
@@ -204,18 +204,18 @@ class RemovableSegments:
                 self._ignoring_log -= 1
 
     def bytes_of(self, seq: int) -> int:
-        """Return the bytes that removing a segment frees. Raises `NotFound`."""
+        """Return the bytes that removing a segment frees. Raise `NotFound`."""
         return self._store.bytes_of(seq)
 
     def remove(self, seq: int) -> None:
-        """Remove the file of a segment, durably. After an error it still counts."""
+        """Remove the file of a segment durably. After an error the file still counts towards the cap."""
         self._store.remove(seq)
         if self._uploader is not None:
             self._uploader.forget(seq)
 
 
 class Reaper:
-    """Deletes the segments that retention releases. Any thread may call it; one works at a time."""
+    """Deletes the segments that retention releases. Any thread may call it; one thread works at a time."""
 
     def __init__(
         self,
@@ -252,9 +252,9 @@ class Reaper:
     # ---- periodically ---------------------------------------------------------------------------------
 
     def reap(self) -> Reaped:
-        """Apply steady state and age, and drop data when it is our turn in a shared quota.
+        """Apply steady state and age. Drop data if it is this core's turn in a shared quota.
 
-        Raises what a sync of the log raises.
+        Raise errors of a log sync.
         """
         with self._lock:
             expired = self._expire()
@@ -262,7 +262,7 @@ class Reaper:
             dropped = self._take_turn()
             removed = self._remove()
             if dropped and self._shared is not None:
-                self._publish(self._shared)  # now, or another core frees space for the same excess
+                self._publish(self._shared)  # publish now, or another core frees space for the same excess
             self._measure()
             return Reaped(removed=removed, expired=expired, dropped=dropped)
 
@@ -298,15 +298,15 @@ class Reaper:
         try:
             shared.publish(used=self._quota.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted)
         except PenstockError as error:
-            _LOGGER.warning("the figures of this core could not be published: %s", error)
+            _LOGGER.warning("cannot publish the usage of this core: %s", error)
 
     # ---- when a writer needs room -----------------------------------------------------------------------
 
     def reclaim(self, more_bytes: int, *, may_drop: bool = True) -> bool:
-        """Delete what may go until `more_bytes` fit, and return whether they do.
+        """Delete segments until `more_bytes` fit, and return whether they do.
 
-        Unless it `may_drop`, only processed segments go. Counts a writer that must wait. Raises what a sync
-        of the log raises.
+        Without `may_drop` only processed segments are deleted. Count a writer that must wait. Raise errors of
+        a log sync.
         """
         excess = self._quota.excess(more_bytes)
         if not excess:
@@ -326,9 +326,10 @@ class Reaper:
         return not excess
 
     def _may_drop_own(self, more_bytes: int) -> bool:
-        """Whether our own data is the oldest of all cores.
+        """Return whether this core may drop its own data: it has the oldest data, or the others took too
+        long.
 
-        If not, publish how much is needed and give the others a moment to free it.
+        Otherwise publish how much is needed and give the other cores a moment to free it.
         """
         if self._shared is None or self._retention.policy != "drop_oldest":
             return True
@@ -354,7 +355,7 @@ class Reaper:
         return dropped
 
     def _warn_of_drops(self, count: int) -> None:
-        """Log drops now and then: in an emergency every write causes some."""
+        """Log drops at intervals, because every write may cause some while the cap is reached."""
         self._unreported += count
         now_s = self._clock.monotonic()
         if self._warned_s is None or now_s - self._warned_s >= _WARN_EVERY_S:
@@ -381,7 +382,7 @@ class Reaper:
 
     def _drop(self, seq: int, outcome: Outcome, reason: str) -> bool:
         if self._deliveries.drop(seq, outcome, reason=reason) is None:
-            return False  # claimed a moment ago
+            return False  # a bundle was claimed in the meantime
         self._reasons[seq] = reason
         return True
 
@@ -390,7 +391,7 @@ class Reaper:
             self._reasons[seq] = reason
 
     def _remove(self) -> tuple[int, ...]:
-        """Remove every file that may go. Its deletion record is made durable first."""
+        """Remove every file that may be removed, after making its deletion record durable."""
         if self._offsets.state.tombstoned:
             self._offsets.sync()
         return tuple(seq for seq in self._offsets.removable() if self._is_due(seq) and self._remove_one(seq))
@@ -408,7 +409,7 @@ class Reaper:
         except NotFound:
             pass
         except PenstockError as error:
-            self._put_off(seq, error)
+            self._postpone(seq, error)
             return False
         self._quota.release(SEGMENT_BYTES, size)
         self._offsets.forget_segment(seq)
@@ -416,11 +417,11 @@ class Reaper:
         self._metrics.evictions.inc(reason=self._reasons.pop(seq, "processed"))
         return True
 
-    def _put_off(self, seq: int, error: PenstockError) -> None:
+    def _postpone(self, seq: int, error: PenstockError) -> None:
         failure = self._failures.get(seq)
         wait_s = _WAIT_FIRST_S if failure is None else min(failure.wait_s * 2, _WAIT_MAX_S)
         self._failures[seq] = _Failure(wait_s, self._clock.monotonic() + wait_s)
-        _LOGGER.warning("segment %d could not be removed; again in %g s: %s", seq, wait_s, error)
+        _LOGGER.warning("cannot remove segment %d; retrying in %g s: %s", seq, wait_s, error)
 
     def _measure(self) -> None:
         self._metrics.core_bytes.set(self._quota.used, core_id=self._core_id)

@@ -1,16 +1,16 @@
-"""One cap for several cores: each says what it uses, and the one with the oldest data gives way.
+"""One quota for several cores: each core publishes its usage, and the core with the oldest data frees space.
 
-`budget.shm` has one slot of 64 bytes per core. A core writes its own slot and reads the others, so there is
-nothing to wait for. A core may use more than its share as long as all together leave room for one segment per
-core, as many can be under way concurrently, and every other core can still use half of its share. When the
-cap is reached, the core that holds the oldest unprocessed data drops some of it; no core ever touches
-the files of another.
+`budget.shm` has one slot of 64 bytes per core. A core writes its own slot and reads the others, so no core
+waits for another. A core may exceed its share if the total leaves room for one segment per core and every
+other core can still use half of its share. One segment per core is reserved because each core may be writing
+one. When the cap is reached, the core with the oldest unprocessed data drops some of it. No core touches the
+files of another core.
 
     u64 used | u64 reclaimable | i64 oldest ns | i64 heartbeat ns | u64 process | u64 turn | u64 wanted
-             | u64 xxh3
+      | u64 xxh3
 
-A core that says nothing new for ten seconds is counted with what it last said, and its turn is skipped. The
-reader measures these seconds with its monotonic clock.
+If a core publishes no change for ten seconds, its last figures still count but its turn is skipped. The
+reader measures these seconds with its own monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.quiver.quota import min_core_quota
 from penstock.storage import FileSystem, FileView, LockHeld
 
 NOTHING_OLD: Final = (1 << 63) - 1
-"""In the place of the oldest data: there is none."""
+"""The value of `oldest_ns` for a core that has no data to drop."""
 
 _SLOT: Final = struct.Struct("<QQqqQQQ")
 _SLOT_BYTES: Final = 64
@@ -45,14 +45,14 @@ class CoreSlot:
 
     used: int = 0
     reclaimable: int = 0
-    """Of that, bytes that every subscriber has processed: they are deleted first, and without a turn."""
+    """The part of `used` that every subscriber has processed. It is deleted first, without a turn."""
     oldest_ns: int = NOTHING_OLD
-    """When its oldest segment came in that it could drop."""
+    """When the oldest segment that the core could drop was ingested."""
     heartbeat_ns: int = 0
     process: int = 0
     turn: int = 0
     wanted: int = 0
-    """Bytes that it needs beyond those in use: the core with the oldest data frees them too."""
+    """The bytes that the core needs beyond `used`. The core with the oldest data frees them too."""
 
 
 def encode_slot(slot: CoreSlot) -> bytes:
@@ -69,7 +69,7 @@ def encode_slot(slot: CoreSlot) -> bytes:
 
 
 def decode_slot(data: bytes) -> CoreSlot | None:
-    """Decode the slot in 64 bytes; None when it was never written, or is being written."""
+    """Decode a slot of 64 bytes. Return None if it was never written or is being written."""
     body = data[: _SLOT.size]
     if len(data) < _SLOT_BYTES or _CHECKSUM.unpack_from(data, _SLOT.size)[0] != xxh3_64_intdigest(body):
         return None
@@ -100,7 +100,7 @@ class SharedQuota:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not 0 <= core_id < cores:
-            raise InvalidInput(f"core {core_id} is none of {cores}")
+            raise InvalidInput(f"core {core_id} is not between 0 and {cores - 1}")
         self._fs = fs
         self._core_id = core_id
         self._cores = cores
@@ -116,12 +116,12 @@ class SharedQuota:
         self._file = fs.open_log(path)
         self._view: FileView | bytes = fs.open_view(path)
         self._last: dict[int, CoreSlot] = {}
-        self._heard_s: dict[int, float] = {}
-        """When another core was last seen to say something new, by the monotonic clock."""
+        self._changed_s: dict[int, float] = {}
+        """When another core was last seen to publish a change, by the monotonic clock."""
         self._turn = 0
 
     def publish(self, *, used: int, reclaimable: int, oldest_ns: int | None, wanted: int = 0) -> None:
-        """Publish what this core uses. Raises what the disk raises."""
+        """Publish the usage of this core. Raise errors of the disk."""
         self._turn += 1
         slot = CoreSlot(
             used=used,
@@ -135,9 +135,9 @@ class SharedQuota:
         self._file.write_at(self._core_id * _SLOT_BYTES, [encode_slot(slot)])
 
     def slots(self) -> list[CoreSlot]:
-        """Return what every core published last.
+        """Return the last figures that each core published.
 
-        A slot that is being written is read again, then taken as before.
+        A slot that is being written is read again a few times. After that its previous figures are used.
         """
         return [self._read(core) for core in range(self._cores)]
 
@@ -146,48 +146,48 @@ class SharedQuota:
         for _ in range(_READS_MAX):
             slot = decode_slot(bytes(self._view[start : start + _SLOT_BYTES]))
             if slot is not None:
-                self._hear(core, slot)
+                self._observe(core, slot)
                 break
         return self._last.get(core, CoreSlot())
 
-    def _hear(self, core: int, slot: CoreSlot) -> None:
+    def _observe(self, core: int, slot: CoreSlot) -> None:
         known = self._last.get(core)
         if known is None:
-            # Only for what was said before this process looked, wall time has to do.
+            # Wall time is used only for figures published before this process first read the slot.
             age_ns = abs(self._now_ns() - slot.heartbeat_ns)
-            self._heard_s[core] = self._clock.monotonic() - age_ns / 1e9
+            self._changed_s[core] = self._clock.monotonic() - age_ns / 1e9
         elif known != slot:
-            self._heard_s[core] = self._clock.monotonic()
+            self._changed_s[core] = self._clock.monotonic()
         self._last[core] = slot
 
     def limit(self) -> int:
-        """Return how much this core may use: what the others leave, at least half a share."""
-        least = min_core_quota(self._cap_bytes, self._cores)
+        """Return the bytes that this core may use: the unused quota of the others, at least half a share."""
+        minimum = min_core_quota(self._cap_bytes, self._cores)
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
-        others = sum(max(slot.used, least) for slot in slots)
-        return max(least, self._cap_bytes - self._target_bytes * self._cores - others)
+        others = sum(max(slot.used, minimum) for slot in slots)
+        return max(minimum, self._cap_bytes - self._target_bytes * self._cores - others)
 
     def excess(self) -> int:
-        """Return by how much all cores together are over the cap; 0 when they are not."""
+        """Return by how many bytes all cores together exceed the cap, or 0 if they do not."""
         used = sum(slot.used + slot.wanted for slot in self.slots())
         return max(0, used + self._target_bytes * self._cores - self._cap_bytes)
 
     def is_our_turn(self) -> bool:
-        """Whether this core has the oldest data of all live cores; the lower number breaks a tie."""
+        """Return whether this core has the oldest data of all live cores. The lower number wins a tie."""
         slots, alive_s = self.slots(), self._clock.monotonic() - _STALE_S
         candidates = [
             (slot.oldest_ns, core)
             for core, slot in enumerate(slots)
             if slot.oldest_ns != NOTHING_OLD
-            and (core == self._core_id or self._heard_s.get(core, alive_s) >= alive_s)
+            and (core == self._core_id or self._changed_s.get(core, alive_s) >= alive_s)
         ]
         return bool(candidates) and min(candidates)[1] == self._core_id
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
-        """Take the turn to drop something, while the block lasts; yield False when it is not ours.
+        """Hold the turn to drop data for the duration of the block. Yield False when it is not ours.
 
-        The lock keeps two cores that both believe to have the oldest data from dropping for one excess.
+        The lock prevents two cores that both see themselves as the oldest from dropping for the same excess.
         """
         try:
             with self._fs.lock(self._lock_path, wait=False):
@@ -199,6 +199,6 @@ class SharedQuota:
         return self._clock.now_ms() * 1_000_000
 
     def close(self) -> None:
-        """Close the file; what was published last stays. Slots of others are not updated any more."""
+        """Close the file. The last published figures stay. The view of the other slots is frozen."""
         self._view = bytes(self._view[:])
         self._file.close()

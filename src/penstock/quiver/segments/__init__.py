@@ -1,4 +1,4 @@
-"""Segments: the batches that wait in memory, the files they become, and reading those."""
+"""Segments: batches that wait in memory, the files they are written to, and reading these files."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The files of segments and the steps in which they change, each durable before the next.
+"""The files of segments and the steps that change them. Each step is durable before the next.
 
-- write: data durable, sidecar durable, data named, sidecar named (the commit);
-- remove: sidecar gone, then data;
-- set aside: data moved to the quarantine, then the sidecar.
+- write: make the data durable, make the sidecar durable, rename the data, rename the sidecar (the commit);
+- remove: remove the sidecar, then the data;
+- quarantine: move the data, then the sidecar.
 
-So data without a sidecar never counted or counts no more, and a sidecar without data shows a loss.
+Data without a sidecar is therefore not committed, and a sidecar without data shows a loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TMP: Final = ".tmp"
 
 
 class SegmentDirectory:
-    """One directory of segments and its quarantine. Keeps no state in memory."""
+    """One directory of segments and its quarantine. It keeps no state in memory."""
 
     def __init__(self, fs: FileSystem, directory: str, quarantine: str, read_mode: ReadMode) -> None:
         self.fs = fs
@@ -50,39 +50,40 @@ class SegmentDirectory:
         return os.path.join(self.directory, meta_name(seq))
 
     def view(self, seq: int) -> Buffer:
-        """Return a segment's data, read or mapped as set. Raises `NotFound`, and `MediaError` if read.
+        """Return a segment's data, read or mapped as configured. Raise `NotFound`, or `MediaError` if read.
 
-        Reading a mapped file ends the process by SIGBUS where the device cannot read it, or where it was cut.
+        Accessing a mapped file kills the process (SIGBUS) if the device cannot read it or the file was
+        truncated.
         """
         path = self.arrow_path(seq)
         return self.fs.map(path) if self.read_mode == "mmap" else self.fs.read(path)
 
     def stage_data(self, seq: int, fill: Callable[[Callable[[Sequence[Buffer]], None]], None]) -> None:
-        """Write the bytes from `fill` to the staged data file; durable on return."""
+        """Write the bytes from `fill` to the staged data file. It is durable on return."""
         with self._staged(self.arrow_path(seq) + TMP) as file:
             fill(file.write)
 
     def stage_sidecar(self, seq: int, data: bytes) -> None:
-        """Write the staged sidecar; durable on return."""
+        """Write the staged sidecar. It is durable on return."""
         with self._staged(self.meta_path(seq) + TMP) as file:
             file.write([data])
 
     def name_data(self, seq: int) -> None:
-        """Give staged data its name. It is not committed yet."""
+        """Rename the staged data to its final name. The segment is not committed yet."""
         self._name(self.arrow_path(seq))
 
     def name_sidecar(self, seq: int) -> None:
-        """Give a staged sidecar its name, which commits the segment."""
+        """Rename the staged sidecar to its final name, which commits the segment."""
         self._name(self.meta_path(seq))
 
     def protect(self, seq: int) -> None:
-        """Make the files read-only where that is possible: a segment never changes again."""
+        """Make the files read-only where possible, because a segment never changes."""
         for path in (self.arrow_path(seq), self.meta_path(seq)):
             with contextlib.suppress(PenstockError):
                 self.fs.protect(path)
 
     def remove(self, seqs: Sequence[int]) -> None:
-        """Remove segments; durable on return. A file that is missing counts as removed."""
+        """Remove segments durably. A missing file counts as removed."""
         for path_of in (self.meta_path, self.arrow_path):
             for seq in seqs:
                 with contextlib.suppress(NotFound):
@@ -91,7 +92,7 @@ class SegmentDirectory:
                 self.fs.sync_dir(self.directory)
 
     def move_to_quarantine(self, seq: int) -> None:
-        """Move the existing files of a segment to the quarantine; durable on return."""
+        """Durably move the existing files of a segment to the quarantine."""
         for name in (arrow_name(seq), meta_name(seq)):
             with contextlib.suppress(NotFound):
                 self.fs.rename(os.path.join(self.directory, name), self._free_name(name))
@@ -99,7 +100,7 @@ class SegmentDirectory:
             self.fs.sync_dir(self.directory)
 
     def _free_name(self, name: str) -> str:
-        """Return a free path in the quarantine; an earlier file of that name stays."""
+        """Return an unused path in the quarantine. An earlier file of that name stays."""
         taken = set(self.quarantined())
         stem, dot, ending = name.partition(".")
         number, free = 0, name
@@ -114,11 +115,11 @@ class SegmentDirectory:
 
     @contextlib.contextmanager
     def _staged(self, path: str) -> Iterator[WritableFile]:
-        """Yield a new file that is durable when the block is left; on failure it is removed."""
+        """Yield a new file that is durable when the block ends. On failure it is removed."""
         try:
             file = self.fs.create(path)
         except Conflict:
-            # Left over from an attempt that could not even clean up.
+            # The file is left over from an attempt whose clean-up failed.
             self.fs.unlink(path)
             file = self.fs.create(path)
         try:

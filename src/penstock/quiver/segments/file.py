@@ -1,18 +1,17 @@
-"""A segment as bytes: a plain Arrow IPC file with one record batch per bundle.
+"""The file of a segment: a plain Arrow IPC file with one record batch per bundle.
 
-Any Arrow implementation opens it. Each batch says in its own metadata which log entry it came from, when it
+Any Arrow implementation can open it. The metadata of each batch says which log entry it came from, when it
 was accepted and how many rows it has.
 
-An Arrow file permits one dictionary per field, and batches come each with their own. Columns are unified in
-the first of these ways that works:
+An Arrow file permits one dictionary per field, but each batch comes with its own. Columns are unified in the
+first of these ways that works:
 
-1. as they are, when no dictionary is anywhere in them;
+1. unchanged, if they contain no dictionary;
 2. with one dictionary for all batches;
 3. the same with wider indices;
 4. decoded to plain values.
 
-Boundaries between batches and values stay as they are. Only their encoding may change, and with it the type
-of the column.
+Batch boundaries and values never change. Only the encoding may change, and with it the column type.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
 def unify(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the same batches, all under the first one's schema, with one dictionary per field.
+    """Return the batches with the schema of the first one and one dictionary per field.
 
-    The batches have equal schemas, metadata aside.
+    The schemas of the batches must be equal except for metadata.
     """
     first = batches[0].schema
     fields: list[pa.Field] = []
@@ -77,7 +76,7 @@ def _batch(
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
-    """Whether a dictionary is anywhere in the type."""
+    """Return whether the type contains a dictionary at any depth."""
     if pa.types.is_dictionary(kind):
         return True
     if isinstance(kind, pa.BaseExtensionType):
@@ -86,7 +85,7 @@ def has_dictionary(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without dictionaries, at any depth."""
+    """Return the type without dictionaries at any depth."""
     return _mapped(kind, None)
 
 
@@ -114,12 +113,13 @@ def _decoded(chunk: pa.Array, plain: pa.DataType) -> pa.Array:
     try:
         return chunk.cast(plain)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        # Types that Arrow itself cannot convert, such as dictionaries in unions: rare, so value by value.
+        # Arrow cannot convert some types, such as dictionaries in unions. They are rare, so convert each
+        # value.
         return pa.array(chunk.to_pylist(), plain)
 
 
 def _mapped(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
-    """Return `kind` with all dictionary indices widened to `index`, or without dictionaries if it is None."""
+    """Return `kind` with dictionary indices widened to `index`, or without dictionaries if it is None."""
     if isinstance(kind, pa.BaseExtensionType):
         return _mapped(kind.storage_type, index) if has_dictionary(kind) else kind
     if pa.types.is_dictionary(kind):
@@ -163,9 +163,9 @@ def _mapped_field(field: pa.Field, index: pa.DataType | None) -> pa.Field:
 
 
 class ArrowSink:
-    """Passes on what Arrow writes into `stream`, and counts and hashes it.
+    """Forwards the bytes that Arrow writes into `stream`, and counts and hashes them.
 
-    Arrow itself joins small pieces: a file of many small batches has many thousands of them.
+    Arrow itself joins small pieces, because a file of many small batches has thousands of them.
     """
 
     closed = False
@@ -177,13 +177,13 @@ class ArrowSink:
 
     @contextmanager
     def stream(self) -> Iterator[pa.NativeFile]:
-        """Yield the stream for Arrow. Everything has been passed on when the block is left."""
+        """Yield the stream for Arrow. All bytes have been forwarded when the block ends."""
         with pa.BufferedOutputStream(pa.PythonFile(self, mode="w"), _GROUP_BYTES) as stream:
             yield stream
 
     @property
     def xxh3(self) -> str:
-        """XXH3-64 of all bytes, in hex."""
+        """The XXH3-64 of all bytes, in hex."""
         return self._hash.hexdigest()
 
     def write(self, data: Buffer) -> int:
@@ -197,7 +197,7 @@ class ArrowSink:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: every piece is passed on immediately."""
+        """Do nothing: every piece is forwarded immediately."""
 
     def close(self) -> None:
         """Do nothing: the owner of `write` closes the file."""
@@ -213,7 +213,7 @@ class BundleMetadata:
 
 
 def describe(sealed: SealedSegment, seq: int, *, core_id: int, created_by: str) -> SegmentInfo:
-    """Return the facts of a segment before it is written: without size and checksum (0 and zeros)."""
+    """Return the metadata of a segment that is not written yet. Size and checksum are 0 and zeros."""
     parts = sealed.parts
     event_min, event_max = _event_range(sealed)
     return SegmentInfo(
@@ -239,7 +239,7 @@ def describe(sealed: SealedSegment, seq: int, *, core_id: int, created_by: str) 
 
 
 def event_column(schema: pa.Schema, slot: int) -> str | None:
-    """Return the column with the event time of a slot's rows, if the schema has one."""
+    """Return the column with the event time of a slot's rows, or None if the schema has none."""
     for name in event_columns(slot):
         place = schema.get_field_index(name)
         if place >= 0 and pa.types.is_timestamp(schema.field(place).type):
@@ -260,9 +260,9 @@ def _event_range(sealed: SealedSegment) -> tuple[int | None, int | None]:
 def write_segment(
     sealed: SealedSegment, info: SegmentInfo, write: Callable[[Sequence[Buffer]], None]
 ) -> tuple[int, str]:
-    """Pass the file's bytes to `write`, in order, and return their number and XXH3 in hex.
+    """Pass the bytes of the file to `write` in order. Return their number and their XXH3 in hex.
 
-    Equal input makes equal bytes, so that a failed write can be repeated over what it left.
+    Equal input produces equal bytes, so a failed write can be repeated over its remains.
     """
     batches = unify([part.batch for part in sealed.parts])
     schema = batches[0].schema
@@ -288,13 +288,13 @@ def check_bytes(view: Buffer, info: SegmentInfo, path: str) -> None:
     if size != info.file_size:
         raise Corrupt(f"{path} has {size} bytes where {info.file_size} were written")
     if xxh3_64_hexdigest(view) != info.xxh3:
-        raise Corrupt(f"{path}: its checksum is not the one in its sidecar")
+        raise Corrupt(f"{path} does not match the checksum in its sidecar")
 
 
 class SegmentReader:
-    """One segment's bytes, read without copying. Batches stay valid after the reader and the file are gone.
+    """A segment file that is read without copying. Batches stay valid after the reader and the file are gone.
 
-    Safe to use from several threads. Opening raises `Corrupt` for bytes that are no Arrow file.
+    Safe to use from several threads. The constructor raises `Corrupt` for bytes that are not an Arrow file.
     """
 
     def __init__(self, view: Buffer, path: str) -> None:
@@ -309,12 +309,12 @@ class SegmentReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the batches, with Quiver's own metadata left out."""
+        """The schema of the batches, without the metadata that Quiver added."""
         return self._reader.schema.with_metadata(self._user_metadata)
 
     @property
     def metadata(self) -> Mapping[bytes, bytes] | None:
-        """The metadata of the schema as it is in the file."""
+        """The metadata of the schema, as stored in the file."""
         metadata: Mapping[bytes, bytes] | None = self._metadata
         return metadata
 
@@ -323,7 +323,7 @@ class SegmentReader:
         return int(self._reader.num_record_batches)
 
     def batch(self, bundle: int) -> pa.RecordBatch:
-        """Return one bundle. Raises `Corrupt`, and `IndexError` for a number beyond the last."""
+        """Return one bundle. Raise `Corrupt`, or `IndexError` for a number beyond the last."""
         return self._read(bundle)[0].replace_schema_metadata(self._user_metadata)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -343,7 +343,7 @@ class SegmentReader:
             raise self._corrupt(error) from error
 
     def validate(self, info: SegmentInfo) -> None:
-        """Check every value, for a file whose checksum is not known. Raises `Corrupt`."""
+        """Check every value of a file whose checksum is not known. Raise `Corrupt`."""
         items = 0
         try:
             for bundle in range(self.bundle_count):
@@ -353,11 +353,11 @@ class SegmentReader:
         except _ARROW_ERRORS as error:
             raise self._corrupt(error) from error
         if (self.bundle_count, items) != (info.bundle_count, info.item_count):
-            raise Corrupt(f"{self._path}: it has {self.bundle_count} bundles where {info.bundle_count} were")
+            raise Corrupt(f"{self._path}: expected {info.bundle_count} bundles, found {self.bundle_count}")
 
     def _read(self, bundle: int) -> tuple[pa.RecordBatch, Mapping[bytes, bytes] | None]:
         if not 0 <= bundle < self.bundle_count:
-            raise IndexError(f"{self._path} has {self.bundle_count} bundles, not one with number {bundle}")
+            raise IndexError(f"{self._path} has {self.bundle_count} bundles, so there is no bundle {bundle}")
         try:
             with self._lock:
                 found = self._reader.get_batch_with_custom_metadata(bundle)

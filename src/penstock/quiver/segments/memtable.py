@@ -1,13 +1,13 @@
-"""Bundles that are accepted and not yet on disk as a segment: one accumulator per stream, in memory.
+"""Accepted bundles that are not yet on disk as a segment: one accumulator per stream, in memory.
 
-The accumulators hold the batches they are given, not copies. One lock orders everything here: a bundle is
-added in the order of the log, and a stream that is sealed goes to the segment writer in the same step. So at
-every moment a bundle is in the log alone, or open, or sealed, or committed, and `needed` never passes one
-that is not committed:
+The accumulators hold the original batches, not copies. One lock orders all changes: bundles are added in
+the order of the log, and a sealed stream is passed to the segment writer in the same step. A bundle is
+therefore always in exactly one state: only in the log, open, sealed, or committed. `needed` never passes a
+bundle that is not committed:
 
-1. A is appended to the log, then B; both are added under this lock in that order.
+1. A is appended to the log, then B. Both are added under this lock in that order.
 2. B's stream is sealed and committed while A's is still open.
-3. `needed` is where A starts; after a crash A is read again, and B is known to be committed.
+3. `needed` is the start of A. After a crash A is read again, and B is known to be committed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ActiveSegments:
 
     @property
     def byte_count(self) -> int:
-        """Bytes that wait, over all streams."""
+        """The number of waiting bytes over all streams."""
         return self._byte_count
 
     @property
@@ -53,17 +53,17 @@ class ActiveSegments:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest accumulator got its first part, by the clock of `add`; None when all are empty."""
+        """When the oldest accumulator got its first part, by the clock of `add`, or None if there is none."""
         return min((stream.opened_s for stream in self._streams.values()), default=None)
 
     def lowest_wal_start(self) -> int | None:
-        """Return the lowest log position of anything that waits; None when nothing does."""
+        """Return the lowest log position of any waiting part, or None if there is none."""
         return min((stream.wal_start for stream in self._streams.values()), default=None)
 
     def add(self, part: Pending, now_s: float) -> None:
         """Add `part` to its stream. `now_s` is monotonic time.
 
-        Raises `LimitExceeded` when it would open more streams than a directory may have.
+        Raise `LimitExceeded` if it would open more streams than a directory may have.
         """
         key = StreamKey(part.slot, part.fingerprint)
         stream = self._streams.get(key)
@@ -79,10 +79,11 @@ class ActiveSegments:
     def due(
         self, now_s: float, *, target_bytes: int, max_open_s: float, max_streams: int
     ) -> list[tuple[StreamKey, Trigger]]:
-        """Return the streams to seal now, each with the reason; nothing is changed.
+        """Return the streams to seal now, each with the reason. Change nothing.
 
-        The size is that of all streams together, so that memory is bounded: the largest go first, and only as
-        many as bring the rest below `target_bytes`. The same holds for too many streams.
+        The size limit applies to all streams together, so that memory is bounded. The largest streams are
+        sealed first, and only until the rest is below `target_bytes`. Too many streams are handled the same
+        way.
         """
         due = self._by_age(now_s, max_open_s)
         bytes_left = self._byte_count - sum(self._streams[key].byte_count for key in due)
@@ -106,13 +107,14 @@ class ActiveSegments:
         return due
 
     def keys(self) -> list[StreamKey]:
-        """Return every stream that has something, the largest first."""
+        """Return every open stream, the largest first."""
         return sorted(self._streams, key=lambda key: (-self._streams[key].byte_count, key))
 
     def take(self, key: StreamKey, trigger: Trigger = Trigger.FLUSH) -> SealedSegment:
-        """Seal one stream and remove it; its next part starts a new one. Raises `KeyError` if it is empty.
+        """Seal one stream and remove it. Its next part starts a new one. Raise `KeyError` if it is empty.
 
-        Hand the result to the segment writer under the same lock, so that the log is never cut in between.
+        Pass the result to the segment writer under the same lock, so that the log is never truncated in
+        between.
         """
         stream = self._streams.pop(key)
         self._byte_count -= stream.byte_count
@@ -121,20 +123,20 @@ class ActiveSegments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A snapshot of what is not on disk as a segment: every accepted bundle is in it once."""
+    """A snapshot of the data that is not on disk as a segment. Every accepted bundle is in it once."""
 
     end: int
     """The end of the log entries that were added."""
     expected_bytes: int
-    """Bytes that are being written to the log."""
+    """The bytes that are being written to the log."""
     open_bytes: int
     stream_count: int
     sealed: Sequence[tuple[int, int]]
-    """The number and the bytes of each segment that is not known to be on disk."""
+    """The number and size of each segment that is not known to be on disk."""
 
 
 class Memtable:
-    """Open segments, and the hand-over of sealed ones to the segment writer. Safe to use from any thread."""
+    """The open segments, and the hand-over of sealed ones to the segment writer. Thread-safe."""
 
     def __init__(
         self, segment_writer: SegmentWriter, config: SegmentConfig, *, end: int, clock: Clock
@@ -148,20 +150,22 @@ class Memtable:
         self._expected_bytes = 0
 
     def expect(self, byte_count: int) -> None:
-        """Count bytes that go into the log, until `add` reports them; a negative number takes them back."""
+        """Count bytes that are being written to the log until `add` reports them. A negative number undoes
+        this.
+        """
         with self._lock:
             self._expected_bytes += byte_count
 
     def add(self, parts: Iterable[Pending], *, end: int, arrived: int = 0) -> None:
         """Add the parts of the log entries up to the position `end`.
 
-        `arrived` is how much of what was expected is here, or failed.
+        `arrived` is the number of expected bytes that were written or failed.
         """
         now_s = self._clock.monotonic()
         with self._lock:
             for part in parts:
                 self._open.add(part, now_s)
-                # In between too: one commit may bring more streams than there may ever be.
+                # Check in between too, because one commit may open more streams than are allowed.
                 if self._open.stream_count > self._config.max_stream_count:
                     self._seal_due(now_s)
             self._end = max(self._end, end)
@@ -170,16 +174,16 @@ class Memtable:
                 self._seal_due(now_s)
 
     def seal_due(self) -> None:
-        """Seal what has been open for too long, or is too large."""
+        """Seal the streams that are too old or too large."""
         now_s = self._clock.monotonic()
         with self._lock:
             self._seal_due(now_s)
 
     def seal_all(self, trigger: Trigger) -> None:
-        """Seal everything that is open."""
+        """Seal every open stream."""
         with self._lock:
-            everything = self._open.keys()
-            for key in everything:
+            keys = self._open.keys()
+            for key in keys:
                 self._segment_writer.submit(self._open.take(key, trigger))
 
     def _seal_due(self, now_s: float) -> None:
@@ -193,13 +197,13 @@ class Memtable:
             self._segment_writer.submit(self._open.take(key, trigger))
 
     def needed(self) -> int:
-        """Return the lowest log position that is still needed; the end of the log if nothing is."""
+        """Return the lowest log position that is still needed, or the end of the log if none is."""
         with self._lock:
             lowest = (self._open.lowest_wal_start(), self._segment_writer.lowest_wal_start())
             return min([start for start in lowest if start is not None], default=self._end)
 
     def waiting(self) -> Waiting:
-        """Return everything that is not on disk as a segment, at one moment."""
+        """Return a consistent snapshot of all data that is not on disk as a segment."""
         with self._lock:
             return Waiting(
                 end=self._end,
@@ -211,7 +215,7 @@ class Memtable:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that were submitted to the log and are not yet written."""
+        """The bytes that were submitted to the log and are not yet written."""
         return self._expected_bytes
 
     @property
@@ -229,11 +233,11 @@ class Memtable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that wait in memory, open and sealed."""
+        """The size of the data that waits in memory, open and sealed."""
         return self._open.byte_count + self._segment_writer.byte_count
 
     def age_s(self) -> float:
-        """Return how long the oldest bundle has been waiting in an open segment."""
+        """Return the age of the oldest bundle in an open segment."""
         with self._lock:
             oldest_s = self._open.oldest_s
         return 0.0 if oldest_s is None else max(0.0, self._clock.monotonic() - oldest_s)

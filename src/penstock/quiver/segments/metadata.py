@@ -1,8 +1,8 @@
-"""The metadata of a segment: the names of its files, its sidecar, and the metadata inside the Arrow file.
+"""The metadata of a segment: its file names, its sidecar, and the metadata inside the Arrow file.
 
 The sidecar is JSON for people and tools. Its last member, `meta_xxh3`, is the checksum of all bytes before
-it, so that a flipped digit is noticed. The Arrow file carries the same facts but size and checksum, which it
-cannot know; from them a lost sidecar can be made again.
+it, so that a changed digit is detected. The Arrow file has the same metadata except size and checksum, which
+are not known while it is written. A lost sidecar can be rebuilt from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNT_MAX: Final = 2**63 - 1
 
 
 class _Meta(msgspec.Struct, kw_only=True):
-    """The sidecar as it is written, member by member."""
+    """The members of the sidecar."""
 
     format: str
     segment_seq: int
@@ -55,29 +55,29 @@ _FORMAT_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def arrow_name(seq: int) -> str:
-    """Return the name of the file with a segment's batches."""
+    """Return the name of the file that holds a segment's batches."""
     return f"seg-{seq:016d}.arrow"
 
 
 def meta_name(seq: int) -> str:
-    """Return the name of the sidecar; a segment without it is not committed."""
+    """Return the name of the sidecar. A segment without a sidecar is not committed."""
     return f"seg-{seq:016d}.meta.json"
 
 
 def seq_of(name: str) -> int | None:
-    """Return the number in a segment file's name, staged and quarantined ones included, else None."""
+    """Return the number in the name of a segment file, even a staged or quarantined one, or None."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found is not None else None
 
 
 def encode_meta(info: SegmentInfo) -> bytes:
-    """Encode the sidecar of this segment."""
+    """Encode the sidecar of a segment."""
     body = _ENCODER.encode(_meta_of(info))[:-1]
     return body + _SEAL + xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 
 def decode_meta(data: bytes, path: str) -> SegmentInfo:
-    """Decode a sidecar. Raises `Corrupt` for damage, `Unsupported` for a format of a later version."""
+    """Decode a sidecar. Raise `Corrupt` for damage, or `Unsupported` for the format of a later version."""
     body, seal, end = data.rpartition(_SEAL)
     if not seal or end.rstrip() != f'{xxh3_64_hexdigest(body)}"}}'.encode():
         raise Corrupt(f"{path}: the checksum of this sidecar does not match its text")
@@ -90,7 +90,7 @@ def decode_meta(data: bytes, path: str) -> SegmentInfo:
 
 
 def _unreadable(body: bytes, path: str, error: msgspec.MsgspecError) -> Corrupt | Unsupported:
-    """Return the error for an unreadable sidecar: its format, if that is of a later version."""
+    """Return the error for an unreadable sidecar: `Unsupported` if its format is of a later version."""
     try:
         stated = msgspec.json.decode(_FORMAT_DECODER.decode(body + b"}").get("format", msgspec.Raw(b'""')))
         _check_format(str(stated), path)
@@ -107,7 +107,7 @@ def _check_format(stated: str, path: str) -> None:
 
 
 def schema_metadata(info: SegmentInfo) -> dict[bytes, bytes]:
-    """Return the same facts for the schema of the Arrow file, as far as they are known before writing it."""
+    """Return the metadata for the schema of the Arrow file, without the values known only after writing."""
     facts = msgspec.structs.asdict(_meta_of(info))
     for later in ("file_size", "xxh3", "created_by"):
         del facts[later]
@@ -117,7 +117,7 @@ def schema_metadata(info: SegmentInfo) -> dict[bytes, bytes]:
 
 
 def user_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes] | None:
-    """Return schema metadata without what Quiver added; None when nothing is left."""
+    """Return schema metadata without the entries that Quiver added, or None if none are left."""
     kept = {name: value for name, value in (metadata or {}).items() if not name.startswith(_PREFIX)}
     return kept or None
 
@@ -125,7 +125,7 @@ def user_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes] 
 def info_of(
     metadata: Mapping[bytes, bytes] | None, path: str, *, file_size: int, xxh3: str, created_by: str
 ) -> SegmentInfo:
-    """Return a segment's facts from the schema of its Arrow file. Raises `Corrupt` if some are missing."""
+    """Return a segment's metadata from the schema of its Arrow file. Raise `Corrupt` if any is missing."""
     facts: dict[str, object] = {"event_time_min": None, "event_time_max": None}
     for name, value in (metadata or {}).items():
         if name.startswith(_PREFIX):
@@ -190,9 +190,9 @@ def _check(meta: _Meta, path: str) -> None:
     counts = (meta.segment_seq, meta.bundle_count, meta.item_count, meta.core_id, meta.file_size)
     spans = ((meta.wal_start, meta.wal_end), (meta.wal_seq_min, meta.wal_seq_max))
     if not all(0 <= count <= _COUNT_MAX for count in counts) or meta.bundle_count == 0:
-        raise Corrupt(f"{path}: a count in it is impossible")
+        raise Corrupt(f"{path}: a count is out of range")
     if not all(0 <= low <= high for low, high in spans) or meta.ingest_time_min > meta.ingest_time_max:
-        raise Corrupt(f"{path}: a range in it ends before it begins")
+        raise Corrupt(f"{path}: a range ends before it begins")
     if not _HEX.fullmatch(meta.xxh3):
         raise Corrupt(f"{path}: {meta.xxh3!r} is not a checksum")
     try:

@@ -1,13 +1,13 @@
-"""Putting the segment directory in order after a start, and rebuilding damaged segments from the log.
+"""Recovery of the segment directory at startup.
 
-The scan removes staged files and data without a sidecar, which is still in the log. It rebuilds a sidecar
-from the data when the sidecar is damaged, or when nothing but this file has the data. Files that cannot be
-read are moved to the quarantine; what is there from earlier starts is reported again, because a crash may
-have come before it was recorded. Running the scan again, even after a crash in it, gives the same result.
+The scan removes staged files, and data without a sidecar that is still in the log. It rebuilds a sidecar from
+the data if the sidecar is damaged, or if no other file has the data. Unreadable files are moved to the
+quarantine. Quarantined files of earlier starts are reported again, because a crash may have come before they
+were recorded. Repeating the scan, even after a crash in it, gives the same result.
 
-The log is cut by whole files, so it often still has entries that are committed. A segment holds the entries
-of one stream in the order of the log, from its first to its last. The same entries make the same bundles in
-the same places: acknowledgements of some of them stay true, and the segment gets its number back.
+The log is truncated by whole files, so it often still has committed entries. A segment holds entries of one
+stream in the order of the log. The same entries produce the same bundles in the same places, so a segment can
+be rebuilt from the log under its old number, and existing acknowledgements stay valid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DamageAction(enum.StrEnum):
-    """The handling of damage."""
+    """How damage was handled."""
 
     QUARANTINED = "quarantined"
     REBUILT = "rebuilt"
@@ -41,9 +41,9 @@ class DamageAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentDamage:
-    """One damaged segment. `info` is what its sidecar said, where that is known.
+    """One damaged segment. `info` is the content of its sidecar, if known.
 
-    After `REBUILT` the segment is committed as before; otherwise its bundles cannot be delivered any more.
+    After `REBUILT` the segment is committed as before. Otherwise its bundles can no longer be delivered.
     """
 
     seq: int
@@ -54,7 +54,7 @@ class SegmentDamage:
 
 @dataclass(slots=True, eq=False)
 class SegmentScan:
-    """The scan and its result: `infos` by number; the checksums of those in `verified` were verified.
+    """A scan and its result: `infos` by number, and the numbers whose checksums were `verified`.
 
     `rebuild` says that no log has the uncommitted data. Log positions below `wal_cursor` belong to committed
     segments only, so data from there has lost its sidecar and is kept.
@@ -72,9 +72,9 @@ class SegmentScan:
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """Recover the directory. A later version raises `Unsupported` before anything is changed."""
+        """Recover the directory. Raise `Unsupported` for files of a later version without any change."""
         self._names = set(self.directory.names())
-        # Staged files do not count: their numbers are uncertain, and a skipped number looks like a loss.
+        # Ignore staged files: their numbers are uncertain, and a skipped number looks like a loss.
         every = [name for name in (*self._names, *self.directory.quarantined()) if not name.endswith(TMP)]
         self.highest_seq = max((seq_of(name) or 0 for name in every), default=0)
         sidecars = self._read_sidecars()
@@ -87,7 +87,7 @@ class SegmentScan:
         self._list_quarantine()
 
     def _list_quarantine(self) -> None:
-        """List the committed segments in the quarantine, with their sidecars where those can be read."""
+        """List the committed segments in the quarantine, with their sidecars if these can be read."""
         for name in self.directory.quarantined():
             seq = seq_of(name)
             if seq is None or seq in self.infos or not name.endswith(".meta.json"):
@@ -97,7 +97,7 @@ class SegmentScan:
                 self.quarantined[seq] = None if isinstance(info, Corrupt) else info
 
     def _read_sidecars(self) -> dict[int, SegmentInfo | Corrupt]:
-        """Read all sidecars before anything is changed, so that a later version's files are left alone."""
+        """Read all sidecars before changing anything, so that files of a later version are left alone."""
         sidecars: dict[int, SegmentInfo | Corrupt] = {}
         for name in self._names:
             seq = seq_of(name)
@@ -110,7 +110,7 @@ class SegmentScan:
             info = decode_meta(self.directory.fs.read(path), path)
         except Corrupt as error:
             return error
-        return info if info.seq == seq else Corrupt(f"{path} speaks of segment {info.seq}")
+        return info if info.seq == seq else Corrupt(f"{path} describes segment {info.seq}")
 
     def _remove_staged(self) -> None:
         staged = [name for name in self._names if name.endswith(TMP) and seq_of(name) is not None]
@@ -123,7 +123,9 @@ class SegmentScan:
         info = None if isinstance(sidecar, Corrupt) else sidecar
         if arrow_name(seq) not in self._names:
             self.directory.move_to_quarantine(seq)
-            self._report(seq, DamageAction.MISSING, f"{arrow_name(seq)} is gone, its sidecar is not", info)
+            self._report(
+                seq, DamageAction.MISSING, f"{arrow_name(seq)} is missing, but its sidecar exists", info
+            )
         elif isinstance(sidecar, Corrupt):
             self._repair_sidecar(seq, str(sidecar))
         else:
@@ -144,7 +146,7 @@ class SegmentScan:
             self.infos[info.seq] = info
 
     def _repair_sidecar(self, seq: int, reason: str) -> None:
-        """Rebuild a damaged sidecar from the data, if all of that is whole."""
+        """Rebuild a damaged sidecar from the data, if the data is intact."""
         info = self._info_from_data(seq)
         if info is None:
             self._quarantine(seq, reason, None)
@@ -155,7 +157,7 @@ class SegmentScan:
     def _uncommitted(self, seq: int) -> None:
         info = self._info_from_data(seq)
         if info is None:
-            # It was whole before it got its name, so this is damage, and the only trace of it.
+            # It was complete before it was renamed, so this is damage, and the file is the only trace of it.
             self._quarantine(seq, f"{arrow_name(seq)} has no sidecar and cannot be read", None)
         elif self.rebuild or info.wal_start < self.wal_cursor:
             self._write_sidecar(info)

@@ -1,7 +1,7 @@
-"""Segments for readers: in a data directory that another process may own, or uploaded copies.
+"""Read-only access to segments, in a data directory that another process may own or as uploaded copies.
 
-Nothing is changed and no lock is taken. A segment may go between listing and reading, which is `NotFound`;
-one that is there is gone over by its checksum before anything of it is used.
+Reading changes nothing and takes no lock. A segment may be removed between listing and reading, which raises
+`NotFound`. The checksum of a segment is verified before any of its data is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIDECAR: Final = re.compile(r"core_(0|[1-9][0-9]*)/segments/([^/]+\.meta\.json)
 
 
 class SegmentSource(Protocol):
-    """Committed segments of all cores of one data directory."""
+    """The committed segments of all cores of one data directory."""
 
     @property
     def damaged(self) -> dict[str, Corrupt]:
@@ -32,47 +32,48 @@ class SegmentSource(Protocol):
         ...
 
     def infos(self) -> list[SegmentInfo]:
-        """Return every segment there is now, by core and number. Damaged ones are left out."""
+        """Return every existing segment, ordered by core and number, without damaged ones."""
         ...
 
     def reader(self, info: SegmentInfo) -> SegmentReader:
-        """Open a segment. Raises `NotFound` if it is gone, `Corrupt` if it is not what was written."""
+        """Open a segment. Raise `NotFound` if it is gone, or `Corrupt` if its bytes have changed."""
         ...
 
 
 def core_directory(path: str, core_id: int) -> str:
-    """Return the directory of one core of a data directory."""
+    """Return the directory of one core in a data directory."""
     return os.path.join(path, f"core_{core_id}")
 
 
 def segment_key(prefix: str, core_id: int, name: str) -> str:
-    """Return the key of an uploaded file: the same names as on disk, below `prefix`."""
+    """Return the key of an uploaded file: the same name as on disk, below `prefix`."""
     place = f"core_{core_id}/segments/{name}"
     return join_key(prefix, place) if prefix else place
 
 
 def is_store_url(place: str) -> bool:
-    """Whether `place` is the address of a store rather than a directory."""
+    """Return whether `place` is the address of a store rather than a directory."""
     return "://" in place
 
 
 def open_source(place: str) -> SegmentSource:
-    """Open the segments at `place`: a data directory, or the address of a store with uploaded ones.
+    """Open the segments at `place`: a data directory, or the address of a store with uploaded segments.
 
-    The address names the folder with the `core_…` folders in it. Raises `ConfigError` for a wrong one.
+    The address names the folder that contains the `core_…` folders. Raise `ConfigError` for an invalid
+    address.
     """
     return StoredSegments(open_store(place)) if is_store_url(place) else LocalSegments(place)
 
 
 class _Sidecars:
-    """The contents of sidecars by name; they never change, so each is read once."""
+    """A cache of sidecars by name. A sidecar never changes, so each is read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, SegmentInfo] = {}
         self.damaged: dict[str, Corrupt] = {}
 
     def unread(self, names: Iterable[str]) -> list[str]:
-        """Return the names that have to be read; what is no longer listed is forgotten."""
+        """Return the names that still have to be read. Forget sidecars that are no longer listed."""
         present = {name for name in names if _is_sidecar(name)}
         self._known = {name: info for name, info in self._known.items() if name in present}
         self.damaged = {}
@@ -82,7 +83,7 @@ class _Sidecars:
         try:
             info = decode_meta(data, name)
             if name != f"core_{info.core_id}/segments/{meta_name(info.seq)}":
-                raise Corrupt(f"{name} speaks of segment {info.seq} of core {info.core_id}")
+                raise Corrupt(f"{name} describes segment {info.seq} of core {info.core_id}")
             self._known[name] = info
         except Corrupt as error:
             self.damaged[name] = error
@@ -92,12 +93,12 @@ class _Sidecars:
 
 
 def _settled(sidecars: _Sidecars, read: Callable[[], None]) -> list[SegmentInfo]:
-    """List the segments, leaving out none that was committed before another one in the list.
+    """List the segments, without skipping one that was committed before another one in the list.
 
-    1. A listing passes the place of segment 7 while it is not there yet.
+    1. A listing passes the place of segment 7 before it exists.
     2. Segments 7 and 8 are committed, and the listing continues and finds 8.
-    3. A reader that goes by numbers would take 7 for removed. A second listing, which begins after the first
-       has ended, has 7, and what is beyond 8 is left for the next time, because it could have the same fault.
+    3. A reader that goes by numbers would take 7 for removed. A second listing that starts after the first
+       has ended finds 7. Segments beyond 8 are left for the next call: they may have the same problem.
     """
     read()
     found = sidecars.infos()
@@ -120,7 +121,7 @@ def _is_sidecar(name: str) -> bool:
 
 
 class LocalSegments:
-    """The segments below a directory, each read whole."""
+    """The segments below a directory. Each file is read completely."""
 
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
         self._path = os.path.abspath(path)
@@ -145,7 +146,7 @@ class LocalSegments:
                 self._sidecars.damaged[name] = error
 
     def path(self, info: SegmentInfo) -> str:
-        """Return the Arrow file of a segment."""
+        """Return the path of a segment's Arrow file."""
         return os.path.join(core_directory(self._path, info.core_id), "segments", arrow_name(info.seq))
 
     def reader(self, info: SegmentInfo) -> SegmentReader:
@@ -156,7 +157,7 @@ class LocalSegments:
 
 
 class StoredSegments:
-    """Uploaded segments in an object store, each fetched whole."""
+    """Uploaded segments in an object store. Each object is fetched completely."""
 
     def __init__(self, store: ObjectStore, prefix: str = "") -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""The committed segments of one core: written once, read and checked, removed for good."""
+"""The committed segments of one core: each is written once, verified when it is read, and removed durably."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _READERS_BYTES_MAX: Final = 64 * 1024**2
 class SegmentStore:
     """The segments in one directory. Safe to use from several threads, of which one writes.
 
-    `damage` lists what was found damaged, oldest first. A few opened files are kept open.
+    `damage` lists the damage that was found, oldest first. A few files are kept open.
     """
 
     def __init__(self, directory: SegmentDirectory, scan: SegmentScan, *, core_id: int) -> None:
@@ -76,10 +76,10 @@ class SegmentStore:
     ) -> SegmentStore:
         """Recover the directory and open it.
 
-        `wal_cursor` is the position up to which the log may have been cut; `rebuild` says that there is no
-        log at all, so that uncommitted data is kept if it is whole. With `verify="full"` every checksum is
-        verified now, otherwise before the first read of each segment. Raises `Unsupported` for segments of a
-        later version, and changes nothing then.
+        `wal_cursor` is the position up to which the log may have been truncated. `rebuild` says that there is
+        no log, so that intact uncommitted data is kept. With `verify="full"` every checksum is verified now,
+        otherwise before the first read of each segment. Raise `Unsupported` for segments of a later version
+        without changing anything.
         """
         files = SegmentDirectory(fs, directory, quarantine, read_mode)
         files.make()
@@ -89,26 +89,26 @@ class SegmentStore:
 
     @property
     def highest_seq(self) -> int:
-        """The highest number in a file name, damaged and quarantined files included."""
+        """The highest number in a file name, including damaged and quarantined files."""
         return self._highest_seq
 
     @property
     def quarantined(self) -> dict[int, SegmentInfo | None]:
-        """Committed segments that are only in the quarantine; None where no sidecar can be read."""
+        """The committed segments that are only in the quarantine, with None for an unreadable sidecar."""
         return {seq: info for seq, info in sorted(self._quarantined.items()) if seq not in self._infos}
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all committed segments and their sidecars."""
+        """The size of all committed segments and their sidecars, in bytes."""
         return self._byte_count
 
     def usage(self, seqs: Iterable[int]) -> tuple[int, set[int]]:
-        """Return the bytes of all committed segments, and which of `seqs` are among them."""
+        """Return the size of all committed segments, and which of `seqs` are among them."""
         with self._lock:
             return self._byte_count, {seq for seq in seqs if seq in self._infos}
 
     def bytes_of(self, seq: int) -> int:
-        """Return the bytes that removing this segment frees. Raises `NotFound`."""
+        """Return the bytes that removing this segment frees. Raise `NotFound`."""
         with self._lock:
             return self.get(seq).file_size + self._meta_bytes[seq]
 
@@ -118,22 +118,22 @@ class SegmentStore:
             return [info for _, info in sorted(self._infos.items())]
 
     def get(self, seq: int) -> SegmentInfo:
-        """Return one committed segment. Raises `NotFound`."""
+        """Return one committed segment. Raise `NotFound`."""
         info = self._infos.get(seq)
         if info is None:
-            raise NotFound(f"segment {seq} is not there; it was removed or never committed")
+            raise NotFound(f"segment {seq} does not exist; it was removed or never committed")
         return info
 
     def path(self, seq: int) -> str:
-        """Return the Arrow file of a committed segment. Raises `NotFound`."""
+        """Return the path of a segment's Arrow file. Raise `NotFound`."""
         self.get(seq)
         return self._directory.arrow_path(seq)
 
     def write(self, sealed: SealedSegment, seq: int) -> SegmentInfo:
-        """Commit a segment under this number; it is durable and readable on return.
+        """Commit a segment under this number. It is durable and readable on return.
 
-        After any error it is not committed, and the call may be repeated with the same arguments: the same
-        bytes are written again. A crash meanwhile leaves it whole or absent.
+        After any error it is not committed, and the call may be repeated with the same arguments, which
+        writes the same bytes. After a crash the segment is either complete or absent.
         """
         self._highest_seq = max(self._highest_seq, seq)
         info = describe(sealed, seq, core_id=self._core_id, created_by=CREATED_BY)
@@ -153,7 +153,7 @@ class SegmentStore:
         return info
 
     def read(self, seq: int, bundle: int) -> pa.RecordBatch:
-        """Return one bundle, as it was accepted. Raises `NotFound`, `Corrupt`, `IndexError`.
+        """Return one bundle as it was accepted. Raise `NotFound`, `Corrupt` or `IndexError`.
 
         The first read of a segment after a start verifies its whole checksum. The batch points into the file
         and stays valid when the segment is removed.
@@ -161,42 +161,42 @@ class SegmentStore:
         return self._reader(seq).batch(bundle)
 
     def batches(self, seq: int) -> Iterator[pa.RecordBatch]:
-        """Yield every bundle of a segment in order. Raises as `read`."""
+        """Yield every bundle of a segment in order. Raise as `read`."""
         return self._reader(seq).batches()
 
     def schema(self, seq: int) -> pa.Schema:
-        """Return the schema of a segment's batches. Raises as `read`."""
+        """Return the schema of a segment's batches. Raise as `read`."""
         return self._reader(seq).schema
 
     def view(self, seq: int) -> Buffer:
-        """Return a segment's file, with its checksum verified. Raises as `read`."""
+        """Return a segment's file after verifying its checksum. Raise as `read`."""
         return self._checked_view(self.get(seq))
 
     def sidecar(self, seq: int) -> bytes:
-        """Return a segment's sidecar. Raises `NotFound`."""
+        """Return a segment's sidecar. Raise `NotFound`."""
         return encode_meta(self.get(seq))
 
     def bundle_metadata(self, seq: int) -> list[BundleMetadata]:
-        """Return the metadata of every bundle of a segment, in order. Raises as `read`."""
+        """Return the metadata of every bundle of a segment, in order. Raise as `read`."""
         reader = self._reader(seq)
         return [reader.bundle(bundle) for bundle in range(reader.bundle_count)]
 
     def verify(self, seq: int) -> None:
-        """Verify a segment's checksum now. Raises `NotFound`, `Corrupt`."""
+        """Verify a segment's checksum now. Raise `NotFound` or `Corrupt`."""
         with self._lock:
             self._verified.discard(seq)
             self._readers.pop(seq, None)
         self._reader(seq)
 
     def remove(self, *seqs: int) -> None:
-        """Remove segments; durable on return. After an error they still count: repeat the call."""
+        """Remove segments durably. After an error they still count, and the call must be repeated."""
         self._leave(seqs)
         self._directory.remove(seqs)
         for seq in seqs:
             self._forget(seq)
 
     def quarantine(self, seq: int, reason: str) -> SegmentDamage:
-        """Move a damaged segment to the quarantine and keep its bytes; it is not committed any more."""
+        """Move a damaged segment to the quarantine and keep its bytes. It is no longer committed."""
         info = self._infos.get(seq)
         self._leave([seq])
         self._directory.move_to_quarantine(seq)
@@ -208,7 +208,7 @@ class SegmentStore:
         return damage
 
     def put_back(self, sealed: SealedSegment, info: SegmentInfo, reason: str) -> SegmentInfo:
-        """Write a quarantined segment again, under its number. Raises as `write`."""
+        """Write a quarantined segment again under its number. Raise as `write`."""
         written = self.write(sealed, info.seq)
         _LOGGER.warning("segment %d is %s: %s", info.seq, DamageAction.REBUILT.value, reason)
         self.damage.append(
@@ -223,7 +223,7 @@ class SegmentStore:
             if reader is not None:
                 self._readers.move_to_end(seq)
                 return reader
-        # Not under the lock: the first read of a segment goes over all of its bytes.
+        # Outside the lock: the first read of a segment reads all of its bytes.
         reader = self._open(info)
         with self._lock:
             if seq in self._infos:
@@ -234,7 +234,7 @@ class SegmentStore:
         return reader
 
     def _has_too_many_readers(self) -> bool:
-        """Whether open readers cost too much: descriptors if mapped, otherwise memory."""
+        """Return whether open readers cost too much: descriptors if mapped, otherwise memory."""
         if len(self._readers) > _READERS_MAX or self._directory.read_mode == "mmap":
             return len(self._readers) > _READERS_MAX
         held = sum(info.file_size for seq in self._readers if (info := self._infos.get(seq)) is not None)
@@ -250,8 +250,8 @@ class SegmentStore:
         except NotFound as error:
             if info.seq not in self._infos or info.seq in self._leaving:
                 raise
-            raise Corrupt(f"{path} is gone, but segment {info.seq} was not removed") from error
-        # What is read once more may have changed since: a mapped file would show that only to its reader.
+            raise Corrupt(f"{path} is missing, but segment {info.seq} was not removed") from error
+        # Verify again in `read` mode, because the bytes may have changed since the last read.
         if info.seq not in self._verified or self._directory.read_mode == "read":
             check_bytes(view, info, path)
         return view

@@ -1,9 +1,8 @@
 """Copies of committed segments in an object store.
 
-The data goes first, then the sidecar, under the names they have on disk. So a copy counts, as a segment does,
-when its sidecar is there, and doing it again changes nothing. What is copied already is found by one listing
-at the start. A store that cannot be reached is tried again for as long as it takes; nothing but the removal
-of segments waits for it.
+The data is uploaded first, then the sidecar, under the same names as on disk. A copy counts once its sidecar
+exists, as for a segment, and repeating an upload changes nothing. One listing at the start finds the existing
+copies. An unreachable store is retried indefinitely. Only the removal of segments waits for it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _RETRY: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
 
 
 class Uploader:
-    """Copies segments in order, on a thread after `start`; otherwise `step` does.
+    """Uploads segments in order, on a thread after `start`; without the thread, `step` does the work.
 
-    A segment may be removed from the disk when `is_uploaded` says so; call `forget` then. A segment that
-    turns out to be damaged is not copied but passed to `on_corrupt`.
+    A segment may be removed from the disk once `is_uploaded` returns True; call `forget` then. A damaged
+    segment is not uploaded but passed to `on_corrupt`.
     """
 
     def __init__(
@@ -64,51 +63,51 @@ class Uploader:
             policy=policy,
             on_failure=self._count_failure,
         )
-        self._total = registry.counter("quiver.upload.segments_total", "Segments copied to the store.")
-        self._bytes = registry.counter("quiver.upload.bytes_total", "Bytes copied to the store.")
-        self._failures = registry.counter("quiver.upload.failures_total", "Attempts that failed.")
-        self._pending = registry.gauge("quiver.upload.pending", "Segments that are not copied yet.")
+        self._total = registry.counter("quiver.upload.segments_total", "Segments uploaded to the store.")
+        self._bytes = registry.counter("quiver.upload.bytes_total", "Bytes uploaded to the store.")
+        self._failures = registry.counter("quiver.upload.failures_total", "Failed upload attempts.")
+        self._pending = registry.gauge("quiver.upload.pending", "Segments waiting for upload.")
 
     @property
     def last_error(self) -> PenstockError | None:
-        """Why the last attempt failed; None when it did not."""
+        """The error of the last attempt, or None if it succeeded."""
         return self._work.last_error
 
     @property
     def pending(self) -> int:
-        """The number of segments that are not copied yet."""
+        """The number of segments that wait for upload."""
         return len(self._work)
 
     def submit(self, infos: Iterable[SegmentInfo]) -> None:
-        """Queue these segments; never waits for the store."""
+        """Queue these segments. Never wait for the store."""
         for info in infos:
             self._work.submit(info)
         self._pending.set(len(self._work))
 
     def is_uploaded(self, seq: int) -> bool:
-        """Whether the store is known to have this segment."""
+        """Return whether the store is known to have this segment."""
         with self._lock:
             return seq in self._uploaded
 
     def forget(self, seq: int) -> None:
-        """Forget a segment that is gone from the disk; its copy stays."""
+        """Forget a segment that was removed from the disk. Its copy stays."""
         with self._lock:
             self._uploaded.discard(seq)
 
     def step(self) -> bool:
-        """Copy the first segment if it is due, and return whether the store has it now."""
+        """Upload the first segment if it is due, and return whether the store has it now."""
         return self._work.step()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Return when the store has everything submitted before. Raises as `OrderedQueue.drain`."""
+        """Return when the store has every segment submitted before. Raise as `OrderedQueue.drain`."""
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Start the thread that does the work."""
+        """Start the upload thread."""
         self._work.start()
 
     def stop(self) -> None:
-        """End the thread after the attempt under way; the next start finds what is left."""
+        """End the thread after the current attempt. The next start finds the remaining segments."""
         self._work.stop()
 
     def _upload(self, info: SegmentInfo) -> None:
@@ -119,13 +118,13 @@ class Uploader:
         self._pending.set(len(self._work) - 1)
 
     def _put(self, info: SegmentInfo) -> bool:
-        """Copy a segment and return whether it was copied; a removed one need not be."""
+        """Upload a segment and return whether it was uploaded. A removed segment is skipped."""
         try:
             data, sidecar = self._segments.view(info.seq), self._segments.sidecar(info.seq)
         except NotFound:
             return False
         except Corrupt as error:
-            # Skipped: the segments after it are whole, and the owner decides what becomes of this one.
+            # Skip it: the segments after it are intact, and the owner decides what happens to this one.
             self._on_corrupt(info, error)
             return False
         for name, content in ((arrow_name(info.seq), data), (meta_name(info.seq), sidecar)):
@@ -135,16 +134,18 @@ class Uploader:
         return True
 
     def _list_once(self) -> None:
-        """Find what an earlier run copied. A sidecar that differs is of another directory and is replaced."""
+        """Find the copies of an earlier run. A sidecar that differs belongs to another directory and is
+        replaced.
+        """
         if self._is_listed:
             return
         folder = segment_key(self._prefix, self._core_id, "x").removesuffix("/x")
-        there = {
+        found_by_name = {
             found.key.rpartition("/")[2]: found for found in loop_thread().run(self._objects.list(folder))
         }
         for info in self._segments.infos():
             name = meta_name(info.seq)
-            if name in there and self._is_same(there[name].key, info):
+            if name in found_by_name and self._is_same(found_by_name[name].key, info):
                 with self._lock:
                     self._uploaded.add(info.seq)
         self._is_listed = True

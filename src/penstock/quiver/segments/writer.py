@@ -1,8 +1,8 @@
-"""Writing sealed segments to files, in order, and retrying until each is on disk.
+"""Writing sealed segments to files in order, and retrying until each is on disk.
 
-A segment that cannot be written stays in memory and is tried again. Until it is on disk it holds back the
-log, because `lowest_wal_start` counts it, and it holds back the segments after it, so that segments appear in
-the order in which they were sealed. The queue for this is also what uploads use.
+A segment that cannot be written stays in memory and is retried. Until it is on disk, `lowest_wal_start` keeps
+its log entries, and the segments after it wait, so that segments appear in the order in which they were
+sealed. Uploads use the same queue.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Job(Generic[T]):
 
 
 class OrderedQueue(Generic[T]):
-    """A queue whose first item is tried until it succeeds, then the next. A thread works on it after `start`.
+    """A queue that retries its first item until it succeeds. A thread processes it after `start`.
 
-    `do` raises a `PenstockError` when an item has to be tried again. It may itself remove the item with
-    `finish`, as soon as readers of `items` may count it as done; otherwise it is removed when `do` returns.
-    Without the thread `step` does the work, so that tests control each step.
+    `do` raises a `PenstockError` if an item has to be retried. It may call `finish` itself as soon as readers
+    of `items` may count the item as done; otherwise the item is removed when `do` returns. Without the
+    thread, `step` does the work, so that tests control each step.
     """
 
     def __init__(
@@ -77,21 +77,22 @@ class OrderedQueue(Generic[T]):
         return len(self._jobs)
 
     def items(self) -> list[T]:
-        """Return what is not done yet, first to last."""
+        """Return the unfinished items in order."""
         with self._changed:
             return [job.item for job in self._jobs]
 
     def submit(self, item: T) -> None:
-        """Append an item. Never waits for the work."""
+        """Append an item. Never wait for the work."""
         with self._changed:
             self._submitted += 1
             self._jobs.append(_Job(item, self._submitted))
             self._changed.notify_all()
 
     def step(self) -> bool:
-        """Do the first item if it is due, and return whether it is done now.
+        """Process the first item if it is due, and return whether it is done now.
 
-        A failure is kept in `last_error`, and the next attempt is postponed. After `stop` nothing is done.
+        A failure is kept in `last_error`, and the next attempt is postponed. After `stop` nothing is
+        processed.
         """
         with self._working:
             job = self._first_due()
@@ -100,12 +101,12 @@ class OrderedQueue(Generic[T]):
             try:
                 self._do(job.item)
             except PenstockError as error:
-                self._put_off(job, error)
+                self._postpone(job, error)
                 return False
             except Exception as error:
                 # If the thread ended here, all later items would silently stay undone.
-                _LOGGER.exception("%s failed in an unforeseen way", self._what)
-                self._put_off(job, Unavailable(f"{self._what}: {type(error).__name__}: {error}"))
+                _LOGGER.exception("%s failed unexpectedly", self._what)
+                self._postpone(job, Unavailable(f"{self._what}: {type(error).__name__}: {error}"))
                 return False
             self.finish(job.item)
             with self._changed:
@@ -113,7 +114,7 @@ class OrderedQueue(Generic[T]):
             return True
 
     def finish(self, item: T) -> None:
-        """Remove the first item, if it is this one."""
+        """Remove the first item if it is `item`."""
         with self._changed:
             if self._jobs and self._jobs[0].item is item:
                 self._jobs.popleft()
@@ -122,8 +123,8 @@ class OrderedQueue(Generic[T]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when everything submitted before is done.
 
-        Postponed attempts are made now. Raises the error of an attempt that fails again, and
-        `Unavailable` on a timeout or when the work was stopped; the items stay and are tried again later.
+        Postponed attempts are made now. Raise the error of an attempt that fails again, and `Unavailable` on
+        a timeout or after `stop`. The items stay and are retried later.
         """
         if self._thread is None:
             self._drain_here()
@@ -138,20 +139,20 @@ class OrderedQueue(Generic[T]):
                 self._check_running()
                 left = None if deadline is None else deadline - self._clock.monotonic()
                 if left is not None and left <= 0:
-                    raise Unavailable(f"{self._what}: not done yet; ask again")
+                    raise Unavailable(f"{self._what}: not finished in time; try again")
                 self._changed.wait(left)
-        # The last one is out of the queue, but its announcement may still be under way.
+        # The last item is out of the queue, but its `do` may still be running.
         with self._working:
             return
 
     def start(self) -> None:
-        """Start the thread that does the work."""
+        """Start the worker thread."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"quiver {self._what}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the attempt under way. The rest stays in memory; drain before."""
+        """End the thread after the current attempt. Call `drain` first: unfinished items stay in memory."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -168,12 +169,12 @@ class OrderedQueue(Generic[T]):
                 raise self.last_error
 
     def _check_running(self) -> None:
-        # The caller of `stop` may have released the files: they must not be written any more.
+        # The caller of `stop` may have released the files, so they must not be written any more.
         if self._stopping:
-            raise Unavailable(f"{self._what}: stopped before it was done")
+            raise Unavailable(f"{self._what}: stopped before it was finished")
 
     def _hurry(self) -> int:
-        """Make every attempt due now and return how many have failed so far."""
+        """Make every attempt due now and return the number of failures so far."""
         for job in self._jobs:
             job.due_s = 0.0
         self._changed.notify_all()
@@ -183,7 +184,7 @@ class OrderedQueue(Generic[T]):
         with self._changed:
             return self._jobs[0] if self._ready() and not self._stopping else None
 
-    def _put_off(self, job: _Job[T], error: PenstockError) -> None:
+    def _postpone(self, job: _Job[T], error: PenstockError) -> None:
         span = min(self._policy.ceiling_s, self._policy.floor_s * 2.0 ** min(job.attempts, 30))
         wait_s = span * self._rng.uniform(0.5, 1.0)
         _LOGGER.error("%s failed, next attempt in %.1f s: %s", self._what, wait_s, error)
@@ -223,8 +224,8 @@ class _Numbered:
 class SegmentWriter:
     """Writes sealed segments in order, on a thread after `start`.
 
-    Without the thread, `step` does the work. `on_written` is called after each segment, when it no longer
-    holds back the log; what it raises is logged.
+    Without the thread, `step` does the work. `on_written` is called after each segment, when its log entries
+    are no longer needed. Its exceptions are logged.
     """
 
     def __init__(
@@ -253,20 +254,20 @@ class SegmentWriter:
         )
         self._seconds = registry.histogram("quiver.finalize.seconds", "Time to write one segment.")
         self._failures = registry.counter(
-            "quiver.finalize.failures_total", "Segments that could not be written and are tried again."
+            "quiver.finalize.failures_total", "Failed attempts to write a segment."
         )
         self._triggers = registry.counter(
-            "quiver.finalize.trigger", "Sealed segments by what sealed them.", ["trigger"]
+            "quiver.finalize.trigger", "Sealed segments by trigger.", ["trigger"]
         )
 
     @property
     def last_error(self) -> PenstockError | None:
-        """Why the first segment could not be written at the last attempt; None if it has not failed."""
+        """The error of the last attempt to write the first segment, or None if it has not failed."""
         return self._work.last_error
 
     @property
     def next_seq(self) -> int:
-        """The number that the next sealed segment gets."""
+        """The number of the next sealed segment."""
         return self._next_seq
 
     @property
@@ -277,12 +278,12 @@ class SegmentWriter:
             return waiting[0].seq if waiting else self._next_seq
 
     def waiting(self) -> list[tuple[int, int]]:
-        """Return number and bytes of every sealed segment; one that was just written may be among them."""
+        """Return the number and size of every sealed segment. One that was just written may be included."""
         return [(each.seq, each.sealed.byte_count) for each in self._work.items()]
 
     @property
     def byte_count(self) -> int:
-        """Bytes that are sealed and not yet on disk."""
+        """The size of the segments that are sealed and not yet on disk, in bytes."""
         return sum(each.sealed.byte_count for each in self._work.items())
 
     @property
@@ -291,14 +292,14 @@ class SegmentWriter:
         return len(self._work)
 
     def lowest_wal_start(self) -> int | None:
-        """Return the lowest log position that a sealed segment still needs; None when all are on disk."""
+        """Return the lowest log position that a sealed segment still needs, or None if all are on disk."""
         return min((each.sealed.wal_start for each in self._work.items()), default=None)
 
     def submit(self, sealed: SealedSegment) -> int:
-        """Queue a sealed segment and return its number. Never blocks on the disk.
+        """Queue a sealed segment and return its number. Never wait for the disk.
 
-        Call it under the lock under which it was sealed: then numbers follow the order of sealing, and at no
-        moment is the segment neither open nor here.
+        Call it under the lock under which the segment was sealed. Then numbers follow the order of sealing,
+        and the segment is always either open or in this queue.
         """
         with self._numbering:
             seq = self._next_seq
@@ -312,19 +313,19 @@ class SegmentWriter:
         return self._work.step()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Return when everything submitted before is on disk and `on_written` was called for it.
+        """Return when every segment submitted before is on disk and `on_written` was called for it.
 
-        Raises the error of an attempt that fails, and `Unavailable` on a timeout; the segments stay and are
-        tried again later.
+        Raise the error of a failed attempt, and `Unavailable` on a timeout. The segments stay and are retried
+        later.
         """
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Start the thread that does the work."""
+        """Start the writer thread."""
         self._work.start()
 
     def stop(self) -> None:
-        """End the thread after the write under way. The rest stays in memory; drain before."""
+        """End the thread after the current write. Call `drain` first: unwritten segments stay in memory."""
         self._work.stop()
 
     def _write(self, numbered: _Numbered) -> None:
@@ -335,7 +336,7 @@ class SegmentWriter:
         try:
             self._on_written(info)
         except Exception:
-            _LOGGER.exception("segment %d is on disk, but its announcement failed", info.seq)
+            _LOGGER.exception("segment %d is on disk, but its callback failed", info.seq)
 
     def _count_failure(self, numbered: _Numbered, error: PenstockError) -> None:
         self._failures.inc()

@@ -1,4 +1,4 @@
-"""Reading and checking a directory without running it, and copies of it elsewhere."""
+"""Offline tools: reading, checking and exporting a data directory without an engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Committed segments as one table to query: a `pyarrow.dataset` over the files themselves.
+"""Committed segments as one table for queries: a `pyarrow.dataset` over the segment files.
 
-Segments are left out by what their sidecars say, before a file is opened. Schemas of one signal may differ
-from segment to segment; the table has the columns of all of them, with nulls where a segment has none, and
-plain values where some have dictionaries and some do not. A text view shows telemetry to tools that know less
-than Arrow: attributes as text, ids in hexadecimal, and so on.
+Segments that cannot match are skipped by their sidecars, before a file is opened. Schemas of one signal may
+differ between segments. The table has the columns of all of them, with nulls where a segment has none, and
+plain values where only some have dictionaries. A text view shows telemetry to tools with fewer types than
+Arrow: attributes as text, ids in hexadecimal, and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.quiver.model import SegmentInfo, Signal, flat_slot, signal_of, slo
 from penstock.quiver.segments.file import event_column, plain_type
 
 Instant: TypeAlias = dt.datetime | int
-"""A moment: a datetime with its zone, or nanoseconds since the Unix epoch."""
+"""A point in time: a datetime with a time zone, or nanoseconds since the Unix epoch."""
 
 _MICROSECOND_NS: Final = 1000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -31,11 +31,11 @@ _RAW: Final = (60, 61, 62)
 
 
 def to_ns(moment: Instant) -> int:
-    """Return nanoseconds since the Unix epoch. Raises `InvalidInput` for a datetime without a zone."""
+    """Return nanoseconds since the Unix epoch. Raise `InvalidInput` for a datetime without a time zone."""
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
-        raise InvalidInput(f"{moment.isoformat()} has no time zone; say which moment is meant")
+        raise InvalidInput(f"{moment.isoformat()} has no time zone; add one")
     return (moment - _EPOCH) // dt.timedelta(microseconds=1) * _MICROSECOND_NS
 
 
@@ -47,9 +47,9 @@ def select(
     since: Instant | None = None,
     until: Instant | None = None,
 ) -> list[SegmentInfo]:
-    """Return the segments that may hold matching rows: `since` is included, `until` is not.
+    """Return the segments that may hold matching rows. `since` is inclusive, `until` is exclusive.
 
-    Times are event times, or those of ingestion for a segment that has none.
+    Times are event times, or ingestion times for a segment without event times.
     """
     low = None if since is None else to_ns(since)
     high = None if until is None else to_ns(until)
@@ -74,7 +74,7 @@ def _last_ns(info: SegmentInfo) -> int:
 def unified_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the columns of all schemas, by name, without metadata.
 
-    Raises `InvalidInput` when one column has types that cannot be unified.
+    Raise `InvalidInput` if one column has types that cannot be unified.
     """
     plain = [schema.remove_metadata() for schema in schemas]
     try:
@@ -84,7 +84,7 @@ def unified_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     try:
         return pa.unify_schemas([_plain_schema(schema) for schema in plain], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InvalidInput(f"the segments do not make one table: {error}") from error
+        raise InvalidInput(f"the segments cannot be combined into one table: {error}") from error
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -97,16 +97,16 @@ def scan_segments(
     since: Instant | None = None,
     until: Instant | None = None,
 ) -> ds.Dataset:
-    """Return one dataset over segment files of one slot, filtered by event time where there is one.
+    """Return one dataset over segment files of one slot, filtered by event time if the slot has one.
 
-    Files are opened when the dataset is read; a segment that is removed before is an error then. Without
-    files it is an empty table without columns.
+    Files are opened when the dataset is read, which fails if a segment was removed. Without files the result
+    is an empty table without columns.
     """
     if not files:
         return ds.dataset(pa.table({}))
     paths = [path for _, path in files]
     schema = unified_schema([_schema_of(path) for path in paths])
-    # Not mapped: a bad sector would end the process.
+    # Do not map files: a bad sector would kill the process.
     found = ds.dataset(paths, schema=schema, format="ipc", filesystem=pafs.LocalFileSystem(use_mmap=False))
     column = event_column(schema, files[0][0].slot)
     if column is None or (since is None and until is None):
@@ -129,18 +129,18 @@ def _between(field: pa.Field, since: Instant | None, until: Instant | None) -> p
 
 
 def _scalar(moment: Instant, kind: pa.TimestampType) -> pa.Scalar:
-    """Return the moment in the unit of the column, rounded up, so that later times stay later."""
+    """Return the time in the unit of the column, rounded up, so that no earlier row is included."""
     ns_per_unit = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}[kind.unit]
     return pa.scalar(-(-to_ns(moment) // ns_per_unit), pa.int64()).cast(kind)
 
 
 def has_view(slot: int) -> bool:
-    """Whether a slot holds spans, logs or metrics as one wide table."""
+    """Return whether a slot holds spans, logs or metrics as one wide table."""
     return slot in _FLAT
 
 
 def text_view(batch: pa.RecordBatch, slot: int) -> pa.RecordBatch:
-    """Return the batch as `penstock.otlp.view` shows it. Raises `Unsupported` for a slot without a view."""
+    """Return the batch as `penstock.otlp.view` shows it. Raise `Unsupported` for a slot without a view."""
     if not has_view(slot):
         raise Unsupported(f"view: {slot_name(slot)} has no view; spans, logs and metrics have one")
     from penstock.otlp import view
@@ -149,7 +149,7 @@ def text_view(batch: pa.RecordBatch, slot: int) -> pa.RecordBatch:
 
 
 def known_schema(slot: int) -> pa.Schema | None:
-    """Return the columns of a slot that are known without reading a segment, else None."""
+    """Return the schema of a slot if it is known without reading a segment, otherwise None."""
     if slot in _RAW:
         return pa.schema([pa.field("data", pa.binary())])
     if not has_view(slot):

@@ -1,7 +1,7 @@
-"""Segments as Parquet files, for tools that do not open Arrow files.
+"""Export of segments as Parquet files, for tools that cannot open Arrow files.
 
-One segment makes one file, `<slot>/core-<n>-seg-<number>.parquet`, put in place in one step. Exporting again
-leaves what is there, so an export that was interrupted is continued.
+Each segment becomes one file, `<slot>/core-<n>-seg-<number>.parquet`, which is created atomically. Existing
+files are kept, so a repeated export continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TMP: Final = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """The result of an export. `gone` are segments that were removed before they could be read."""
+    """The result of an export. `gone` counts segments that were removed before they could be read."""
 
     files: int
     rows: int
@@ -50,10 +50,10 @@ def export_parquet(
     view: bool = False,
     on_progress: Callable[[SegmentInfo], None] | None = None,
 ) -> ExportReport:
-    """Write these segments below the directory `target`. Raises `Corrupt` at a damaged segment.
+    """Write segments below the directory `target`. Raise `Corrupt` at a damaged segment.
 
-    With `timestamps` other than "ns" times lose their last digits. With `view` spans, logs and metrics are
-    written as `penstock.otlp.view` shows them, and times lose them too.
+    With `timestamps` other than "ns", times lose precision. With `view`, spans, logs and metrics are written
+    as `penstock.otlp.view` shows them, which also reduces the precision of times.
     """
     files = rows = byte_count = kept = gone = 0
     for info in infos:
@@ -135,7 +135,7 @@ def _write_parquet(
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield bundles joined into row groups of a useful size."""
+    """Yield bundles joined into tables of about one row group."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -149,5 +149,5 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _parquet_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for Parquet, which has its own dictionaries; nested ones would be lost."""
+    """Return the type for Parquet, which has its own dictionaries but loses nested ones."""
     return kind if pa.types.is_dictionary(kind) else plain_type(kind)

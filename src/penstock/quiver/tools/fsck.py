@@ -1,8 +1,8 @@
-"""A data directory against its rules: log, segments, acknowledgements, and whether they fit together.
+"""Checking a data directory: log, segments, acknowledgements, and their consistency.
 
-`check` changes nothing and takes no lock, so it may run while a writer does; what that changes meanwhile
-may then look odd for a moment. `repair` wants the directory for itself. It does what a start does: damaged
-files are copied or moved to `quarantine/` before anything is changed, and what they held is given up.
+`check` changes nothing and takes no lock, so it may run while a writer does; concurrent changes may briefly
+appear as problems. `repair` needs exclusive access to the directory. It does the same as a start: damaged
+files are copied or moved to `quarantine/` before anything is changed, and their contents are given up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
 _CORE: Final = re.compile(r"core_(0|[1-9][0-9]{0,8})")
-_REPAIR: Final = "`penstock quiver fsck --repair` sets it aside, and so does the next start"
+_REPAIR: Final = "`penstock quiver fsck --repair` quarantines it, and so does the next start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,16 @@ class CheckedCore:
 
 
 def core_directories(fs: FileSystem, root: str) -> list[tuple[int, str]]:
-    """Return the cores of a data directory, by number. Raises `NotFound` when there is none."""
+    """Return the cores of a data directory, by number. Raise `NotFound` if there is none."""
     names = {name.partition("/")[0] for name, _ in fs.list_files(root)}
     numbers = sorted(int(match[1]) for name in names if (match := _CORE.fullmatch(name)) is not None)
     if not numbers:
-        raise NotFound(f"{root} has no core_0 in it; name the data directory of a Quiver")
+        raise NotFound(f"{root} contains no core_<n> directory; give the data directory of a Quiver")
     return [(number, os.path.join(root, f"core_{number}")) for number in numbers]
 
 
 def is_in_use(fs: FileSystem, core_dir: str) -> bool:
-    """Whether a process has this core open."""
+    """Return whether a process has this core open."""
     try:
         with fs.lock(os.path.join(core_dir, "LOCK"), wait=False):
             return False
@@ -90,9 +90,9 @@ def is_in_use(fs: FileSystem, core_dir: str) -> bool:
 def check(
     fs: FileSystem, core: int, core_dir: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> CheckedCore:
-    """Verify every checksum of one core. Raises `Unsupported` for segments of a later version.
+    """Verify every checksum of one core. Raise `Unsupported` for segments of a later version.
 
-    A log of a later version is a problem, because a damaged header may look like that of another version.
+    A log of a later version is reported as a problem, because a damaged header may look the same.
     """
     checked = CheckedCore(core=core, directory=core_dir, findings=[])
     on_progress(f"core {core}: write-ahead log")
@@ -101,23 +101,23 @@ def check(
     infos = list(_check_segments(fs, checked, on_progress))
     on_progress(f"core {core}: acknowledgements")
     _check_acks(fs, checked, infos)
-    _look_around(fs, checked)
+    _check_quarantine(fs, checked)
     return checked
 
 
 def _check_notes(fs: FileSystem, checked: CheckedCore) -> None:
-    advice = "nothing is lost by that, and the next write replaces the file; check the device"
+    advice = "no data is lost, and the next write replaces the file; check the device"
     for subject, text in unreadable_notes(fs, checked.directory):
         checked.problem(subject, text, advice)
 
 
 def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
-    # Before the log is read: a writer that runs meanwhile only makes the log longer than this.
+    # Read this before the log: a concurrent writer can only make the log longer than this.
     logged_end = replay(fs, checked.directory, keep_evidence=False).state.logged_end
     try:
         found = read_wal(fs, os.path.join(checked.directory, "wal"))
     except Unsupported as error:
-        advice = "a start refuses it; if no other release has written it, its header is damaged: restore it"
+        advice = "a start fails on it; if no other release wrote it, its header is damaged: restore it"
         checked.problem("wal", str(error), advice)
         return
     found.expect(logged_end)
@@ -130,13 +130,13 @@ def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
             "bundles in it that no segment has are lost",
         )
     if found.unknown_entries:
-        checked.note("wal", f"{found.unknown_entries} entries are of a kind that this release skips")
+        checked.note("wal", f"{found.unknown_entries} entries have a type that this release skips")
 
 
 def _check_segments(
     fs: FileSystem, checked: CheckedCore, on_progress: Callable[[str], None]
 ) -> Iterator[SegmentInfo]:
-    """Yield the sound segments; problems of the others are noted."""
+    """Yield the intact segments, and record the problems of the others."""
     directory = os.path.join(checked.directory, "segments")
     names = {name for name, _ in fs.list_files(directory)}
     for seq in sorted({seq for seq in map(seq_of, names) if seq is not None}):
@@ -147,7 +147,7 @@ def _check_segments(
         try:
             info = _check_segment(fs, directory, seq)
         except NotFound:
-            continue  # removed meanwhile, as segments are
+            continue  # removed in the meantime
         except Corrupt as error:
             checked.problem(f"segments/{arrow_name(seq)}", str(error))
             continue
@@ -161,12 +161,12 @@ def _check_segment(fs: FileSystem, directory: str, seq: int) -> SegmentInfo:
     meta, data = os.path.join(directory, meta_name(seq)), os.path.join(directory, arrow_name(seq))
     info = decode_meta(fs.read(meta), meta)
     if info.seq != seq:
-        raise Corrupt(f"its sidecar speaks of segment {info.seq}")
+        raise Corrupt(f"its sidecar describes segment {info.seq}")
     try:
         check_bytes(fs.read(data), info, data)
     except NotFound:
         fs.stat(meta)  # raises when both are gone, as after a removal
-        raise Corrupt("there is a sidecar and no data") from None
+        raise Corrupt("the sidecar exists but the data is missing") from None
     return info
 
 
@@ -175,24 +175,27 @@ def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) 
     checked.ack_records = found.records
     checked.subscribers = len(found.state.subscribers)
     for text in found.damage:
-        checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
+        checked.problem("acknowledgements", text, f"lost acknowledgements cause redelivery; {_REPAIR}")
     for first, last in found.state.take_in(infos):
         span = f"segment {first}" if first == last else f"segments {first} to {last}"
-        checked.problem(span, "it is missing without a record of its removal", "the next start drops it")
+        checked.problem(span, "missing without a record of its removal", "the next start drops it")
 
 
-def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
-    aside = [name for name, _ in fs.list_files(os.path.join(checked.directory, "quarantine"))]
-    if aside:
+def _check_quarantine(fs: FileSystem, checked: CheckedCore) -> None:
+    quarantined = [name for name, _ in fs.list_files(os.path.join(checked.directory, "quarantine"))]
+    if quarantined:
         checked.note(
-            "quarantine", f"{len(aside)} damaged files are kept", "remove them when they are no longer needed"
+            "quarantine",
+            f"{len(quarantined)} damaged files are kept",
+            "remove them when they are no longer needed",
         )
 
 
 def repair(fs: FileSystem, core_dir: str, clock: Clock = SYSTEM_CLOCK) -> list[str]:
-    """Quarantine what is damaged and rewrite what can be; return what was done, as text.
+    """Quarantine damaged files and rebuild them where possible. Return descriptions of the changes.
 
-    Raises `Locked` while a process has the core open, and what the disk raises; then it may be repeated.
+    Raise `Locked` while a process has the core open, and errors of the disk. It may be repeated after an
+    error.
     """
     try:
         with DirectoryLock(fs, core_dir):
@@ -202,7 +205,7 @@ def repair(fs: FileSystem, core_dir: str, clock: Clock = SYSTEM_CLOCK) -> list[s
 
 
 def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
-    """Copy damaged parts of the log, which stays as it is: the next start reads past the damage."""
+    """Copy damaged parts of the log. The log itself stays unchanged: the next start skips the damage."""
     found = read_wal(fs, os.path.join(core_dir, "wal"))
     for _ in found.entries():
         pass
@@ -229,7 +232,7 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
     if losses.corrupt:
         done.append(f"{len(losses.corrupt)} damaged segments are recorded as dropped")
     if offsets.damage:
-        # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
+        # After two checkpoints none needs the damaged log files, which have been copied.
         for _ in range(2):
             offsets.checkpoint()
         done.append("a new checkpoint of the offsets was written; the damaged files are in quarantine/")

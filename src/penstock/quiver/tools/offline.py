@@ -1,4 +1,4 @@
-"""Reading subscribers and the history of acknowledgements, and dropping a subscriber, without an engine."""
+"""Access to subscribers and the acknowledgement history without an engine."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberLook:
-    """A subscriber, and what is resolved beyond its mark."""
+    """A subscriber with the details of its progress beyond the mark."""
 
     subscriber: Subscriber
     complete: tuple[tuple[int, int], ...]
-    """Ranges of segments beyond the mark that are resolved as a whole, both ends included."""
+    """The ranges of fully resolved segments beyond the mark, both ends included."""
     partial: Mapping[int, int]
-    """Of segments that are resolved in part, how many bundles are."""
+    """The number of resolved bundles in each partly resolved segment."""
     highest: int
-    """The highest segment there is, or was."""
+    """The highest existing segment, or the mark if there is none."""
 
 
 def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[SubscriberLook]:
-    """Return all subscribers of a core from its files, by name. Writes nothing and takes no lock."""
+    """Return all subscribers of a core from its files, by name. Write nothing and take no lock."""
     state = replay(fs, core_dir, keep_evidence=False).state
     state.take_in(infos)
     for entry in state.subscribers.values():
@@ -51,14 +51,14 @@ def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]
 
 
 def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
-    """Return the subscribers of `look_at_progress` without what lies beyond the marks."""
+    """Return the subscribers of `look_at_progress` without the details beyond the marks."""
     return [look.subscriber for look in look_at_progress(fs, core_dir, infos)]
 
 
 def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYSTEM_CLOCK) -> Subscriber:
-    """Unregister a subscriber, durably. Return its last state.
+    """Unregister a subscriber durably. Return its last state.
 
-    Raises `Locked` while a process has the core open, and `UnknownSubscriber`.
+    Raise `Locked` while a process has the core open, and `UnknownSubscriber`.
     """
     try:
         with DirectoryLock(fs, core_dir):
@@ -67,9 +67,9 @@ def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYS
             infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
             offsets.state.take_in(infos)
             try:
-                gone = offsets.leave(name)
+                removed = offsets.leave(name)
                 offsets.confirm_leave(name)
-                return gone
+                return removed
             finally:
                 offsets.close()
     except LockHeld as error:
@@ -78,7 +78,7 @@ def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckEvent:
-    """One record. `bundle` is None when it is about a whole segment, or about none."""
+    """One record of the history. `bundle` is None if it concerns a whole segment, or no segment."""
 
     number: int
     ts_ns: int
@@ -90,9 +90,9 @@ class AckEvent:
 
 
 def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
-    """Yield every readable record of the log, oldest first and each once. Writes nothing.
+    """Yield every readable record of the log once, oldest first. Write nothing.
 
-    If the writer removes a file meanwhile, that file ends there. Repeated definitions are left out.
+    If the writer removes a file meanwhile, that file is cut short. Repeated definitions are skipped.
     """
     names = _names(fs, core_dir)
     state, last = OffsetState(), 0
@@ -117,7 +117,7 @@ def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
 
 
 def _names(fs: FileSystem, core_dir: str) -> dict[int, str]:
-    """Return names by index from the checkpoint: records older than the log may have defined them."""
+    """Return the names by index from the checkpoint, because the log may no longer have their definitions."""
     saved = load_checkpoint(fs, os.path.join(core_dir, "meta")).state
     return {} if saved is None else {entry.index: entry.name for entry in saved.subscribers}
 

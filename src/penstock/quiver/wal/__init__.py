@@ -1,4 +1,4 @@
-"""The write-ahead log: its entries, its files and the cursor, and what a start reads back."""
+"""The write-ahead log: its entries, files and cursor, and reading it back at startup."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""One entry of the write-ahead log, both ways.
+"""Encoding and decoding of one entry of the write-ahead log.
 
     body_len u32 | type u8 | ingestion_ns i64 | wal_seq u64 | slot_bitmap u64
     | per slot: slot u16 | fingerprint 32 bytes | rows u32 | len u32 | an Arrow IPC stream
     | xxh3 u64 over the body
 
-Little-endian. Two types belong to the log itself and have no slots: a mark vouches for what lies before it,
-and an opening, the first entry of every file, repeats the header's position under a checksum. A run of zero
-bytes is never an entry.
+Little-endian. Two types belong to the log itself and have no slots: a mark confirms everything before it, and
+an opening, the first entry of every file, repeats the header's position under a checksum. A run of zero bytes
+is never a valid entry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.errors import Corrupt, LimitExceeded
 from penstock.storage import Buffer, FrameEnds, chase
 
 ENTRY_BYTES_MAX: Final = 256 * 1024**2
-"""Of a body; the reader refuses more before it looks at it."""
+"""The maximum size of a body. The reader rejects a longer one before it reads it."""
 
 _LENGTH = struct.Struct("<I")
 _BODY = struct.Struct("<BqQQ")
@@ -33,12 +33,12 @@ _SLOT = struct.Struct("<H32sII")
 _SUM = struct.Struct("<Q")
 OPENING_BYTES: Final = _HEAD.size + _SUM.size
 ENTRY_BYTES_MIN: Final = _HEAD.size + _SLOT.size + _SUM.size
-"""Of an opening, and of a mark."""
+"""The size of an opening and of a mark."""
 _AROUND: Final = _LENGTH.size + _SUM.size
 
 
 class EntryType(IntEnum):
-    """The type of an entry. Readers skip unknown types by their length."""
+    """The type of an entry. Readers use the length to skip unknown types."""
 
     BUNDLE = 0
     OPENING = 254
@@ -47,7 +47,7 @@ class EntryType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotPart:
-    """One slot of a bundle as stored in an entry: `payload` is an IPC stream of one batch, in pieces."""
+    """One slot of a bundle as stored in an entry. `payload` is an IPC stream of one batch, in pieces."""
 
     slot: int
     fingerprint: bytes
@@ -66,12 +66,12 @@ class WalEntry:
 
     @classmethod
     def decode(cls, body: memoryview) -> WalEntry:
-        """Decode the bundle in a verified body. Raises `Corrupt` if its parts do not add up."""
+        """Decode the bundle in a verified body. Raise `Corrupt` if its parts are inconsistent."""
         if len(body) < _BODY.size:
             raise Corrupt(f"an entry of {len(body)} bytes is too short for a bundle")
         kind, ingest_ns, wal_seq, bitmap = _BODY.unpack_from(body)
         if kind != EntryType.BUNDLE:
-            raise Corrupt(f"an entry of type {kind} is no bundle")
+            raise Corrupt(f"an entry of type {kind} is not a bundle")
         parts: list[SlotPart] = []
         offset = _BODY.size
         for slot in _slots(bitmap):
@@ -80,13 +80,13 @@ class WalEntry:
                 raise Corrupt(f"entry {wal_seq} has slot {part.slot} where its bitmap says {slot}")
             parts.append(part)
         if offset != len(body):
-            raise Corrupt(f"entry {wal_seq} has {len(body) - offset} bytes more than its slots")
+            raise Corrupt(f"entry {wal_seq} has {len(body) - offset} bytes after its last slot")
         return cls(ingest_ns=ingest_ns, wal_seq=wal_seq, parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first entry of a file: the position at which it starts, its number, and the salt of its marks."""
+    """The first entry of a file: the file's start position, its number, and the salt of its marks."""
 
     position: int
     number: int
@@ -97,7 +97,7 @@ class Opening:
 
     @classmethod
     def decode(cls, view: memoryview, offset: int) -> Opening | None:
-        """Decode the opening at `offset`; None if there is none or it is damaged."""
+        """Decode the opening at `offset`. Return None if it is missing or damaged."""
         if _entry_end(view, offset, min(len(view), offset + OPENING_BYTES)) != offset + OPENING_BYTES:
             return None
         _, kind, position, salt, number = _HEAD.unpack_from(view, offset)
@@ -107,10 +107,10 @@ class Opening:
 
 
 def encode_entry(ingest_ns: int, wal_seq: int, parts: Sequence[SlotPart]) -> tuple[list[Buffer], int]:
-    """Return the pieces of a bundle's entry, to be written by one call, and their bytes.
+    """Return the pieces of a bundle's entry for a single write, and their total size.
 
-    `parts` ascend by slot. The payloads are not copied. Raises `LimitExceeded` for more than an entry may
-    have.
+    `parts` must be in ascending order of slot. The payloads are not copied. Raise `LimitExceeded` if the
+    entry is too large.
     """
     length = entry_bytes(parts) - _AROUND
     bitmap = 0
@@ -131,7 +131,7 @@ def encode_entry(ingest_ns: int, wal_seq: int, parts: Sequence[SlotPart]) -> tup
 
 
 def entry_bytes(parts: Sequence[SlotPart]) -> int:
-    """Return the length of the entry of these parts. Raises `LimitExceeded` if it is too long."""
+    """Return the size of the entry for these parts. Raise `LimitExceeded` if it is too large."""
     length = _BODY.size + sum([_SLOT.size + part.byte_count for part in parts])
     if length > ENTRY_BYTES_MAX:
         raise LimitExceeded(f"a bundle of {length} bytes is larger than {ENTRY_BYTES_MAX}; split it")
@@ -190,10 +190,10 @@ def _slots(bitmap: int) -> list[int]:
 def _decode_part(body: memoryview, offset: int) -> tuple[SlotPart, int]:
     start = offset + _SLOT.size
     if start > len(body):
-        raise Corrupt("an entry ends inside of a slot's header")
+        raise Corrupt("an entry ends inside a slot's header")
     slot, fingerprint, rows, length = _SLOT.unpack_from(body, offset)
     if start + length > len(body):
-        raise Corrupt(f"an entry ends inside of the payload of slot {slot}")
+        raise Corrupt(f"an entry ends inside the payload of slot {slot}")
     payload = body[start : start + length]
     part = SlotPart(slot=slot, fingerprint=fingerprint, rows=rows, payload=[payload], byte_count=length)
     return part, start + length

@@ -1,13 +1,14 @@
 """The files of the write-ahead log: headers, positions, and the cursor below which nothing is needed.
 
-`quiver.wal` is active, `quiver.wal.<N>` are the files before it. Each file starts with a header of 38 bytes
-and the opening, an entry that repeats the header under a checksum. A position in the log counts the bytes of
-entries since the log was made, without headers, so it stays true when files are rotated and removed. The
-position at which a file starts also ends the file before it: later bytes there were never confirmed.
+`quiver.wal` is the active file; `quiver.wal.<N>` are the files before it. Each file starts with a header of
+38 bytes and the opening, an entry that repeats the header under a checksum. A log position counts the bytes
+of all entries since the log was created, without headers, so rotating and removing files does not change it.
+The start position of a file is also the end of the file before it: bytes in that file after this position
+were never confirmed.
 
-The cursor is a sidecar of 24 bytes that is replaced in one step:
+The cursor is a sidecar of 24 bytes that is replaced atomically:
 
-    magic `QUIVER\\0T` | version u16 | size u16 | wal_position u64 | xxh3 u32 over what is before it
+    magic `QUIVER\\0T` | version u16 | size u16 | wal_position u64 | xxh3 u32 of the bytes before
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ HEADER_BYTES: Final = _HEADER.size
 _LOOK_BYTES: Final = 256
 _ROTATED = re.compile(r"quiver\.wal\.([1-9][0-9]{0,17})")
 _NO_SALT: Final = 1 << 64
-"""With it no mark reads as one: a mark has 64 bits."""
+"""A salt that matches no mark, because a mark has 64 bits."""
 _CURSOR_MAGIC = b"QUIVER\0T"
 _CURSOR_VERSION = 1
 _CURSOR = struct.Struct("<8sHHQ")
@@ -51,14 +52,14 @@ _CURSOR_BYTES = _CURSOR.size + _CURSOR_SUM.size
 
 
 def layout_hash() -> bytes:
-    """Return 16 bytes that change only when a slot or the checksum changes its meaning."""
+    """Return a hash of 16 bytes that changes only if the meaning of a slot or the checksum changes."""
     text = "".join(f"{slot}={name}\n" for slot, name in sorted(SLOTS.items()))
     return hashlib.blake2b(f"{text}xxh3-64 seed 0\n".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """The start of a file. `salt` is None when the opening is damaged or there is none."""
+    """The decoded start of a file. `salt` is None when the opening is damaged or missing."""
 
     position: int
     header_bytes: int
@@ -68,15 +69,17 @@ class _Start:
 
 
 class QuiverLayout:
-    """The `LogLayout` of one Quiver log, which also converts places in its files to positions.
+    """The `LogLayout` of one Quiver log. It also converts offsets in the files to log positions.
 
-    `base` is where positions start if there is no file at all, above every position that was ever used.
+    `base` is the first position of a log without files. It is above every position that was ever used.
     """
 
     def __init__(self, *, base: int = 0) -> None:
         self.base = base
         self.floor = 0
-        """No new file starts below it: positions before it were used, even if no file has them any more."""
+        """The lowest position for a new file. Positions below it were used, even if no file has them any
+        more.
+        """
         self._active: int | None = None
         self._move_unsynced = False
         self._protects = True
@@ -86,19 +89,19 @@ class QuiverLayout:
         self._guessed: set[int] = set()
 
     def position(self, place: LogPosition) -> int:
-        """Return the position of a place in a file that was found or started."""
+        """Return the log position of a place in a file that was found or started."""
         return self._starts[place.file] + place.offset - self._header(place.file)
 
     def start(self, number: int) -> int:
-        """Return the position at which a file that was found or started begins."""
+        """Return the log position at which a found or started file begins."""
         return self._starts[number]
 
     def is_guessed(self, number: int) -> bool:
-        """Whether the start of a file is uncertain, because its first bytes are damaged."""
+        """Return whether the start position of a file is uncertain because its first bytes are damaged."""
         return number in self._guessed
 
     def read_starts(self, fs: FileSystem, directory: str) -> dict[int, int]:
-        """Return the start positions of the files that can be read."""
+        """Return the start positions of the readable files."""
         starts: dict[int, int] = {}
         for number in self.find(fs, directory):
             path = os.path.join(directory, self.name(number))
@@ -118,7 +121,7 @@ class QuiverLayout:
             path = os.path.join(directory, ACTIVE)
             start = _read_start(fs.open_view(path)[:_LOOK_BYTES], path)
             number = None if start is None else start.number
-            # A power cut during a rotation may leave a file under its old name and its new one.
+            # A power cut during a rotation may leave a file under both its old and its new name.
             if number is None or number not in numbers:
                 last = numbers[-1] if numbers else 0
                 self._active = number if number is not None and number > last else last + 1
@@ -129,7 +132,7 @@ class QuiverLayout:
         return ACTIVE if number == self._active else f"{ACTIVE}.{number}"
 
     def headers(self, views: Mapping[int, memoryview]) -> dict[int, LogHeader | None]:
-        """Raises `Unsupported` for a file of another version or with another meaning of its slots."""
+        """Return the headers. Raise `Unsupported` for a file of another version or with other slots."""
         starts = {number: _read_start(view, self.name(number)) for number, view in views.items()}
         self._first = {number: start.first_offset for number, start in starts.items() if start}
         self._header_bytes = {number: start.header_bytes for number, start in starts.items() if start}
@@ -143,7 +146,11 @@ class QuiverLayout:
         }
 
     def _guess(self, number: int, views: Mapping[int, memoryview]) -> int:
-        """Guess where a file without a readable start began: all but the last are cut to their content."""
+        """Guess the start position of a file with an unreadable start.
+
+        Every file but the last is truncated to its content, so the size of a file gives the length of its
+        data.
+        """
         if number + 1 in self._starts:
             return max(0, self._starts[number + 1] - len(views[number]) + HEADER_BYTES)
         if number - 1 in self._starts:
@@ -162,7 +169,7 @@ class QuiverLayout:
         return LogHeader(previous=LogPosition(before if start.position else 0, 0), salt=salt)
 
     def complaints(self, fs: FileSystem, directory: str, numbers: list[int]) -> Iterator[LogDamage]:
-        """Report nothing: the names say everything."""
+        """Return nothing: the file names contain all there is to check."""
         return iter(())
 
     def number_after(self, last: int, next_frame: int) -> int:
@@ -185,7 +192,7 @@ class QuiverLayout:
             self._active = None
             self._move_unsynced = True
         if self._move_unsynced:
-            # Only when the old file has its new name for good may another one take the old name.
+            # The new file may take the old name only after the rename of the old file is durable.
             fs.sync_dir(directory)
             self._move_unsynced = False
         fs.rename(staged, active)
@@ -208,7 +215,7 @@ class QuiverLayout:
             self._protects = fs.protect(path)
 
     def evidence(self, number: int) -> str | None:
-        """Return nothing: recovery has copied what is damaged."""
+        """Return nothing: recovery has already copied the damaged data."""
         return None
 
     def is_leftover(self, name: str) -> bool:
@@ -216,7 +223,7 @@ class QuiverLayout:
 
 
 def _read_start(view: memoryview, path: str) -> _Start | None:
-    """Read the start of a file; the opening counts before the header, because it has a checksum."""
+    """Read the start of a file. The opening takes precedence over the header, because it has a checksum."""
     fixed = _read_header(view, path)
     size = HEADER_BYTES if fixed is None else fixed[0]
     opening = Opening.decode(view, size)
@@ -235,15 +242,15 @@ def _read_start(view: memoryview, path: str) -> _Start | None:
 
 
 def _first_entry(view: memoryview, header_bytes: int) -> int:
-    """Find the first entry of a file without a readable opening: after a damaged one, or at the start."""
+    """Find the first entry of a file without a readable opening: after a damaged opening, or at the start."""
     after_opening = header_bytes + OPENING_BYTES
     ends = (WalFormat().frame_end(view, offset, len(view)) for offset in (header_bytes, after_opening))
-    at_once, later = ends
-    return after_opening if at_once is None and later is not None else header_bytes
+    at_start, after_damage = ends
+    return after_opening if at_start is None and after_damage is not None else header_bytes
 
 
 def _read_header(view: memoryview, path: str) -> tuple[int, int] | None:
-    """Return header size and start position, None if the header is damaged. Raises `Unsupported`."""
+    """Return the header size and start position, or None if the header is damaged. Raise `Unsupported`."""
     if len(view) < HEADER_BYTES:
         return None
     magic, version, size, meaning, position = _HEADER.unpack_from(view)
@@ -271,7 +278,7 @@ def encode_cursor(position: int) -> bytes:
 
 
 def decode_cursor(data: bytes) -> int | None:
-    """Return the position, None if the bytes are no valid cursor."""
+    """Return the position, or None if the bytes are not a valid cursor."""
     if len(data) != _CURSOR_BYTES:
         return None
     magic, version, size, position = _CURSOR.unpack_from(data)
@@ -280,7 +287,7 @@ def decode_cursor(data: bytes) -> int | None:
 
 
 def read_cursor(fs: FileSystem, directory: str) -> int | None:
-    """Return the position in the sidecar, None if it is missing or damaged: then all of the log is read."""
+    """Return the position in the sidecar, or None if it is unusable. Without it the whole log is read."""
     try:
         return decode_cursor(fs.read(os.path.join(directory, CURSOR)))
     except (MediaError, NotFound):
@@ -288,5 +295,5 @@ def read_cursor(fs: FileSystem, directory: str) -> int | None:
 
 
 def write_cursor(fs: FileSystem, directory: str, position: int) -> None:
-    """Replace the sidecar, durably."""
+    """Replace the sidecar durably."""
     write_durably(fs, os.path.join(directory, CURSOR), [encode_cursor(position)], staging=directory)

@@ -1,13 +1,13 @@
-"""The write-ahead log of one core as its owner writes it, and how far it is durable.
+"""The writer's side of one core's write-ahead log, and the record of how far the log is durable.
 
-`meta/logged` records how far the log is durable, in 32 bytes that are overwritten at every commit:
+`meta/logged` records how far the log is durable, in 32 bytes that every commit overwrites:
 
-    magic `QUIVER\\0L` | version u16 | size u16 | wal_position u64 | wal_seq u64 | xxh3 u32 as above
+    magic `QUIVER\\0L` | version u16 | size u16 | wal_position u64 | wal_seq u64 | xxh3 u32 of all before
 
-The last file of a log ends where its entries end. If synced bytes are removed from it, nothing that is left
-shows that they were there; this file does. It is written after the sync and before any writer is notified,
-and is not synced itself: the offset log has the same, durably and a little later. So it is never ahead of the
-log.
+The last file of a log ends with its last entry. If synced bytes are removed from its end, the remaining bytes
+do not show the loss, but this file does. It is written after the sync and before any writer is notified, so
+it is never ahead of the log. It is not synced itself: the offset log stores the same values durably a little
+later.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _LOGGED_BYTES = _LOGGED_FIXED.size + _LOGGED_SUM.size
 
 
 class Wal:
-    """An open log and its cursor: the lowest position that is still needed.
+    """An open log and its cursor, the lowest position that is still needed.
 
-    The cursor never goes back. Files that end at or before it are removed after it is durable; the active
-    file always stays. Only the committer uses `log`; everything else may be called from any thread.
+    The cursor never moves backwards. Files that end at or before it are removed once the cursor is durable.
+    The active file always stays. Only the committer uses `log`; every other method may be called from any
+    thread.
     """
 
     def __init__(self, fs: FileSystem, directory: str, replay: WalReplay, log: AppendLog) -> None:
@@ -52,9 +53,9 @@ class Wal:
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, replay: WalReplay, *, rotation_bytes: int) -> Wal:
-        """Continue the log after what `replay` read, in a new file.
+        """Continue the log in a new file, after the entries that `replay` read.
 
-        Cuts a torn tail. What was damaged has been copied before, if it is to be kept.
+        Truncate a torn tail. Copy damaged data with `quarantine_damage` first if it must be kept.
         """
         fs.make_dirs(directory)
         if replay.sidecar is not None and replay.sidecar < replay.cursor:
@@ -75,7 +76,7 @@ class Wal:
 
     @property
     def cursor(self) -> int:
-        """The lowest position that is still needed, as the sidecar says it."""
+        """The lowest position that is still needed, as stored in the sidecar."""
         return self._cursor
 
     @property
@@ -85,7 +86,7 @@ class Wal:
 
     @property
     def active_start(self) -> int:
-        """The position at which the active file starts. For the committer, or while none runs."""
+        """The position at which the active file starts. Use it only on the committer, or while none runs."""
         return self._layout.start(self.log.files()[-1])
 
     @property
@@ -95,21 +96,22 @@ class Wal:
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of the files that hold something, without what is allocated ahead."""
+        """The size of the data in the files, without preallocated space."""
         end = self._layout.position(self.log.end)
         return end - self.oldest + HEADER_BYTES * (self.rotated_count + 1)
 
     def disk_bytes(self) -> int:
-        """Bytes of the log on disk, including preallocated ones."""
+        """Return the size of the log on disk, including preallocated space."""
         return sum(stat.size for _, stat in self._fs.list_files(self._directory))
 
     def position(self, place: LogPosition) -> int:
         return self._layout.position(place)
 
     def advance(self, position: int) -> bool:
-        """Move the cursor to `position`, durably, and remove the files that end there; False if it was there.
+        """Move the cursor to `position` durably and remove the files that end there.
 
-        After an error the cursor may or may not have moved; it is never before what was there.
+        Return False if the cursor was already there. After an error the cursor is at its old or its new
+        position.
         """
         with self._mutex:
             if position <= self._cursor:
@@ -120,7 +122,7 @@ class Wal:
             return True
 
     def tidy(self) -> None:
-        """Remove what ends at or before the cursor, if something of it is left."""
+        """Remove files that end at or before the cursor, if any are left."""
         with self._mutex:
             self._drop(self._cursor)
 
@@ -131,13 +133,13 @@ class Wal:
 
     @property
     def has_entries(self) -> bool:
-        """Whether the files hold anything beyond the start of an empty one."""
+        """Whether the files contain any entry."""
         return self.rotated_count > 0 or self.log.end.offset > HEADER_BYTES + OPENING_BYTES
 
     def clear(self) -> None:
-        """Remove every entry: a new, empty file takes the place of all others.
+        """Remove every entry by replacing all files with a new, empty one.
 
-        For a log without writers, of which nothing is needed.
+        Use it only for a log that has no writers and whose entries are no longer needed.
         """
         if self.has_entries:
             self.log.rotate()
@@ -145,7 +147,7 @@ class Wal:
             self.tidy()
 
     def close(self) -> None:
-        """Release the active file, and remove what was made ahead; syncs nothing."""
+        """Release the active file and remove prepared files. Sync nothing."""
         self.log.discard_prepared()
         self.log.close()
 
@@ -156,7 +158,7 @@ def encode_logged(position: int, seq: int) -> bytes:
 
 
 def decode_logged(data: bytes) -> tuple[int, int]:
-    """Return the position and the last bundle before it; (0, 0) if the bytes are damaged."""
+    """Return the position and the last bundle number before it, or (0, 0) if the bytes are damaged."""
     if len(data) != _LOGGED_BYTES:
         return 0, 0
     _, _, _, position, seq = _LOGGED_FIXED.unpack_from(data)
@@ -164,7 +166,7 @@ def decode_logged(data: bytes) -> tuple[int, int]:
 
 
 def read_logged(fs: FileSystem, directory: str) -> tuple[int, int]:
-    """Read how far the log is durable; (0, 0) if the file is missing or damaged."""
+    """Return the durable position and the last bundle number before it, or (0, 0) if the file is unusable."""
     try:
         return decode_logged(fs.read(os.path.join(directory, LOGGED)))
     except (MediaError, NotFound):
@@ -191,7 +193,7 @@ def unreadable_notes(fs: FileSystem, core_dir: str) -> Iterator[tuple[str, str]]
 
 
 class LoggedFile:
-    """The file `logged` of an open core. Losing an update only makes it say less, so nothing raises."""
+    """The open file `logged` of a core. A lost update only makes it report less, so no method raises."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._file: LogFile | None = None
@@ -213,7 +215,6 @@ class LoggedFile:
             self.close()
 
     def close(self) -> None:
-        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(PenstockError):

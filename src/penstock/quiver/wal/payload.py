@@ -1,8 +1,8 @@
-"""A record batch as the bytes of an Arrow IPC stream and back, and the fingerprint of its schema.
+"""Conversion of a record batch to and from an Arrow IPC stream, and the fingerprint of its schema.
 
-The fingerprint says whether two batches are of one kind. It is a hash over a canonical text of the schema
-without metadata: the fields in order, each with its name, its type and whether it may be null, down to the
-last nested field. Names are written as JSON strings, so that none can pass for another.
+Two batches belong to the same stream if their fingerprints are equal. A fingerprint is a hash of a canonical
+text of the schema without metadata: each field in order with its name, type and nullability, including nested
+fields. Names are written as JSON strings, so that different names never produce the same text.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _DEPTH_MAX: Final = 64
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SCHEMAS_MAX: Final = 64
 _MARGIN_BYTES: Final = 64 * 1024
-"""For the schema, and what the format puts between columns."""
+"""Space for the schema and for the padding between columns."""
 _WRITING = ipc.IpcWriteOptions(use_threads=False)
 _READING = ipc.IpcReadOptions(use_threads=False, ensure_alignment=ipc.Alignment.DataTypeSpecific)
 
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(schema: pa.Schema) -> bytes:
-    """Return 32 bytes that are equal for schemas that differ in metadata only.
+    """Return 32 bytes that are equal for schemas that differ only in metadata.
 
-    Raises `InvalidInput` for a schema that is nested more than 64 levels deep.
+    Raise `InvalidInput` for a schema that is nested more than 64 levels deep.
     """
     return hashlib.blake2b(canonical_text(schema).encode(), digest_size=FINGERPRINT_BYTES).digest()
 
 
 def canonical_text(schema: pa.Schema) -> str:
-    """Return the text that is hashed; the same for equal schemas in every version of Arrow."""
+    """Return the text that is hashed. Equal schemas have the same text in every version of Arrow."""
     return _fields(schema, 0)
 
 
@@ -65,7 +65,7 @@ def _type(kind: pa.DataType, depth: int) -> str:
     if pa.types.is_run_end_encoded(kind):
         return f"ree({_type(kind.run_end_type, depth + 1)},{_type(kind.value_type, depth + 1)})"
     if pa.types.is_map(kind):
-        # The names inside a map carry no meaning, and implementations disagree about them.
+        # The field names inside a map carry no meaning, and implementations disagree about them.
         order = "sorted" if kind.keys_sorted else "unsorted"
         value = f"{_type(kind.item_type, depth + 1)}{'?' if kind.item_field.nullable else '!'}"
         return f"map({_type(kind.key_type, depth + 1)},{value},{order})"
@@ -76,7 +76,7 @@ def _type(kind: pa.DataType, depth: int) -> str:
 
 
 def _head(kind: pa.DataType) -> str:
-    """Return a nested type without its children."""
+    """Return the name of a nested type, without its children."""
     if pa.types.is_fixed_size_list(kind):
         return f"fixed_size_list[{kind.list_size}]"
     if pa.types.is_union(kind):
@@ -88,7 +88,7 @@ def _head(kind: pa.DataType) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A schema that was seen, and what follows from it."""
+    """A known schema with the values derived from it."""
 
     schema: pa.Schema
     fingerprint: bytes
@@ -97,14 +97,14 @@ class _Known:
 
 
 class _Schemas:
-    """The schemas seen last. Comparing two costs far less than hashing one."""
+    """A cache of recent schemas. Comparing two schemas costs far less than hashing one."""
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()
 
     def look_up(self, schema: pa.Schema) -> _Known:
         for known in self._known:
-            # With its metadata: that is in the message, though not in the fingerprint.
+            # The comparison includes metadata: the message contains it, although the fingerprint does not.
             if known.schema.equals(schema, check_metadata=True):
                 return known
         known = _Known(
@@ -121,7 +121,7 @@ _SCHEMAS = _Schemas()
 
 
 def encode_part(slot: int, batch: pa.RecordBatch) -> SlotPart:
-    """Return the part of an entry that holds `batch`: its columns are copied once, into one piece."""
+    """Return the entry part for `batch`. Its columns are copied once, into one contiguous buffer."""
     known = _SCHEMAS.look_up(batch.schema)
     payload = _with_dictionaries(batch) if known.has_dictionary else _plain(known, batch)
     return SlotPart(
@@ -134,28 +134,28 @@ def encode_part(slot: int, batch: pa.RecordBatch) -> SlotPart:
 
 
 def decode_batch(part: SlotPart) -> pa.RecordBatch:
-    """Decode the batch of a part that was read back; its columns are views of the log where possible.
+    """Decode the batch of a part that was read back. Its columns are views of the log where possible.
 
-    Raises `Corrupt` if the payload is not one batch of as many rows as the part says.
+    Raise `Corrupt` if the payload is not a single batch with the row count of the part.
     """
     (payload,) = part.payload
     try:
         with ipc.open_stream(pa.py_buffer(payload), options=_READING) as reader:
             batch = reader.read_next_batch()
     except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
-        raise Corrupt(f"the payload of slot {part.slot} is no Arrow stream: {error}") from error
+        raise Corrupt(f"the payload of slot {part.slot} is not an Arrow stream: {error}") from error
     if batch.num_rows != part.rows:
         raise Corrupt(f"the payload of slot {part.slot} has {batch.num_rows} rows, not {part.rows}")
     return batch
 
 
 def _plain(known: _Known, batch: pa.RecordBatch) -> Sequence[Buffer]:
-    # The messages of a stream follow each other, so they need no common buffer.
+    # The messages of a stream are written one after another, so they need no common buffer.
     return [known.message, memoryview(batch.serialize()), _END_OF_STREAM]
 
 
 def _with_dictionaries(batch: pa.RecordBatch) -> Sequence[Buffer]:
-    """Write a stream into memory that is large enough from the start: growing memory is copied."""
+    """Write a stream into preallocated memory, because growing a buffer copies it."""
     room = pa.allocate_buffer(batch.nbytes + _MARGIN_BYTES)
     with contextlib.suppress(OSError), pa.FixedSizeBufferWriter(room) as sink:
         _write_stream(sink, batch)

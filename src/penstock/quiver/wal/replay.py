@@ -1,4 +1,4 @@
-"""Reading the write-ahead log from the cursor on, whatever happened to it."""
+"""Reading the write-ahead log from the cursor on, including logs that are damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundEntry:
-    """A bundle of the log and the positions of its first byte and after its last one."""
+    """A bundle read from the log, with the positions of its first byte and after its last byte."""
 
     entry: WalEntry
     start: int
@@ -27,7 +27,7 @@ class FoundEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Bundle numbers that are missing where `byte_count` bytes of the log are damaged, both ends included."""
+    """A range of missing bundle numbers, both ends included, and the damaged bytes of the log there."""
 
     first: int
     last: int
@@ -36,10 +36,10 @@ class Gap:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WalReplay:
-    """A log that was read. `cursor` is the sidecar's position, or where the log begins if that is later.
+    """A write-ahead log as it was read. `cursor` is the later of the sidecar's position and the log's start.
 
-    `damage` is what was durable and cannot be read; `entries` adds to it what it cannot take apart.
-    `highest_seq` is that of every bundle in the files, also of those before the cursor.
+    `damage` lists durable data that cannot be read. `entries` adds entries that it cannot decode.
+    `highest_seq` covers every bundle in the files, including those before the cursor.
     """
 
     found: LogScan
@@ -50,27 +50,27 @@ class WalReplay:
     unknown_entries: int = 0
     highest_seq: int = 0
     is_short: bool = False
-    """Whether the log ends before a position up to which it was durable."""
+    """Whether the log ends before a position that was already durable."""
     _jumps: list[tuple[int, int, LogPosition, LogPosition]] = field(default_factory=list)
     """Jumps in the numbering: the numbers of the two bundles, and the positions between them."""
     _last_end: LogPosition = _BEGINNING
 
     @property
     def end(self) -> int:
-        """The position after the last entry; the cursor if there is no file."""
+        """The position after the last entry, or the cursor if there are no files."""
         return self.layout.position(self.found.end) if self.found.files else self.cursor
 
     def expect(self, position: int) -> None:
-        """Count as damage whatever the files lack up to `position`, which was durable once.
+        """Record as damage everything up to `position`, which was durable, that the files do not contain.
 
-        Later entries get positions above it, whatever is in the files.
+        Later entries get positions above it, whatever the files contain.
         """
         end = self.end if self.found.files else 0
         if position > max(end, self.layout.floor):
             number = self.found.end.file or 1
             name = self.found.name_of(number) if self.found.files else ACTIVE
-            is_there = f"the log ends at position {end}" if self.found.files else "the file is missing"
-            reason = f"{is_there}, but the log was written up to position {position}"
+            found = f"the log ends at position {end}" if self.found.files else "the file is missing"
+            reason = f"{found}, but the log was written up to position {position}"
             start = self.found.end.offset
             self.damage.append(LogDamage(file=number, start=start, end=start, reason=reason, name=name))
             self.is_short = True
@@ -79,19 +79,19 @@ class WalReplay:
             self.layout.base = max(self.layout.base, position)
 
     def raise_base(self, position: int) -> None:
-        """Let a log without files start at `position` or above."""
+        """Start a log without files at `position` or above."""
         if not self.found.files:
             self.layout.base = self.cursor = max(self.layout.base, position)
 
     def entries(self) -> Iterator[FoundEntry]:
-        """Yield every bundle that ends after the cursor, in order, each once. May be called again."""
+        """Yield every bundle that ends after the cursor once, in order. May be called again."""
         self.unknown_entries = self.highest_seq = 0
         self._jumps, self._last_end = [], _BEGINNING
         for file, start, end in self.found.frames():
             try:
                 frame = file.bytes_of(start, end)
             except MediaError as error:
-                self._lose(file, start, end, str(error))
+                self._add_damage(file, start, end, str(error))
                 continue
             kind = entry_type(frame, 0)
             if kind == EntryType.BUNDLE:
@@ -102,10 +102,9 @@ class WalReplay:
                 self.unknown_entries += 1
 
     def gaps(self, last_seq: int) -> list[Gap]:
-        """Return the numbers up to `last_seq` after the cursor that damage may have taken; call it after
-        `entries`.
+        """Return the ranges of numbers after the cursor, up to `last_seq`, that damage may have removed.
 
-        A number of a bundle whose write failed looks the same.
+        Call it after `entries`. The number of a bundle whose write failed looks the same.
         """
         jumps = list(self._jumps)
         if last_seq > self.highest_seq and not self.is_short:
@@ -122,7 +121,7 @@ class WalReplay:
                 gaps.append(Gap(first=before + 1, last=after - 1, byte_count=size))
         return gaps
 
-    def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
+    def _add_damage(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
         name = self.found.name_of(file.number)
         damage = LogDamage(file=file.number, start=start, end=end, reason=reason, name=name)
         if damage not in self.damage:
@@ -132,7 +131,7 @@ class WalReplay:
         try:
             entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
         except Corrupt as error:
-            self._lose(file, start, end, str(error))
+            self._add_damage(file, start, end, str(error))
             return None
         if entry.wal_seq <= self.highest_seq:
             return None
@@ -147,54 +146,55 @@ class WalReplay:
 
 
 def _size(damage: LogDamage) -> int:
-    """Return how many bytes are damaged; for a missing or empty file it is unknown."""
+    """Return the number of damaged bytes, or `_UNKNOWN_BYTES` for a missing or empty file."""
     is_empty = damage.end is not None and damage.end <= damage.start
     return _UNKNOWN_BYTES if damage.end is None or is_empty else damage.end - damage.start
 
 
 def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
-    """Read the log in `directory`; changes nothing. Every checksum from the cursor's file on is checked.
+    """Read the log in `directory` without changing it. Check every checksum from the cursor's file on.
 
-    `base` is where positions start if there is no file. Raises `Unsupported` for a log that this release
-    cannot read.
+    `base` is the first position if there are no files. Raise `Unsupported` for a log that this release cannot
+    read.
     """
     sidecar = read_cursor(fs, directory)
     layout = QuiverLayout(base=max(base, sidecar or 0))
     first = _file_of(fs, directory, layout, sidecar)
     found = scan(fs, directory, WalFormat(), start=LogPosition(first, 0) if first else None, layout=layout)
     replay = WalReplay(found=found, layout=layout, cursor=0, sidecar=sidecar, damage=list(found.damage))
-    replay.cursor = _within(replay, sidecar)
+    replay.cursor = _cursor_of(replay, sidecar)
     if sidecar is not None and sidecar < replay.cursor:
-        replay.damage.insert(0, _lost(replay, sidecar))
-    # The active file is there before the cursor is, and is durable up to it before the cursor moves there.
+        replay.damage.insert(0, _missing_start(replay, sidecar))
+    # The active file exists before the cursor does, and is durable up to a position before the cursor moves
+    # there.
     replay.expect(sidecar or 0)
     return replay
 
 
 def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:
-    """Return the file that contains a position; 0 if none does, so that everything is read."""
+    """Return the file that contains a position, or 0 if none does. With 0 every file is read."""
     if position is None:
         return 0
     starts = layout.read_starts(fs, directory)
     return max((number for number, start in starts.items() if start <= position), default=0)
 
 
-def _within(replay: WalReplay, sidecar: int | None) -> int:
-    """Return the position of the sidecar, or the start of the log if that is later."""
+def _cursor_of(replay: WalReplay, sidecar: int | None) -> int:
+    """Return the later of the sidecar's position and the start of the log."""
     if not replay.found.files:
         return replay.layout.base
     oldest = replay.layout.start(replay.found.files[0].number)
     return oldest if sidecar is None else max(sidecar, oldest)
 
 
-def _lost(replay: WalReplay, sidecar: int) -> LogDamage:
+def _missing_start(replay: WalReplay, sidecar: int) -> LogDamage:
     number = replay.found.files[0].number - 1
     reason = f"positions {sidecar} to {replay.cursor} are missing"
     return LogDamage(file=number, start=0, end=None, reason=reason, name=replay.found.name_of(number))
 
 
 def quarantine_damage(fs: FileSystem, replay: WalReplay, quarantine: str) -> list[str]:
-    """Copy each damaged file from its first damaged byte on; returns the copies. May be done again."""
+    """Copy each damaged file from its first damaged byte on, and return the copies. Safe to repeat."""
     copies: list[str] = []
     for damage in replay.damage:
         copy = os.path.join(quarantine, f"{ACTIVE}.{damage.file}.at-{damage.start}")

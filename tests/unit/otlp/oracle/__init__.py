@@ -1,1 +1,1 @@
-"""The plain way between OTLP and Arrow, message by message: the oracle for the columns of `penstock.otlp`."""
+"""The simple conversion between OTLP and Arrow, message by message: the oracle for `penstock.otlp`."""

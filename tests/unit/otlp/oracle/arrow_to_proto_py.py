@@ -1,4 +1,4 @@
-"""From columns to one request, row by row."""
+"""Conversion of columns to one request, row by row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FIELDS: Final = {
 
 
 class ValueReader:
-    """Values of any kind, to be put into messages."""
+    """A reader of values of any kind that writes them into messages."""
 
     def __init__(self, column: pa.StructArray) -> None:
         valid = column.is_valid().to_pylist()
@@ -62,11 +62,11 @@ class ValueReader:
         self._serialized: list[bytes] = column.field("ser").to_pylist()
 
     def has(self, place: int) -> bool:
-        """Whether there is a value at all."""
+        """Return whether there is a value."""
         return self._kinds[place] is not None
 
     def fill(self, place: int, value: AnyValue) -> None:
-        """Put the value at `place` into a message of its own."""
+        """Write the value at `place` into its own message."""
         kind = self._kinds[place]
         if kind in self._leaves:
             setattr(value, _FIELDS[kind], self._leaves[kind][place])
@@ -77,7 +77,7 @@ class ValueReader:
 
 
 class AttributeReader:
-    """Attributes, row by row."""
+    """A reader of attributes, row by row."""
 
     def __init__(self, column: pa.MapArray) -> None:
         offsets = np.asarray(column.offsets, np.int64)
@@ -87,7 +87,7 @@ class AttributeReader:
         self._values = ValueReader(column.items.slice(start, length))
 
     def fill(self, row: int, pairs: RepeatedCompositeFieldContainer[KeyValue]) -> None:
-        """Put the attributes of `row` into a message."""
+        """Write the attributes of `row` into a message."""
         for place in range(self._offsets[row], self._offsets[row + 1]):
             pair = pairs.add()
             pair.key = self._keys[place]
@@ -96,7 +96,7 @@ class AttributeReader:
 
 
 class ListReader:
-    """Lists of structs, row by row: the places of a row, and the fields' cells by place."""
+    """A reader of lists of structs, row by row: the places of a row, and the fields' cells by place."""
 
     def __init__(self, column: pa.ListArray) -> None:
         offsets = np.asarray(column.offsets, np.int64)
@@ -105,12 +105,12 @@ class ListReader:
         self.structs: pa.StructArray = column.values.slice(start, length)
 
     def places(self, row: int) -> range:
-        """Where the list of `row` stands."""
+        """Return the places of the list of `row`."""
         return range(self._offsets[row], self._offsets[row + 1])
 
 
 def nanoseconds(column: pa.TimestampArray) -> list[int]:
-    """Times as the protocol has them: unsigned, 0 for an unknown one."""
+    """Return times as the protocol represents them: unsigned, with 0 for an unknown time."""
     found: list[int] = np.asarray(column.cast(pa.int64()).fill_null(0), np.int64).view(np.uint64).tolist()
     return found
 
@@ -127,7 +127,7 @@ _LOG_FIELDS = (
 
 
 class LogFiller:
-    """Puts rows of log records into the message of their scope."""
+    """Writes rows of log records into the message of their scope."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._cells = {name: batch.column(name).to_pylist() for name in _LOG_FIELDS}
@@ -137,7 +137,7 @@ class LogFiller:
         self._attributes = AttributeReader(batch.column("attributes"))
 
     def add(self, row: int, scope: ScopeLogs, *, is_first: bool) -> None:
-        """One more log record."""
+        """Add a log record."""
         record = scope.log_records.add()
         for name, cells in self._cells.items():
             if cells[row]:
@@ -153,7 +153,7 @@ _COUNTS = ("dropped_events_count", "dropped_links_count", "dropped_attributes_co
 
 
 class SpanFiller:
-    """Puts rows of spans into the message of their scope."""
+    """Writes rows of spans into the message of their scope."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._cells = {name: batch.column(name).to_pylist() for name in (*_SPAN_FIELDS, *_COUNTS)}
@@ -165,7 +165,7 @@ class SpanFiller:
         self._events, self._links = _Events(batch.column("events")), _Links(batch.column("links"))
 
     def add(self, row: int, scope: ScopeSpans, *, is_first: bool) -> None:
-        """One more span."""
+        """Add a span."""
         span = scope.spans.add()
         for name, cells in self._cells.items():
             if cells[row]:
@@ -228,7 +228,7 @@ _LISTS: Final = ("bucket_counts", "explicit_bounds")
 
 
 class PointFiller:
-    """Puts rows of data points into the message of their scope; points of one metric in a row share it."""
+    """Writes rows of data points into the message of their scope. Points of one metric in a row share it."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._new = changes([batch.column(name) for name in METRIC_COLUMNS]).tolist()
@@ -244,7 +244,7 @@ class PointFiller:
         self._data: pb.Histogram
 
     def add(self, row: int, scope: pb.ScopeMetrics, *, is_first: bool) -> None:
-        """One more data point. Raises `InvalidInput` for a type that no metric has."""
+        """Add a data point. Raise `InvalidInput` for a type that no metric has."""
         if is_first or self._new[row]:
             self._data = self._add_metric(row, scope)
         point = self._data.data_points.add()
@@ -325,10 +325,10 @@ _NAMES: Final = {Signal.TRACES: "spans", Signal.LOGS: "logs", Signal.METRICS: "m
 
 
 class Filler(Protocol):
-    """Puts the rows of one scope into its message."""
+    """Writes the rows of one scope into its message."""
 
     def add(self, row: int, scope: Message, *, is_first: bool) -> None:
-        """One more row; `is_first` when it is the first of its scope."""
+        """Add a row. `is_first` marks the first row of its scope."""
 
 
 _FILLERS: Final[dict[Signal, Callable[[pa.RecordBatch], Filler]]] = {
@@ -339,7 +339,7 @@ _FILLERS: Final[dict[Signal, Callable[[pa.RecordBatch], Filler]]] = {
 
 
 def arrow_to_proto_py(batch: pa.RecordBatch, signal: Signal) -> Request:
-    """Build the request that `batch` is the rows of."""
+    """Build the request for the rows of `batch`."""
     request = messages_of(signal).request()
     filler = _FILLERS[signal](batch)
     resources, scopes = _ResourceFiller(batch), _ScopeFiller(batch)

@@ -1,4 +1,4 @@
-"""Columns out of messages, field by field."""
+"""Building columns from messages, field by field."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Values:
         self._plain: tuple[list[object], ...] = ([], [], [], [], [], [])
 
     def add(self, value: AnyValue | None) -> None:
-        """One more value; `None` where the message has none."""
+        """Add a value, or None where the message has none."""
         kind, cells = _cells(value)
         self._kinds.append(kind)
         for column, cell in zip(self._plain, cells, strict=True):
             column.append(cell)
 
     def finish(self) -> pa.StructArray:
-        """The column."""
+        """Return the column."""
         missing = pa.array([kind is None for kind in self._kinds], pa.bool_())
         leaves = [pa.array(self._kinds, pa.int8())]
         for field, cells in zip(list(ANY_VALUE)[1:], self._plain, strict=True):
@@ -65,7 +65,7 @@ _NOTHING: Final[_Cells] = (None, None, None, None, None, None)
 
 
 def _cells(value: AnyValue | None) -> tuple[int | None, _Cells]:
-    """The kind of a value, and its cells `str`, `int`, `double`, `bool`, `bytes`, `ser`."""
+    """Return the kind of a value and its cells `str`, `int`, `double`, `bool`, `bytes`, `ser`."""
     if value is None:
         return None, _NOTHING
     field = value.WhichOneof("value")
@@ -94,7 +94,7 @@ class Attributes:
         self._values = Values()
 
     def add(self, pairs: Iterable[KeyValue] | None) -> None:
-        """The attributes of one more row; `None` where there is nothing that could have any."""
+        """Add the attributes of a row, or None if the message that would have them is missing."""
         for pair in pairs or ():
             self._keys.append(pair.key)
             self._values.add(pair.value if pair.HasField("value") else None)
@@ -102,7 +102,7 @@ class Attributes:
         self._missing.append(pairs is None)
 
     def finish(self) -> pa.MapArray:
-        """The column."""
+        """Return the column."""
         return pa.MapArray.from_arrays(
             pa.array(self._offsets, pa.int32()),
             pa.array(self._keys, pa.string()),
@@ -113,7 +113,7 @@ class Attributes:
 
 
 class Lists:
-    """A column of lists of structs, given as rows of cells; columns that are arrays already come last."""
+    """A column of lists of structs, given as rows of cells. Columns that are already arrays come last."""
 
     def __init__(self, kind: pa.ListType) -> None:
         self._kind = kind
@@ -122,12 +122,12 @@ class Lists:
         self.cells: list[tuple[object, ...]] = []
 
     def end_row(self, *, missing: bool = False) -> None:
-        """What was put into `cells` since the last call is one row's list."""
+        """End a row: its list is everything added to `cells` since the last call."""
         self._offsets.append(len(self.cells))
         self._missing.append(missing)
 
     def finish(self, **built: pa.Array) -> pa.ListArray:
-        """The column; `built` are the fields that are no cells."""
+        """Return the column. `built` are the fields that are already arrays."""
         return pa.ListArray.from_arrays(
             pa.array(self._offsets, pa.int32()),
             struct_of(self._kind.value_type, self.cells, built),
@@ -139,7 +139,7 @@ class Lists:
 def columns_of(
     schema: pa.Schema, names: Sequence[str], cells: Sequence[tuple[object, ...]]
 ) -> dict[str, pa.Array]:
-    """The columns `names` out of one tuple a row."""
+    """Return the columns `names` from one tuple per row."""
     columns = zip(*cells, strict=True) if cells else [()] * len(names)
     return {
         name: _column(column, schema.field(name).type) for name, column in zip(names, columns, strict=True)
@@ -153,7 +153,7 @@ def _column(cells: Sequence[object], kind: pa.DataType) -> pa.Array:
 def struct_of(
     kind: pa.StructType, cells: Sequence[tuple[object, ...]], built: dict[str, pa.Array]
 ) -> pa.StructArray:
-    """An array of `kind`: the fields in `built` as they are, the others from the tuples, in their order."""
+    """Return an array of `kind`: the fields in `built` unchanged, the others from the tuples, in order."""
     plain = [field for field in kind if field.name not in built]
     columns = list(zip(*cells, strict=True)) if cells else [()] * len(plain)
     arrays = dict(built)
@@ -163,6 +163,6 @@ def struct_of(
 
 
 def times(nanoseconds: Sequence[object]) -> pa.TimestampArray:
-    """Nanoseconds since 1970 as times, 0 as null. From 2262 on they are negative, and go back so."""
+    """Convert nanoseconds since 1970 to times, and 0 to null. From 2262 on times are negative, losslessly."""
     unsigned = np.array(nanoseconds, np.uint64)
     return pa.array(unsigned.view(np.int64), pa.int64(), mask=unsigned == 0).cast(TIME)

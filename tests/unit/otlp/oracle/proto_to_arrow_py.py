@@ -1,4 +1,4 @@
-"""From a parsed request to columns, message by message."""
+"""Conversion of a parsed request to columns, message by message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LogRows:
         self._bodies = Values()
 
     def add(self, record: LogRecord) -> int:
-        """One more record; how many rows it became, which is 0 when it is refused."""
+        """Add a record. Return the number of rows it became, which is 0 if it is refused."""
         faults = (
             id_fault("trace_id", record.trace_id, TRACE_ID_BYTES),
             id_fault("span_id", record.span_id, SPAN_ID_BYTES),
@@ -83,7 +83,7 @@ class LogRows:
         return 1
 
     def finish(self) -> dict[str, pa.Array]:
-        """The columns by name."""
+        """Return the columns by name."""
         bodies = self._bodies.finish()
         return columns_of(LOGS, _LOG_FIELDS, self._cells) | {
             "body": text_of(bodies),
@@ -121,7 +121,7 @@ class SpanRows:
         self._links, self._link_attributes = Lists(LINKS), Attributes()
 
     def add(self, span: Span) -> int:
-        """One more span; how many rows it became, which is 0 when it is refused."""
+        """Add a span. Return the number of rows it became, which is 0 if it is refused."""
         if self._refusals.refuse(_faults_of_span(span)):
             return 0
         has_status = span.HasField("status")
@@ -169,7 +169,7 @@ class SpanRows:
         self._links.end_row()
 
     def finish(self) -> dict[str, pa.Array]:
-        """The columns by name."""
+        """Return the columns by name."""
         columns = columns_of(SPANS, _SPAN_FIELDS, self._cells)
         return columns | {
             "duration_ns": duration_of(columns["start_time"], columns["end_time"]),
@@ -203,7 +203,7 @@ class PointRows:
         self._exemplars, self._exemplar_attributes = Lists(EXEMPLARS), Attributes()
 
     def add(self, metric: pb.Metric) -> int:
-        """The points of one more metric; how many rows they became."""
+        """Add the points of a metric. Return the number of rows they became."""
         kind = metric.WhichOneof("data")
         if kind is None:
             return 0
@@ -235,7 +235,7 @@ class PointRows:
         self._exemplars.end_row(missing=exemplars is None)
 
     def finish(self) -> dict[str, pa.Array]:
-        """The columns by name."""
+        """Return the columns by name."""
         return columns_of(METRICS, _POINT_FIELDS, self._cells) | {
             "attributes": self._attributes.finish(),
             "dropped_attributes_count": pa.nulls(len(self._cells), pa.uint32()),
@@ -310,22 +310,22 @@ class Rows(Protocol):
     """The columns of a signal that do not come from resource or scope."""
 
     def add(self, item: Any, /) -> int:
-        """One more message; how many rows it became."""
+        """Add a message. Return the number of rows it became."""
 
     def finish(self) -> dict[str, pa.Array]:
-        """The columns by name."""
+        """Return the columns by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The rows of a request, and what was refused."""
+    """The rows of a request, and its refused items."""
 
     batch: pa.RecordBatch
     refusals: Refusals
 
 
 def proto_to_arrow_py(request: Request, signal: Signal) -> Converted:
-    """The rows of `request`. Raises `LimitExceeded` when resources would repeat too much."""
+    """Return the rows of `request`. Raise `LimitExceeded` if resources would be repeated too often."""
     refusals = Refusals(ITEM_NAMES[signal])
     rows = _ROWS[signal](refusals)
     resources, scopes = _Resources(), _Scopes()

@@ -1,4 +1,4 @@
-"""Nothing that everybody has stays readable in the directory."""
+"""No payload stays readable in the directory after every subscriber has processed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing out bundles: order, claims and leases, retries, waiting, and what a drop does to all of it."""
+"""Delivering bundles: order, claims and leases, retries, waiting, and the effects of a drop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_newest_first_is_by_segment_and_in_order_within_one() -> None:
     assert core.refs("a") == [(2, 0), (3, 0), (2, 1), (1, 0), (1, 1)]
 
 
-async def test_two_subscribers_get_everything_each(core: Core) -> None:
+async def test_each_of_two_subscribers_gets_all_data(core: Core) -> None:
     core.subscribe("b")
     core.add(1, bundles=2)
     assert core.refs("a") == core.refs("b") == [(1, 0), (1, 1)]
@@ -96,10 +96,10 @@ async def test_no_more_are_handed_out_than_may_be_in_flight() -> None:
     assert core.take("a").ref == BundleRef(1, 2)
 
 
-# ---- answers
+# ---- resolving
 
 
-async def test_a_nacked_bundle_comes_again_after_its_backoff_and_not_before(core: Core) -> None:
+async def test_a_nacked_bundle_is_delivered_again_after_its_backoff_and_not_before(core: Core) -> None:
     core.add(1, bundles=1)
     assert core.deliveries.nack(core.take("a"), "busy")
     assert core.deliveries.next("a") is None
@@ -121,7 +121,7 @@ async def test_the_wait_doubles_up_to_its_maximum(core: Core) -> None:
         await core.clock.advance(longest / 2 + 0.02)
 
 
-async def test_a_hint_of_the_server_is_a_floor(core: Core) -> None:
+async def test_a_requested_delay_is_a_minimum(core: Core) -> None:
     core.add(1, bundles=1)
     core.deliveries.nack(core.take("a"), retry_after_s=60)
     await core.clock.advance(59.9)
@@ -140,7 +140,7 @@ async def test_other_bundles_are_delivered_while_one_is_deferred(core: Core) -> 
     assert core.offsets.subscriber("a").hwm == 1
 
 
-async def test_a_deferred_bundle_comes_again_as_if_it_had_not_been_tried(core: Core) -> None:
+async def test_a_deferred_bundle_is_delivered_again_as_if_it_had_not_been_tried(core: Core) -> None:
     core.add(1, bundles=1)
     core.deliveries.defer(core.take("a"), 5)
     await core.clock.advance(4.9)
@@ -150,7 +150,7 @@ async def test_a_deferred_bundle_comes_again_as_if_it_had_not_been_tried(core: C
     assert core.offsets.subscriber("a").nacked == 0
 
 
-async def test_a_rejected_bundle_does_not_come_again_and_is_counted(core: Core) -> None:
+async def test_a_rejected_bundle_is_not_delivered_again_and_is_counted(core: Core) -> None:
     core.add(1, bundles=1)
     assert core.deliveries.reject(core.take("a"), "malformed", items=10)
     assert core.refs("a") == []
@@ -178,7 +178,7 @@ async def test_an_ack_of_a_segment_voids_the_claims_on_it(core: Core) -> None:
     assert core.offsets.subscriber("a").acked == 2
 
 
-async def test_an_ack_through_a_number_takes_in_every_segment_up_to_it(core: Core) -> None:
+async def test_an_ack_through_a_number_covers_every_segment_up_to_it(core: Core) -> None:
     for seq in (1, 2, 3):
         core.add(seq)
     core.deliveries.ack_segment("a", 1)
@@ -186,7 +186,7 @@ async def test_an_ack_through_a_number_takes_in_every_segment_up_to_it(core: Cor
     assert core.offsets.subscriber("a").hwm == 2
 
 
-async def test_one_particular_bundle_can_be_claimed(core: Core) -> None:
+async def test_a_specific_bundle_can_be_claimed(core: Core) -> None:
     core.add(1, bundles=3)
     claim = core.deliveries.claim("a", BundleRef(1, 1))
     with pytest.raises(StaleClaim, match="claimed"):
@@ -199,7 +199,7 @@ async def test_one_particular_bundle_can_be_claimed(core: Core) -> None:
         core.deliveries.claim("a", BundleRef(9, 0))
 
 
-async def test_a_bundle_that_was_put_off_can_be_asked_for_and_is_not_handed_out_twice(core: Core) -> None:
+async def test_a_deferred_bundle_can_be_claimed_and_is_not_handed_out_twice(core: Core) -> None:
     core.add(1, bundles=1)
     core.deliveries.nack(core.take("a"))
     claim = core.deliveries.claim("a", BundleRef(1, 0))
@@ -208,7 +208,7 @@ async def test_a_bundle_that_was_put_off_can_be_asked_for_and_is_not_handed_out_
     assert core.deliveries.next("a") is None
     core.deliveries.nack(claim)
     await core.clock.advance(0.9)
-    assert core.deliveries.next("a") is None, "the due time of the first nack must not count any more"
+    assert core.deliveries.next("a") is None, "the due time of the first nack must no longer count"
 
 
 # ---- leases
@@ -226,7 +226,7 @@ async def test_a_claim_that_expires_goes_to_the_next_consumer(core: Core) -> Non
     assert core.registry.value("quiver.subscriber.stale_claims_total", subscriber="a") == 1
 
 
-async def test_a_stale_claim_resolves_nothing_even_before_anybody_noticed(core: Core) -> None:
+async def test_a_stale_claim_resolves_nothing_even_before_its_expiry_is_processed(core: Core) -> None:
     core.add(1, bundles=1)
     claim = core.take("a")
     await core.clock.advance(300)
@@ -237,7 +237,7 @@ async def test_a_stale_claim_resolves_nothing_even_before_anybody_noticed(core: 
     assert core.take("a").ref == claim.ref
 
 
-async def test_a_claim_is_answered_once(core: Core) -> None:
+async def test_a_claim_is_resolved_once(core: Core) -> None:
     core.add(1, bundles=1)
     claim = core.take("a")
     assert core.deliveries.ack(claim)
@@ -245,7 +245,7 @@ async def test_a_claim_is_answered_once(core: Core) -> None:
     assert core.refs("a") == []
 
 
-async def test_claims_do_not_survive_a_restart_and_their_bundles_come_again(core: Core) -> None:
+async def test_claims_do_not_survive_a_restart_and_their_bundles_are_delivered_again(core: Core) -> None:
     core.add(1, bundles=2)
     core.deliveries.ack(core.take("a"))
     core.take("a")
@@ -253,7 +253,7 @@ async def test_claims_do_not_survive_a_restart_and_their_bundles_come_again(core
     assert core.crashed().refs("a") == [(1, 1)]
 
 
-async def test_a_bundle_that_cannot_be_read_goes_back_and_its_segment_is_set_aside_in_the_end(
+async def test_an_unreadable_bundle_is_returned_and_its_segment_is_quarantined_in_the_end(
     core: Core,
 ) -> None:
     core.add(1, bundles=1)
@@ -282,7 +282,7 @@ async def test_a_segment_with_a_live_claim_is_not_dropped(core: Core) -> None:
     assert core.registry.value("quiver.loss.items", reason="size", signal="logs") == 20
 
 
-async def test_a_lease_that_ran_out_does_not_hold_up_a_drop(core: Core) -> None:
+async def test_an_expired_lease_does_not_delay_a_drop(core: Core) -> None:
     core.add(1)
     core.take("a")
     await core.clock.advance(300)
@@ -296,7 +296,7 @@ async def test_a_forced_drop_voids_a_claim(core: Core) -> None:
     assert not core.deliveries.ack(claim)
 
 
-async def test_a_bundle_that_was_put_off_is_not_handed_out_of_a_dropped_segment(core: Core) -> None:
+async def test_a_deferred_bundle_of_a_dropped_segment_is_not_handed_out(core: Core) -> None:
     core.add(1, bundles=1)
     core.add(2, bundles=1)
     core.deliveries.nack(core.take("a"))
@@ -305,7 +305,7 @@ async def test_a_bundle_that_was_put_off_is_not_handed_out_of_a_dropped_segment(
     assert core.refs("a") == [(2, 0)]
 
 
-def test_threads_that_ask_never_get_a_bundle_of_a_dropped_segment() -> None:
+def test_concurrent_threads_never_get_a_bundle_of_a_dropped_segment() -> None:
     core = opened()
     for seq in range(1, 201):
         core.add(seq, bundles=1)
@@ -352,7 +352,7 @@ def waiting_thread(deliveries: Deliveries, found: list[object]) -> threading.Thr
     return thread
 
 
-def test_a_thread_that_waits_gets_what_comes() -> None:
+def test_a_waiting_thread_gets_the_next_bundle() -> None:
     core = opened()
     found: list[object] = []
     thread = waiting_thread(core.deliveries, found)
@@ -361,7 +361,7 @@ def test_a_thread_that_waits_gets_what_comes() -> None:
     assert [claim.ref for claim in found] == [BundleRef(1, 0)]  # type: ignore[attr-defined]
 
 
-def test_a_thread_that_waits_for_room_in_flight_gets_it() -> None:
+def test_a_thread_that_waits_for_in_flight_capacity_gets_it() -> None:
     core = opened(max_in_flight=1)
     core.add(1, bundles=2)
     claim = core.take("a")
@@ -413,11 +413,11 @@ async def test_a_task_of_an_inactive_subscriber_waits_quietly(core: Core) -> Non
     assert await task is None
 
 
-def test_no_wait_without_a_timeout_left() -> None:
+def test_an_elapsed_timeout_does_not_wait() -> None:
     assert opened().deliveries.take("a", 0) is None
 
 
-async def test_a_task_that_waits_gets_what_comes_from_another_thread(core: Core) -> None:
+async def test_a_waiting_task_gets_a_bundle_from_another_thread(core: Core) -> None:
     task = asyncio.create_task(core.deliveries.take_async("a"))
     await asyncio.sleep(0)
     thread = threading.Thread(target=lambda: core.add(1, bundles=1))
@@ -427,7 +427,7 @@ async def test_a_task_that_waits_gets_what_comes_from_another_thread(core: Core)
     assert claim is not None
 
 
-async def test_a_task_is_woken_when_something_put_off_is_due(core: Core) -> None:
+async def test_a_task_is_woken_when_a_deferred_bundle_is_due(core: Core) -> None:
     core.add(1, bundles=1)
     core.deliveries.nack(core.take("a"))
     task = asyncio.create_task(core.deliveries.take_async("a", 10))
@@ -437,7 +437,7 @@ async def test_a_task_is_woken_when_something_put_off_is_due(core: Core) -> None
     assert claim.attempt == 2
 
 
-async def test_a_task_gives_up_at_its_timeout(core: Core) -> None:
+async def test_a_waiting_task_returns_at_its_timeout(core: Core) -> None:
     task = asyncio.create_task(core.deliveries.take_async("a", 5))
     await core.clock.advance(5.1)
     assert await task is None
@@ -461,7 +461,7 @@ def bundle_of(core: Core) -> Bundle:
     return Bundle(core.take("a"), BATCH, items=1, resolver=core.deliveries)
 
 
-async def test_a_bundle_says_what_it_is(core: Core) -> None:
+async def test_a_bundle_describes_itself(core: Core) -> None:
     core.add(1)
     bundle = bundle_of(core)
     assert (bundle.ref, bundle.signal, bundle.slot, bundle.items, bundle.attempt, bundle.subscriber) == (
@@ -477,7 +477,7 @@ async def test_a_bundle_says_what_it_is(core: Core) -> None:
     assert bundle.is_resolved
 
 
-async def test_the_first_answer_counts(core: Core) -> None:
+async def test_the_first_resolution_counts(core: Core) -> None:
     core.add(1, bundles=1)
     bundle = bundle_of(core)
     assert bundle.ack()
@@ -485,7 +485,7 @@ async def test_the_first_answer_counts(core: Core) -> None:
     assert core.offsets.subscriber("a").hwm == 1
 
 
-async def test_leaving_a_bundle_without_an_answer_defers_it(core: Core) -> None:
+async def test_leaving_a_bundle_unresolved_defers_it(core: Core) -> None:
     core.add(1, bundles=1)
     with pytest.raises(ZeroDivisionError), bundle_of(core):
         raise ZeroDivisionError
@@ -505,7 +505,7 @@ async def test_a_forgotten_bundle_is_deferred(core: Core) -> None:
     assert core.take("a").ref == BundleRef(1, 0)
 
 
-async def test_a_wrong_delay_is_refused_and_the_bundle_still_held(core: Core) -> None:
+async def test_an_invalid_delay_is_refused_and_the_bundle_stays_claimed(core: Core) -> None:
     core.add(1, bundles=1)
     bundle = bundle_of(core)
     with pytest.raises(ConfigError):
@@ -514,7 +514,7 @@ async def test_a_wrong_delay_is_refused_and_the_bundle_still_held(core: Core) ->
     assert bundle.nack(retry_after="2s")
 
 
-async def test_gauges_follow(core: Core) -> None:
+async def test_gauges_follow_the_state(core: Core) -> None:
     core.add(1, bundles=2)
     core.add(2, bundles=1)
     core.deliveries.ack(core.take("a"))

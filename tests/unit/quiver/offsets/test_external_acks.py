@@ -1,4 +1,4 @@
-"""The drop box: notes are whole, never shrink, and are read once per change."""
+"""The ack inbox: notes are complete, never go back, and are read once per change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_empty_directory_has_no_notes() -> None:
     assert read_external_ack(disk, CORE, "spark") is None
 
 
-def test_a_note_is_taken_once_per_change() -> None:
+def test_a_note_is_read_once_per_change() -> None:
     disk = FakeDisk()
     inbox = ExternalAcks(disk, CORE)
     commit_offset(disk, CORE, note(0))
@@ -35,21 +35,21 @@ def test_a_note_is_taken_once_per_change() -> None:
     assert inbox.take() == [note(3)]
 
 
-def test_after_a_start_every_note_is_taken_again() -> None:
+def test_after_a_start_every_note_is_read_again() -> None:
     disk = FakeDisk()
     commit_offset(disk, CORE, note(3))
     ExternalAcks(disk, CORE).take()
     assert ExternalAcks(disk, CORE).take() == [note(3)]
 
 
-def test_a_note_never_takes_back_what_an_earlier_one_said() -> None:
+def test_a_note_never_lowers_an_earlier_offset() -> None:
     disk = FakeDisk()
     commit_offset(disk, CORE, note(7))
     commit_offset(disk, CORE, note(3))
     assert read_external_ack(disk, CORE, "spark") == note(7)
 
 
-def test_a_name_that_no_subscriber_can_have_is_refused() -> None:
+def test_a_name_that_is_not_a_subscriber_name_is_refused() -> None:
     for name in ("../evil", "", "a" * 65, "con"):
         with pytest.raises(InvalidInput):
             commit_offset(FakeDisk(), CORE, note(1, name))
@@ -67,7 +67,7 @@ def test_a_name_that_no_subscriber_can_have_is_refused() -> None:
         b"x" * 5000,
     ],
 )
-def test_a_note_that_cannot_be_read_is_passed_over(text: bytes) -> None:
+def test_an_unreadable_note_is_skipped(text: bytes) -> None:
     disk = FakeDisk()
     disk.make_dirs(BOX)
     disk.create(f"{BOX}/spark.json").write([text])

@@ -1,4 +1,4 @@
-"""Bits that flip in the ack log and in checkpoints: what is lost is delivered again, nothing is skipped."""
+"""Flipped bits in the ack log and in checkpoints: lost acks cause redelivery, and nothing is skipped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flip(disk: FakeDisk, path: str, bit: int) -> None:
 
 
 def written() -> Core:
-    """A core with two subscribers and a few acks in its log."""
+    """Return a core with two subscribers and a few acks in its log."""
     core = Core().open()
     core.subscribe("a", "b")
     core.add(1, bundles=BUNDLES)
@@ -68,15 +68,15 @@ def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
         core = written()
         flip(core.disk, LOG, bit)
         after = core.crashed()
-        for name, said in (("a", {0, 2}), ("b", {1})):
+        for name, acked in (("a", {0, 2}), ("b", {1})):
             if name in after.offsets.names():
-                assert resolved(after, name) <= said
+                assert resolved(after, name) <= acked
         assert after.offsets.state.next_segment_seq >= 2
         if bit >= HEADER_BYTES * 8 and bit < (size - RECORD_BYTES) * 8:
-            assert after.offsets.damage, f"nobody noticed bit {bit}"
+            assert after.offsets.damage, f"bit {bit} was not detected"
 
 
-def test_only_the_flipped_record_is_lost_and_reported_and_kept_as_evidence() -> None:
+def test_only_the_flipped_record_is_lost_reported_and_kept_as_evidence() -> None:
     core = written()
     size = core.disk.stat(LOG).size
     flip(core.disk, LOG, (size - 3 * RECORD_BYTES + 10) * 8)
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before_it() -> 
     assert resolved(after.crashed(), "a") == {0, 2, 3}
 
 
-def test_files_that_were_given_up_stay_as_long_as_a_checkpoint_needs_them() -> None:
+def test_abandoned_files_stay_while_a_checkpoint_needs_them() -> None:
     core = written()
     core.offsets.checkpoint()
     core.ack("a", 1, 3)
@@ -152,7 +152,7 @@ def test_without_any_checkpoint_the_log_still_has_the_names_and_the_marks() -> N
     assert after.offsets.state.next_segment_seq >= 2
 
 
-def test_with_everything_lost_all_that_is_there_is_delivered_again() -> None:
+def test_with_all_acknowledgements_lost_all_existing_data_is_delivered_again() -> None:
     core = written()
     core.offsets.close()
     disk = core.disk
@@ -164,7 +164,7 @@ def test_with_everything_lost_all_that_is_there_is_delivered_again() -> None:
     assert len(after.refs("a")) == BUNDLES
 
 
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_noticed() -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_detected() -> None:
     state = CheckpointState(
         generation=3,
         last_number=99,
@@ -198,7 +198,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_noticed() -> None:
             decode_checkpoint(data[:size])
 
 
-def test_a_record_comes_back_as_it_was() -> None:
+def test_a_record_is_decoded_unchanged() -> None:
     record = OffsetRecord(
         kind=RecordKind.OUTCOME,
         outcome=Outcome.REJECTED,
@@ -217,19 +217,19 @@ def test_a_record_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", bytes(40), b"\xff" * 40, bytes(39)])
-def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
+def test_bytes_that_are_not_a_record_decode_to_none(data: bytes) -> None:
     assert decode_record(data) is None
     assert all(record is None for record in decode_records(data))
 
 
-def test_a_header_comes_back_and_anything_else_is_none() -> None:
+def test_a_header_is_decoded_and_other_bytes_are_none() -> None:
     assert decode_header(encode_header(7, 99)) == (7, 99)
     assert len(encode_header(7, 99)) == HEADER_BYTES
     assert decode_header(bytes(32)) is None
     assert decode_header(b"") is None
 
 
-async def test_while_a_definition_is_lost_nothing_is_deleted_before_its_owner_could_come_back() -> None:
+async def test_after_a_lost_definition_nothing_is_deleted_before_its_owner_could_register_again() -> None:
     core = written()
     core.deliveries.ack_segment("b", 1)
     core.offsets.sync()

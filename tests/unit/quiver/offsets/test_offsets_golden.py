@@ -1,4 +1,4 @@
-"""Acknowledgements as earlier versions wrote them stay readable. Golden files are only added to."""
+"""Acknowledgements written by earlier versions stay readable. Golden files are only added to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFOS = [segment(seq, bundles=3) for seq in (2, 3, 5)]
 
 
 def make() -> Core:
-    """The work that the golden files are of: two checkpoints, and a log behind the second."""
+    """Create the state of the golden files: two checkpoints, and a log after the second."""
     core = Core().open()
     core.subscribe("otlp", "parquet_exporter-with_a_name_of_three_pieces_1234567890")
     for seq in (1, 2, 3):

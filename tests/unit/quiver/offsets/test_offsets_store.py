@@ -1,4 +1,4 @@
-"""The book of acknowledgements: marks, gaps, registration, deletion, and what survives a restart."""
+"""The subscription store: marks, gaps, registration, deletion, and recovery after a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def core() -> Core:
     return Core().open()
 
 
-def test_the_mark_stops_before_a_segment_that_is_not_all_resolved(core: Core) -> None:
+def test_the_mark_stops_before_a_segment_that_is_not_fully_resolved(core: Core) -> None:
     core.subscribe("a")
     for seq in (1, 2, 3):
         core.add(seq)
@@ -80,7 +80,7 @@ def test_nothing_is_finished_while_one_subscriber_needs_it(core: Core) -> None:
     assert (core.offsets.state.outstanding(1), core.offsets.finished()) == (0, [1])
 
 
-def test_a_segment_is_deletable_only_after_a_sync_of_what_permits_it(core: Core) -> None:
+def test_a_segment_is_deletable_only_after_a_sync_of_its_acks(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)
@@ -116,7 +116,7 @@ def test_without_any_subscriber_nothing_is_finished(core: Core) -> None:
     assert core.refs("late") == [(1, 0), (1, 1)]
 
 
-def test_unregistering_the_last_subscriber_lets_go_of_what_was_there_and_keeps_what_comes(core: Core) -> None:
+def test_unregistering_the_last_subscriber_releases_existing_data_and_keeps_new_data(core: Core) -> None:
     core.subscribe("a")
     core.add(1)
     gone = core.unregister("a")
@@ -126,7 +126,7 @@ def test_unregistering_the_last_subscriber_lets_go_of_what_was_there_and_keeps_w
     assert core.crashed().offsets.finished() == [1]
 
 
-def test_unregistering_unpins_what_only_that_one_needed(core: Core) -> None:
+def test_unregistering_releases_data_that_only_that_subscriber_needed(core: Core) -> None:
     core.subscribe("a", "b")
     core.add(1, bundles=1)
     core.add(2, bundles=1)
@@ -148,7 +148,9 @@ def test_a_subscriber_that_registers_before_the_deletion_keeps_the_segment(core:
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", 2), ("latest", None), (3, 3), (4, None)])
-def test_a_new_subscriber_starts_where_it_says(core: Core, start: str | int, first: int | None) -> None:
+def test_a_new_subscriber_starts_at_its_start_position(
+    core: Core, start: str | int, first: int | None
+) -> None:
     core.subscribe("a")
     for seq in (1, 2, 3):
         core.add(seq, bundles=1)
@@ -163,31 +165,31 @@ def test_a_new_subscriber_starts_where_it_says(core: Core, start: str | int, fir
 
 
 @pytest.mark.parametrize("start", ["newest", 0, 2, -1])
-def test_a_start_that_is_none_is_refused(core: Core, start: str | int) -> None:
+def test_an_invalid_start_is_refused(core: Core, start: str | int) -> None:
     with pytest.raises(InvalidInput, match="starts at"):
         core.offsets.register("a", start)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "é", "x" * 65, "CON", "lpt1"])
-def test_a_name_that_is_none_is_refused(core: Core, name: str) -> None:
+def test_an_invalid_name_is_refused(core: Core, name: str) -> None:
     with pytest.raises(InvalidInput, match="not a subscriber name"):
         core.offsets.register(name)
 
 
-def test_a_known_name_continues_where_it_was(core: Core) -> None:
+def test_a_known_name_continues_at_its_position(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)
     assert core.offsets.register("a", "earliest").hwm == 1
 
 
-def test_a_segment_with_a_lower_number_comes_too_late(core: Core) -> None:
+def test_a_segment_with_a_lower_number_is_refused(core: Core) -> None:
     core.add(5)
     with pytest.raises(InvalidInput, match="too late"):
         core.add(4)
 
 
-def test_numbers_that_were_skipped_hold_up_no_mark(core: Core) -> None:
+def test_skipped_numbers_do_not_hold_up_a_mark(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.add(4, bundles=1)
@@ -216,7 +218,7 @@ def test_numbers_of_files_that_never_counted_are_not_missing_later(core: Core) -
 
 
 class SmallDisk(OsFileSystem):
-    """A disk that is full but for what was set aside."""
+    """A disk that is full except for the reserve."""
 
     full = False
 
@@ -226,7 +228,7 @@ class SmallDisk(OsFileSystem):
         return super().create(path)
 
 
-def test_acks_can_still_be_written_on_a_full_disk_as_long_as_the_reserve_lasts(tmp_path: Path) -> None:
+def test_acks_can_be_written_on_a_full_disk_while_the_reserve_lasts(tmp_path: Path) -> None:
     disk = SmallDisk()
     offsets = SubscriptionStore(disk, str(tmp_path), OffsetLogSettings())
     offsets.reconcile([])
@@ -283,7 +285,7 @@ def test_opening_twice_gives_the_same_state_and_changes_nothing(core: Core) -> N
     assert once.offsets.subscriber("a") == twice.offsets.subscriber("a")
 
 
-def test_what_was_replayed_is_not_trusted_before_a_checkpoint_of_our_own(core: Core) -> None:
+def test_replayed_records_are_not_trusted_before_a_checkpoint_of_this_process(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)

@@ -1,4 +1,4 @@
-"""Several cores under one cap: the oldest data of all goes first, whoever needs the room."""
+"""Several cores under one cap: the oldest data of all is dropped first, whichever core needs space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 class Sharer:
-    """One of two cores with a cap of twenty segments for both."""
+    """One of two cores that share a cap of twenty segments."""
 
     def __init__(self, number: int, disk: FakeDisk, clock: ManualClock) -> None:
         self.core = Core(clock=clock).open()
@@ -53,7 +53,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def pair(clock: ManualClock) -> tuple[Sharer, Sharer]:
-    """A core with little that is new, and one with much that is old."""
+    """Return a core with little new data and one with much old data."""
     disk = FakeDisk(clock=clock)
     disk.make_dirs("/data")
     young, old = Sharer(0, disk, clock), Sharer(1, disk, clock)
@@ -62,7 +62,7 @@ def pair(clock: ManualClock) -> tuple[Sharer, Sharer]:
     return young, old
 
 
-def test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way(
+def test_a_core_that_needs_space_waits_for_the_core_with_the_oldest_data(
     pair: tuple[Sharer, Sharer],
 ) -> None:
     young, old = pair
@@ -74,7 +74,7 @@ def test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way(
     assert old.reaper.reap().dropped == ()
 
 
-async def test_a_core_that_waits_in_vain_drops_its_own(
+async def test_a_core_that_waits_in_vain_drops_its_own_data(
     pair: tuple[Sharer, Sharer], clock: ManualClock
 ) -> None:
     young, _ = pair
@@ -84,7 +84,7 @@ async def test_a_core_that_waits_in_vain_drops_its_own(
     assert sorted(young.core.infos) == [2, 3, 4]
 
 
-async def test_segments_that_are_not_needed_make_no_core_drop_data(
+async def test_unneeded_segments_do_not_make_another_core_drop_data(
     pair: tuple[Sharer, Sharer], clock: ManualClock
 ) -> None:
     young, old = pair

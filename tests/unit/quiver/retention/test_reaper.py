@@ -1,4 +1,4 @@
-"""Letting go of segments: the order, the caps, age, and files that will not go."""
+"""Deleting segments: the order, the caps, age, and files that cannot be removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Files:
-    """A directory of segments that can refuse to let one go."""
+    """A directory of segments that can refuse a removal."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -34,14 +34,16 @@ class Files:
 
     def remove(self, seq: int) -> None:
         self.tries += 1
-        assert seq in self.core.offsets.removable(), "a file goes only after what permits it is durable"
+        assert seq in self.core.offsets.removable(), (
+            "a file is removed only after its deletion record is durable"
+        )
         if seq in self.stuck:
             raise Unavailable("the device is busy")
         del self.core.infos[seq]
 
 
 class House:
-    """A core with a budget of ten segments, of which one is being written."""
+    """A core with a quota of ten segments, of which one is being written."""
 
     def __init__(self, policy: Policy = "backpressure", **rules: float) -> None:
         self.core = Core().open()
@@ -89,7 +91,7 @@ def test_segments_that_every_subscriber_processed_are_deleted() -> None:
     assert house.metric("quiver.core.bytes", core_id="0") == 1000
 
 
-def test_some_of_it_may_stay_as_headroom() -> None:
+def test_some_processed_segments_may_stay_as_headroom() -> None:
     house = House(headroom_bytes=2000)
     house.add(1, 2, 3)
     house.ack(1, 2, 3)
@@ -111,7 +113,7 @@ def test_a_sync_that_fails_keeps_every_file() -> None:
     assert house.reaper.reap().removed == (1,)
 
 
-async def test_a_file_that_will_not_go_counts_until_it_is_gone_and_is_tried_ever_more_rarely() -> None:
+async def test_a_file_that_cannot_be_removed_counts_until_it_is_gone_and_is_retried_with_backoff() -> None:
     house = House()
     house.add(1)
     house.ack(1)
@@ -137,7 +139,7 @@ def test_backpressure_deletes_nothing_unprocessed_and_refuses_the_writer() -> No
     assert house.reaper.reclaim(500)
 
 
-def test_drop_oldest_drops_the_oldest_and_records_it_for_those_that_needed_it() -> None:
+def test_drop_oldest_drops_the_oldest_and_records_it_for_subscribers_that_needed_it() -> None:
     house = House("drop_oldest")
     house.core.subscribe("b")
     house.add(*range(1, 10))
@@ -196,7 +198,7 @@ def test_when_nothing_may_be_dropped_the_writer_waits() -> None:
     assert not house.reaper.reclaim(500)
 
 
-def test_what_is_processed_goes_before_anything_is_dropped() -> None:
+def test_processed_segments_are_deleted_before_any_is_dropped() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     house.ack(9)
@@ -205,7 +207,7 @@ def test_what_is_processed_goes_before_anything_is_dropped() -> None:
     assert 1 in house.core.infos
 
 
-async def test_old_segments_go_under_any_policy_and_count_as_expired() -> None:
+async def test_old_segments_are_deleted_under_any_policy_and_count_as_expired() -> None:
     house = House("backpressure", max_age_s=3600)
     house.add(1, ingest_ns=START_NS - HOUR_NS + 10**9)
     house.add(2)
@@ -227,7 +229,7 @@ async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
 
 
 async def test_a_segment_stamped_in_the_future_expires_at_its_age_after_the_start() -> None:
-    """The clock was a year ahead when it came in, or has been set back since."""
+    """The clock was a year ahead at ingestion, or has been set back since."""
     house = House("backpressure", max_age_s=3600)
     house.add(1, ingest_ns=START_NS + 365 * 24 * HOUR_NS)
     assert house.reaper.reap().expired == ()
@@ -256,12 +258,12 @@ def test_too_little_free_space_counts_as_over_the_cap() -> None:
     assert house.reaper.reclaim(100)
 
 
-def test_a_cap_that_cannot_hold_a_log_and_two_segments_names_the_least() -> None:
+def test_a_cap_that_cannot_hold_a_log_and_two_segments_names_the_minimum() -> None:
     with pytest.raises(ConfigError, match="need 3"):
         Quota(Core().disk, CORE, hard_bytes=1000, target_bytes=1024, wal_bytes=1024)
 
 
-def test_age_is_by_when_data_came_in() -> None:
+def test_age_is_measured_from_ingestion() -> None:
     rules = Retention(max_age_s=1)
     house = House()
     house.add(1, ingest_ns=START_NS - 2 * 10**9)
@@ -271,7 +273,7 @@ def test_age_is_by_when_data_came_in() -> None:
     assert Retention().expired(house.core.offsets.infos(), START_NS, set()) == []
 
 
-def test_retention_takes_no_more_than_it_needs() -> None:
+def test_retention_deletes_no_more_than_it_needs() -> None:
     candidates = [Candidate(1, 10), Candidate(2, 10), Candidate(3, 10)]
     rules = Retention(policy="drop_oldest", headroom_bytes=15)
     assert rules.steady(candidates) == [1, 2]

@@ -1,4 +1,4 @@
-"""One cap for several cores: borrowing, whose turn it is, and cores that are not heard of."""
+"""One cap for several cores: borrowing quota, taking turns, and silent cores."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_a_core_may_use_what_the_others_leave(machine: Machine) -> None:
+def test_a_core_may_use_the_quota_that_the_others_leave(machine: Machine) -> None:
     machine.say(0, 600, 700)
     assert machine.cores[0].limit() == 3000 - 300 - 1300
-    assert machine.cores[1].limit() == 3000 - 300 - 700 - 500, "half a share is left to who uses nothing"
+    assert machine.cores[1].limit() == 3000 - 300 - 700 - 500, (
+        "half a share is left to a core that uses nothing"
+    )
 
 
 def test_a_core_can_always_use_half_of_its_share(machine: Machine) -> None:
@@ -64,7 +66,7 @@ def test_a_core_can_always_use_half_of_its_share(machine: Machine) -> None:
     assert quota.soft_bytes == 1600
 
 
-def test_cores_that_use_all_they_may_stay_below_the_cap(machine: Machine) -> None:
+def test_cores_that_use_their_whole_limit_stay_below_the_cap(machine: Machine) -> None:
     used = [0, 0, 0]
     for turn in range(60):
         core = turn * 7 % 3
@@ -73,14 +75,14 @@ def test_cores_that_use_all_they_may_stay_below_the_cap(machine: Machine) -> Non
     assert 2000 < sum(used) <= 3000 - 300
 
 
-def test_all_together_leave_room_for_one_segment_each(machine: Machine) -> None:
+def test_all_cores_together_leave_room_for_one_segment_each(machine: Machine) -> None:
     machine.say(1000, 1000, 700)
     assert machine.cores[0].excess() == 0
     machine.say(1000, 1000, 701)
     assert machine.cores[0].excess() == 1
 
 
-def test_the_core_with_the_oldest_data_gives_way(machine: Machine) -> None:
+def test_the_core_with_the_oldest_data_has_the_turn(machine: Machine) -> None:
     machine.say(1000, 1000, 1000, oldest=(30, 10, 20))
     assert [core.is_our_turn() for core in machine.cores] == [False, True, False]
     machine.say(1000, 1000, 1000, oldest=(30, None, 30))
@@ -93,30 +95,28 @@ def test_no_core_has_a_turn_while_there_is_room(machine: Machine) -> None:
         assert not is_ours
 
 
-def test_two_cores_never_drop_for_one_excess(machine: Machine) -> None:
+def test_two_cores_never_drop_for_the_same_excess(machine: Machine) -> None:
     machine.say(1000, 1000, 1000)
     with machine.cores[0].turn() as ours, machine.cores[1].turn() as theirs:
         assert (ours, theirs) == (True, False)
 
 
-async def test_a_core_that_is_not_heard_of_still_counts_and_has_no_turn(machine: Machine) -> None:
+async def test_a_silent_core_still_counts_and_has_no_turn(machine: Machine) -> None:
     machine.say(1000, 1000, 1000)
     await machine.clock.advance(11)
     for core in machine.cores[1:]:
         core.publish(used=1000, reclaimable=0, oldest_ns=5)
     assert machine.cores[1].excess() == 300
     assert machine.cores[1].is_our_turn()
-    assert machine.cores[0].is_our_turn(), "a core believes in itself; the lock is what decides"
+    assert machine.cores[0].is_our_turn(), "a core counts itself as alive; the lock decides"
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000, 86_400_000])
-async def test_a_step_of_the_wall_clock_makes_no_core_silent_and_no_silent_core_alive(
-    machine: Machine, step_ms: int
-) -> None:
+async def test_a_wall_clock_step_neither_silences_nor_revives_a_core(machine: Machine, step_ms: int) -> None:
     machine.say(1000, 1000, 1000)
     assert not machine.cores[1].is_our_turn()
     machine.clock.jump_wall(step_ms)
-    assert not machine.cores[1].is_our_turn(), "core 0 spoke a moment ago"
+    assert not machine.cores[1].is_our_turn(), "core 0 published a moment ago"
     await machine.clock.advance(9)
     assert not machine.cores[1].is_our_turn()
     await machine.clock.advance(2)
@@ -125,14 +125,14 @@ async def test_a_step_of_the_wall_clock_makes_no_core_silent_and_no_silent_core_
     assert not machine.cores[1].is_our_turn()
 
 
-def test_a_slot_that_is_being_written_is_read_as_it_was(machine: Machine) -> None:
+def test_a_slot_that_is_being_written_keeps_its_previous_value(machine: Machine) -> None:
     machine.say(100, 200, 300)
     assert machine.cores[0].slots()[1].used == 200
     machine.disk.open_log(f"{ROOT}/budget.shm").write_at(64, [b"\xff" * 8])
     assert machine.cores[0].slots()[1].used == 200
 
 
-def test_a_slot_comes_back_as_it_was_and_zeros_are_none() -> None:
+def test_a_slot_is_decoded_unchanged_and_zeros_are_not_a_slot() -> None:
     slot = CoreSlot(used=1, reclaimable=2, oldest_ns=3, heartbeat_ns=4, process=5, turn=6)
     assert decode_slot(encode_slot(slot)) == slot
     assert len(encode_slot(slot)) == 64
@@ -140,8 +140,8 @@ def test_a_slot_comes_back_as_it_was_and_zeros_are_none() -> None:
     assert CoreSlot().oldest_ns == NOTHING_OLD
 
 
-def test_a_core_that_is_none_is_refused(machine: Machine) -> None:
-    with pytest.raises(InvalidInput, match="none of 3"):
+def test_an_invalid_core_number_is_refused(machine: Machine) -> None:
+    with pytest.raises(InvalidInput, match="not between 0 and 2"):
         machine.core(3)
     with pytest.raises(InvalidInput, match="fewer than 4"):
         machine.core(0, cores=4)

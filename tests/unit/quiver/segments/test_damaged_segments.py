@@ -1,4 +1,4 @@
-"""Segments that are damaged when Quiver starts, or turn out to be later: set aside, rescued or given up."""
+"""Damaged segments, at startup or later, are quarantined, rebuilt or given up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data_of(seq: int) -> str:
 
 
 def two_segments(*, keep_log: bool) -> tuple[FakeDisk, StepClock]:
-    """A directory with two segments of two bundles that nobody has taken."""
+    """Create a directory with two segments of two bundles that no subscriber has resolved."""
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 30_000}))
     quiver.register("lake")
@@ -64,7 +64,7 @@ def whats(disk: FakeDisk, seq: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seq", [1, 2])
-def test_a_damaged_segment_is_put_together_again_from_the_log(seq: int) -> None:
+def test_a_damaged_segment_is_rebuilt_from_the_log(seq: int) -> None:
     disk, clock = two_segments(keep_log=True)
     flip(disk, data_of(seq))
     registry = Registry()
@@ -78,7 +78,7 @@ def test_a_damaged_segment_is_put_together_again_from_the_log(seq: int) -> None:
     assert firsts(quiver) == [0, 50, 100, 150]
 
 
-def test_answers_stay_true_for_a_segment_that_was_put_together_again() -> None:
+def test_acks_stay_valid_for_a_rebuilt_segment() -> None:
     disk, clock = two_segments(keep_log=True)
     quiver = open_quiver(disk, clock)
     quiver.activate("lake")
@@ -91,7 +91,7 @@ def test_answers_stay_true_for_a_segment_that_was_put_together_again() -> None:
     assert firsts(open_quiver(after, clock, CAREFUL)) == [50, 100, 150]
 
 
-def test_a_segment_that_every_subscriber_has_is_not_rebuilt() -> None:
+def test_a_segment_that_every_subscriber_has_resolved_is_not_rebuilt() -> None:
     disk, clock = two_segments(keep_log=True)
     quiver = open_quiver(disk, clock)
     quiver.ack_segment("lake", 1)
@@ -122,7 +122,7 @@ def test_without_the_log_a_damaged_segment_is_dropped_as_corrupt(seq: int) -> No
     assert [info.seq for info in again.core.store.infos()][-1] == 3
 
 
-def test_a_crash_after_a_segment_was_set_aside_changes_nothing_about_what_becomes_of_it() -> None:
+def test_a_crash_after_a_quarantine_does_not_change_the_outcome_of_recovery() -> None:
     disk, clock = two_segments(keep_log=False)
     flip(disk, data_of(2))
     SegmentStore.open(disk, f"{CORE}/segments", f"{CORE}/quarantine", verify="full")
@@ -131,7 +131,7 @@ def test_a_crash_after_a_segment_was_set_aside_changes_nothing_about_what_become
     assert registry.value("quiver.loss.bundles", reason="corrupt", signal="other") == 2
 
 
-def test_a_crash_after_a_segment_was_set_aside_does_not_keep_it_from_being_rescued() -> None:
+def test_a_crash_after_a_quarantine_does_not_prevent_a_rebuild() -> None:
     disk, clock = two_segments(keep_log=True)
     flip(disk, data_of(1))
     SegmentStore.open(disk, f"{CORE}/segments", f"{CORE}/quarantine", verify="full")
@@ -139,7 +139,7 @@ def test_a_crash_after_a_segment_was_set_aside_does_not_keep_it_from_being_rescu
     assert firsts(again) == [0, 50, 100, 150]
 
 
-def test_a_segment_that_turns_out_damaged_is_rescued_while_the_log_has_it() -> None:
+def test_a_segment_that_is_found_damaged_is_rebuilt_while_the_log_has_it() -> None:
     disk, clock = two_segments(keep_log=True)
     flip(disk, data_of(1))
     quiver = open_quiver(disk, clock)
@@ -166,11 +166,11 @@ def test_unreadable_data_without_a_sidecar_is_kept_as_evidence() -> None:
     again = SegmentStore.open(disk, "/q/segments", "/q/quarantine")
     assert [name for name, _ in disk.list_files("/q/quarantine")] == [arrow_name(1)]
     assert [each.action for each in again.damage] == [DamageAction.QUARANTINED]
-    assert again.quarantined == {}, "it never counted"
+    assert again.quarantined == {}, "the data was never committed"
     assert again.highest_seq == 1
 
 
-def test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others() -> None:
+def test_dropping_a_subscriber_manually_loses_nothing_for_the_others() -> None:
     disk, clock = two_segments(keep_log=False)
     quiver = open_quiver(disk, clock)
     quiver.register("old")
@@ -180,10 +180,10 @@ def test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others() -> None
     drop_subscriber(after, CORE, "old")
     again = open_quiver(after, clock)
     assert [each.name for each in again.subscribers()] == ["lake"]
-    assert firsts(again) == [0, 50, 100, 150], "its sidecar was made again"
+    assert firsts(again) == [0, 50, 100, 150], "its sidecar was rebuilt"
 
 
-def test_an_orphan_stays_one_when_only_the_log_remembers_it() -> None:
+def test_an_orphan_stays_an_orphan_when_only_the_log_has_it() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.offsets.orphans([])
@@ -213,11 +213,11 @@ def test_offsets_distinguish_corrupt_from_missing_and_never_written() -> None:
     assert found.missing == ((3, 3),)
     assert [one.info and one.info.seq for one in found.corrupt] == [4, None]
     again.sync()
-    told = {event.segment_seq: event.what for event in read_history(core.disk, BOOK_CORE)}
-    assert told == told | {3: "missing", 4: "corrupt", 6: "corrupt", 7: "never_written"}
+    history = {event.segment_seq: event.what for event in read_history(core.disk, BOOK_CORE)}
+    assert history == history | {3: "missing", 4: "corrupt", 6: "corrupt", 7: "never_written"}
 
 
-def test_a_repair_puts_a_segment_together_again_too() -> None:
+def test_a_repair_also_rebuilds_a_segment() -> None:
     disk, clock = two_segments(keep_log=True)
     flip(disk, data_of(1))
     done = repair(disk, CORE, clock)
@@ -225,7 +225,7 @@ def test_a_repair_puts_a_segment_together_again_too() -> None:
     assert firsts(open_quiver(disk, clock)) == [0, 50, 100, 150]
 
 
-def test_a_repair_records_what_cannot_be_saved_as_dropped() -> None:
+def test_a_repair_records_unrecoverable_segments_as_dropped() -> None:
     disk, clock = two_segments(keep_log=False)
     flip(disk, data_of(2))
     assert "1 damaged segments are recorded as dropped" in repair(disk, CORE, clock)
@@ -234,7 +234,7 @@ def test_a_repair_records_what_cannot_be_saved_as_dropped() -> None:
 
 
 @pytest.mark.parametrize("settings", [config(), CAREFUL], ids=["read later", "read at the start"])
-def test_a_bad_sector_in_a_segment_sets_it_aside_and_everything_else_is_delivered(
+def test_a_segment_with_a_bad_sector_is_quarantined_and_all_other_data_is_delivered(
     settings: QuiverConfig,
 ) -> None:
     disk, clock = two_segments(keep_log=False)
@@ -245,14 +245,14 @@ def test_a_bad_sector_in_a_segment_sets_it_aside_and_everything_else_is_delivere
     (damage,) = quiver.core.store.damage
     assert (damage.seq, damage.action) == (1, DamageAction.QUARANTINED)
     assert "bytes 512 to" in damage.reason
-    told = quiver.stats().damage[-1]
-    assert told.startswith("segment 1 ")
-    assert "cannot read" in told
+    damage = quiver.stats().damage[-1]
+    assert damage.startswith("segment 1 ")
+    assert "cannot read" in damage
     assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
     quiver.close()
 
 
-def test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside() -> None:
+def test_fsck_reports_a_bad_sector_and_repair_quarantines_the_segment() -> None:
     disk, clock = two_segments(keep_log=False)
     disk.spoil(data_of(1), 512, 1024)
     damaged, awaited = check(disk, 0, CORE).problems
@@ -263,7 +263,7 @@ def test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside() -> None:
     assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
 
 
-def test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read() -> None:
+def test_fsck_continues_after_an_unreadable_sidecar_log_and_acknowledgements() -> None:
     disk, clock = two_segments(keep_log=True)
     logs = [name for name, _ in disk.list_files(f"{CORE}/wal") if name.startswith("quiver.wal")]
     acks = [name for name, _ in disk.list_files(f"{CORE}/ack") if name.startswith("ack.log")]
@@ -293,7 +293,7 @@ def test_a_start_reports_notes_beside_the_log_that_cannot_be_read(note: str) -> 
     quiver.close()
 
 
-def test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown() -> None:
+def test_an_unreadable_sidecar_is_damage_and_the_other_segments_are_listed() -> None:
     disk, _ = two_segments(keep_log=False)
     disk.spoil(f"{CORE}/segments/{meta_name(1)}", 0, 1)
     source = LocalSegments(CORE.rpartition("/")[0], disk)

@@ -1,4 +1,4 @@
-"""The accumulators: what is due and why, and what still holds back the log."""
+"""The accumulators: which are due and why, and which part holds back the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def other_batch(name: str) -> pa.RecordBatch:
 
 
 def filled(*sizes: int) -> tuple[ActiveSegments, list[StreamKey]]:
-    """One stream per size, opened a second apart."""
+    """Open one stream per size, one second after another."""
     segments, keys = ActiveSegments(), []
     for place, size in enumerate(sizes):
         each = part(other_batch(f"c{place}"), place + 1, size=size)
@@ -46,14 +46,14 @@ def test_size_seals_the_largest_stream_first_and_no_more_than_needed() -> None:
     assert segments.due(2.0, **WIDE) == [(keys[1], Trigger.SIZE)]
 
 
-def test_size_takes_as_many_streams_as_bring_the_rest_below_the_target() -> None:
+def test_size_seals_streams_until_the_rest_is_below_the_target() -> None:
     segments, keys = filled(9000, 9000, 9000)
     assert segments.due(3.0, **WIDE) == [
         (key, Trigger.SIZE) for key in sorted(keys, key=lambda key: key.fingerprint)[:2]
     ]
 
 
-def test_age_seals_the_streams_that_are_old_enough_alone() -> None:
+def test_age_seals_only_the_streams_that_are_old_enough() -> None:
     segments, keys = filled(100, 100)
     assert segments.due(60.5, **WIDE) == [(keys[0], Trigger.AGE)]
 
@@ -77,7 +77,7 @@ def test_sealing_removes_a_stream_and_the_next_part_starts_a_new_one() -> None:
     assert [each.wal_seq for each in segments.take(keys[0]).parts] == [9]
 
 
-def test_the_log_is_held_back_by_the_oldest_part_that_waits() -> None:
+def test_the_oldest_waiting_part_holds_back_the_log() -> None:
     segments, keys = filled(100, 100)
     assert segments.lowest_wal_start() == 1000
     assert segments.oldest_s == 0.0
@@ -88,7 +88,7 @@ def test_the_log_is_held_back_by_the_oldest_part_that_waits() -> None:
     assert segments.oldest_s is None
 
 
-def test_sealing_a_stream_that_has_nothing_is_an_error() -> None:
+def test_sealing_an_empty_stream_is_an_error() -> None:
     segments, keys = filled(100)
     segments.take(keys[0])
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Segments as earlier versions wrote them stay readable. Golden files are only added to."""
+"""Segments written by earlier versions stay readable. Golden files are only added to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENT_NS = 1_700_000_000_000_000_001
 
 
 def log_batch(first: int) -> pa.RecordBatch:
-    """The batches in the golden segment."""
+    """Return a batch of the golden segment."""
     rows = range(first, first + 3)
     return pa.record_batch(
         {
@@ -53,7 +53,7 @@ def test_the_first_format_is_read(store: SegmentStore) -> None:
     assert store.bundle_metadata(7)[1] == BundleMetadata(wal_seq=12, ingest_ns=12_000_000_000, items=3)
 
 
-def test_a_lost_sidecar_of_the_first_format_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_sidecar_of_the_first_format_is_rebuilt(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     shutil.copy(GOLDEN / "seg-0000000000000007.arrow", tmp_path / "segments")
     store = SegmentStore.open(

@@ -1,4 +1,4 @@
-"""Sidecars and schema metadata say the same, and damage to a sidecar is always noticed."""
+"""Sidecars and schema metadata agree, and damage to a sidecar is always detected."""
 
 from __future__ import annotations
 
@@ -44,37 +44,37 @@ INFO = SegmentInfo(
 )
 
 
-def test_a_sidecar_comes_back_as_it_was() -> None:
+def test_a_sidecar_is_decoded_unchanged() -> None:
     assert decode_meta(encode_meta(INFO), "meta") == INFO
 
 
-def test_a_sidecar_is_json_that_anybody_can_read() -> None:
-    told = json.loads(encode_meta(INFO))
-    assert told["format"] == "quiver-segment/1"
-    assert (told["segment_seq"], told["signal"], told["xxh3"]) == (120, "logs", "0123456789abcdef")
+def test_a_sidecar_is_plain_json() -> None:
+    decoded = json.loads(encode_meta(INFO))
+    assert decoded["format"] == "quiver-segment/1"
+    assert (decoded["segment_seq"], decoded["signal"], decoded["xxh3"]) == (120, "logs", "0123456789abcdef")
 
 
-def test_every_flipped_bit_of_a_sidecar_is_noticed() -> None:
+def test_every_flipped_bit_of_a_sidecar_is_detected() -> None:
     data = encode_meta(INFO)
     for place in range(len(data) - 1):
         for bit in range(8):
             flipped = bytearray(data)
             flipped[place] ^= 1 << bit
             try:
-                told = decode_meta(bytes(flipped), "meta")
+                decoded = decode_meta(bytes(flipped), "meta")
             except Corrupt:
                 continue
-            assert told == INFO, (place, bit)
+            assert decoded == INFO, (place, bit)
 
 
-def test_every_truncation_of_a_sidecar_is_noticed() -> None:
+def test_every_truncation_of_a_sidecar_is_detected() -> None:
     data = encode_meta(INFO)
     for size in range(len(data) - 1):
         with pytest.raises(Corrupt):
             decode_meta(data[:size], "meta")
 
 
-def test_a_later_format_is_refused_and_not_called_damage() -> None:
+def test_a_later_format_is_refused_and_not_reported_as_damage() -> None:
     from xxhash import xxh3_64_hexdigest
 
     body = b'{"format":"quiver-segment/2","anything":[1]'
@@ -83,7 +83,7 @@ def test_a_later_format_is_refused_and_not_called_damage() -> None:
         decode_meta(data, "meta")
 
 
-def test_the_schema_tells_all_but_what_it_cannot_know() -> None:
+def test_the_schema_has_all_metadata_known_before_writing() -> None:
     again = info_of(
         schema_metadata(INFO), "file", file_size=12345, xxh3="0123456789abcdef", created_by="penstock 1.0"
     )
@@ -95,7 +95,7 @@ def test_the_schema_tells_all_but_what_it_cannot_know() -> None:
 
 
 @pytest.mark.parametrize("lost", ["quiver.segment_seq", "quiver.slot", "quiver.wal_end"])
-def test_a_schema_that_lacks_a_fact_is_corrupt(lost: str) -> None:
+def test_a_schema_with_missing_metadata_is_corrupt(lost: str) -> None:
     metadata = schema_metadata(INFO)
     del metadata[lost.encode()]
     with pytest.raises(Corrupt):
@@ -114,18 +114,18 @@ def test_a_schema_that_lacks_a_fact_is_corrupt(lost: str) -> None:
         {"slot": 50},
     ],
 )
-def test_facts_that_cannot_be_are_corrupt(change: dict[str, int]) -> None:
+def test_impossible_metadata_is_corrupt(change: dict[str, int]) -> None:
     with pytest.raises(Corrupt):
         decode_meta(encode_meta(dataclasses.replace(INFO, **change)), "meta")
 
 
-def test_metadata_of_the_user_is_kept_apart() -> None:
+def test_metadata_of_the_user_is_kept_separate() -> None:
     mixed = {b"pandas": b"{}"} | schema_metadata(INFO)
     assert user_metadata(mixed) == {b"pandas": b"{}"}
     assert user_metadata(schema_metadata(INFO)) is None
 
 
-def test_names_lead_back_to_numbers() -> None:
+def test_numbers_are_parsed_from_names() -> None:
     assert (arrow_name(7), meta_name(7)) == ("seg-0000000000000007.arrow", "seg-0000000000000007.meta.json")
     for name in (
         "seg-0000000000000007.arrow",

@@ -1,4 +1,4 @@
-"""Segments are plain Arrow files: whoever reads Arrow reads them, as files, as a dataset, and as Parquet."""
+"""Segments are plain Arrow files: any Arrow reader can read them as files, as a dataset, and as Parquet."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def logs(*seconds: int, service: str = "web") -> pa.RecordBatch:
     )
 
 
-def test_pyarrow_opens_a_segment_and_finds_what_it_says_of_itself(place: Place) -> None:
+def test_pyarrow_opens_a_segment_and_reads_its_metadata(place: Place) -> None:
     place.add(1, batch(1, 2), batch(3))
     with pa.ipc.open_file(place.store.path(1)) as reader:
         assert reader.num_record_batches == 2
@@ -100,7 +100,7 @@ def test_a_scan_covers_all_segments_of_a_signal(place: Place) -> None:
     assert found["service_name"].to_pylist() == ["web", "web", "db"]
 
 
-def test_a_scan_keeps_to_the_times_asked_for(place: Place) -> None:
+def test_a_scan_returns_only_the_requested_times(place: Place) -> None:
     for seq, seconds in enumerate([(1, 5), (10, 15), (20, 25)], 1):
         place.add(seq, logs(*seconds), slot=51)
     since, until = dt.datetime.fromtimestamp(5, dt.UTC), 20 * SECOND_NS
@@ -111,14 +111,14 @@ def test_a_scan_keeps_to_the_times_asked_for(place: Place) -> None:
     assert [moment.timestamp() for moment in found["time"].to_pylist()] == [5, 10, 15]
 
 
-def test_data_without_event_time_is_chosen_by_when_it_came(place: Place) -> None:
+def test_data_without_event_time_is_selected_by_ingestion_time(place: Place) -> None:
     place.add(1, batch(1))
     place.add(2, batch(2))
     assert [info.seq for info in select(place.store.infos(), since=15 * SECOND_NS)] == [2]
     assert [info.seq for info in select(place.store.infos(), until=15 * SECOND_NS)] == [1]
 
 
-def test_a_scan_joins_schemas_that_grew_and_dictionaries_that_were_decoded(place: Place) -> None:
+def test_a_scan_unifies_grown_schemas_and_decoded_dictionaries(place: Place) -> None:
     place.add(1, pa.record_batch({"a": pa.array(["x"]).dictionary_encode()}))
     place.add(2, pa.record_batch({"a": ["y"], "b": [1]}))
     files = [(info, place.store.path(info.seq)) for info in place.store.infos()]
@@ -126,16 +126,16 @@ def test_a_scan_joins_schemas_that_grew_and_dictionaries_that_were_decoded(place
     assert found.to_pydict() == {"a": ["x", "y"], "b": [None, 1]}
 
 
-def test_nothing_to_scan_is_an_empty_table() -> None:
+def test_a_scan_without_segments_is_an_empty_table() -> None:
     assert scan_segments([]).count_rows() == 0
 
 
-def test_columns_that_do_not_go_together_are_named() -> None:
-    with pytest.raises(InvalidInput, match="do not make one table"):
+def test_incompatible_columns_are_named() -> None:
+    with pytest.raises(InvalidInput, match="cannot be combined into one table"):
         unified_schema([pa.schema([("a", pa.int64())]), pa.schema([("a", pa.list_(pa.string()))])])
 
 
-def test_a_moment_without_a_zone_is_refused() -> None:
+def test_a_datetime_without_a_time_zone_is_refused() -> None:
     with pytest.raises(InvalidInput, match="time zone"):
         to_ns(dt.datetime(2026, 1, 1))  # noqa: DTZ001
     assert to_ns(dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=dt.UTC)) == SECOND_NS + 5000
@@ -168,7 +168,7 @@ def test_a_reader_distinguishes_a_removed_segment_from_a_damaged_one(place: Plac
         source.reader(one)
 
 
-def test_a_reader_leaves_out_a_damaged_sidecar_and_says_so(place: Place) -> None:
+def test_a_reader_skips_a_damaged_sidecar_and_reports_it(place: Place) -> None:
     place.add(1, batch(1))
     place.add(2, batch(2))
     sidecar = place.root / "core_0" / "segments" / "seg-0000000000000001.meta.json"
@@ -214,7 +214,9 @@ def test_export_writes_one_parquet_file_per_segment_and_continues_where_it_stopp
     assert rows == [(4,)]
 
 
-def test_export_can_shorten_times_for_tools_that_know_microseconds_only(place: Place, tmp_path: Path) -> None:
+def test_export_can_shorten_times_for_tools_that_support_only_microseconds(
+    place: Place, tmp_path: Path
+) -> None:
     place.add(1, logs(1), slot=51)
     source = LocalSegments(str(place.root))
     export_parquet(source, source.infos(), str(tmp_path / "out"), fs=OsFileSystem(), timestamps="us")
@@ -222,7 +224,7 @@ def test_export_can_shorten_times_for_tools_that_know_microseconds_only(place: P
     assert pq.read_table(file).schema.field("time").type == pa.timestamp("us", "UTC")
 
 
-def test_export_says_how_many_segments_went_before_it_came_to_them(place: Place, tmp_path: Path) -> None:
+def test_export_counts_segments_that_were_removed_before_it_read_them(place: Place, tmp_path: Path) -> None:
     place.add(1, batch(1))
     source = LocalSegments(str(place.root))
     infos = source.infos()
@@ -246,14 +248,14 @@ def test_export_can_show_telemetry_as_text(place: Place, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("signal", list(OtlpSignal))
-def test_telemetry_goes_into_segments_and_parquet_and_comes_back(
+def test_telemetry_survives_a_round_trip_through_segments_and_parquet(
     place: Place, tmp_path: Path, signal: OtlpSignal
 ) -> None:
     bundles = [decode(telemetry(signal, items=20, seed=seed), signal).batch for seed in range(3)]
     place.add(1, *bundles, slot=flat_slot(Signal(signal.value)))
-    got = list(place.store.batches(1))
-    assert [each.to_pylist() for each in got] == [each.to_pylist() for each in bundles]
-    assert [encode(each, signal) for each in got] == [encode(each, signal) for each in bundles]
+    read_back = list(place.store.batches(1))
+    assert [each.to_pylist() for each in read_back] == [each.to_pylist() for each in bundles]
+    assert [encode(each, signal) for each in read_back] == [encode(each, signal) for each in bundles]
     info = place.store.get(1)
     assert info.event_ns_min is not None
     source = LocalSegments(str(place.root))
@@ -263,7 +265,7 @@ def test_telemetry_goes_into_segments_and_parquet_and_comes_back(
 
 
 class Late(FakeDisk):
-    """A disk whose listings miss some names that were made while they were under way."""
+    """A disk whose listings miss some files that were created during the listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,15 +277,15 @@ class Late(FakeDisk):
 
 
 @pytest.mark.parametrize(
-    ("missed", "told"),
+    ("missed", "listed"),
     [
         (["nothing"], [1, 2, 3, 4]),
         (["0003."], [1, 2, 3, 4]),
         (["0004."], [1, 2, 3]),
     ],
 )
-def test_a_listing_that_missed_a_segment_before_another_is_made_again(
-    missed: list[str], told: list[int]
+def test_a_listing_that_missed_a_segment_before_another_is_repeated(
+    missed: list[str], listed: list[int]
 ) -> None:
     disk = Late()
     store = SegmentStore.open(disk, "/q/core_0/segments", "/q/core_0/quarantine")
@@ -291,12 +293,12 @@ def test_a_listing_that_missed_a_segment_before_another_is_made_again(
         store.write(sealed_of(batch(seq)), seq)
     source = LocalSegments("/q", disk)
     disk.missed = missed
-    assert [info.seq for info in source.infos()] == told
+    assert [info.seq for info in source.infos()] == listed
 
 
-def test_what_a_second_listing_finds_beyond_the_first_is_left_for_the_next(place: Place) -> None:
+def test_segments_beyond_the_first_listing_are_left_for_the_next_call(place: Place) -> None:
     class Growing(OsFileSystem):
-        """A segment is committed between the first listing and the second."""
+        """A disk on which a segment is committed between the first listing and the second."""
 
         listings = 0
 

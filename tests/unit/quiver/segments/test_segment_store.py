@@ -1,4 +1,4 @@
-"""The segment store on a disk in memory and on a real one."""
+"""The segment store on an in-memory disk and on a real one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_event_times_are_recorded_if_the_data_has_them() -> None:
     assert store.write(sealed_of(pa.record_batch({"time": none}), slot=52), 3).event_ns_min is None
 
 
-def test_segments_survive_a_restart_with_all_that_was_said_of_them() -> None:
+def test_segments_survive_a_restart_with_all_their_metadata() -> None:
     disk = FakeDisk()
     store = opened(disk)
     written = [store.write(sealed_of(batch(seq)), seq) for seq in (1, 2, 3)]
@@ -113,7 +113,7 @@ def test_a_number_the_segment_does_not_have_is_an_index_error() -> None:
             store.read(1, bundle)
 
 
-def test_staged_files_go_and_others_are_left_alone() -> None:
+def test_staged_files_are_removed_and_others_are_left_alone() -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1)), 1)
     for name in (arrow_name(2) + ".tmp", meta_name(2) + ".tmp", "README"):
@@ -123,7 +123,7 @@ def test_staged_files_go_and_others_are_left_alone() -> None:
     assert store.highest_seq == 1
 
 
-def test_data_without_a_sidecar_goes_because_the_log_still_has_it() -> None:
+def test_data_without_a_sidecar_is_removed_because_the_log_still_has_it() -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1), first_seq=4), 1)
     disk.unlink(f"{SEGMENTS}/{meta_name(1)}")
@@ -132,7 +132,7 @@ def test_data_without_a_sidecar_goes_because_the_log_still_has_it() -> None:
 
 
 @pytest.mark.parametrize("why", [{"rebuild": True}, {"wal_cursor": 4001}])
-def test_a_lost_sidecar_is_made_again_when_the_log_does_not_have_the_data(why: dict[str, object]) -> None:
+def test_a_lost_sidecar_is_rebuilt_when_the_log_does_not_have_the_data(why: dict[str, object]) -> None:
     disk = FakeDisk()
     written = opened(disk).write(sealed_of(batch(1), batch(2), first_seq=4), 1)
     disk.unlink(f"{SEGMENTS}/{meta_name(1)}")
@@ -142,7 +142,7 @@ def test_a_lost_sidecar_is_made_again_when_the_log_does_not_have_the_data(why: d
     assert opened(disk).get(1).created_by.endswith("rebuilt")
 
 
-def test_half_of_a_file_is_no_segment_even_when_nothing_else_has_it() -> None:
+def test_half_of_a_file_is_not_a_segment_even_when_nothing_else_has_its_data() -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1)), 1)
     disk.unlink(f"{SEGMENTS}/{meta_name(1)}")
@@ -150,7 +150,7 @@ def test_half_of_a_file_is_no_segment_even_when_nothing_else_has_it() -> None:
     assert opened(disk, rebuild=True).infos() == []
 
 
-def test_a_damaged_sidecar_is_made_again_from_the_data(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_sidecar_is_rebuilt_from_the_data(caplog: pytest.LogCaptureFixture) -> None:
     disk = FakeDisk()
     written = opened(disk).write(sealed_of(batch(1)), 1)
     flip(disk, f"{SEGMENTS}/{meta_name(1)}", 60)
@@ -162,7 +162,7 @@ def test_a_damaged_sidecar_is_made_again_from_the_data(caplog: pytest.LogCapture
     assert opened(disk).damage == []
 
 
-def test_a_sidecar_of_another_segment_does_not_speak_for_this_one() -> None:
+def test_a_sidecar_of_another_segment_is_not_used() -> None:
     disk = FakeDisk()
     store = opened(disk)
     store.write(sealed_of(batch(1)), 1)
@@ -201,7 +201,7 @@ def test_a_flipped_bit_is_found_before_the_first_read(read_mode: str) -> None:
     assert opened(disk).read(1, 0).num_rows == 20
 
 
-def test_full_verification_sets_damaged_segments_aside_at_the_start() -> None:
+def test_full_verification_quarantines_damaged_segments_at_the_start() -> None:
     disk = FakeDisk()
     store = opened(disk)
     store.write(sealed_of(batch(1)), 1)
@@ -214,7 +214,7 @@ def test_full_verification_sets_damaged_segments_aside_at_the_start() -> None:
     assert names(disk, QUARANTINE) == [arrow_name(1), meta_name(1)]
 
 
-def test_a_file_of_the_wrong_size_is_set_aside_without_reading_it() -> None:
+def test_a_file_of_the_wrong_size_is_quarantined_without_reading_it() -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1)), 1)
     disk.truncate(f"{SEGMENTS}/{arrow_name(1)}", 100)
@@ -222,7 +222,7 @@ def test_a_file_of_the_wrong_size_is_set_aside_without_reading_it() -> None:
     assert [(each.seq, each.action) for each in store.damage] == [(1, DamageAction.QUARANTINED)]
 
 
-def test_verify_finds_what_happened_after_the_first_read() -> None:
+def test_verify_finds_damage_after_the_first_read() -> None:
     disk = FakeDisk()
     store = opened(disk)
     store.write(sealed_of(batch(1)), 1)
@@ -249,12 +249,12 @@ def test_quarantine_keeps_the_bytes_and_an_earlier_file_of_that_name() -> None:
     assert opened(disk).highest_seq == 1
 
 
-def test_data_that_vanished_while_running_is_corrupt_not_removed() -> None:
+def test_data_that_vanishes_at_runtime_is_corrupt_not_removed() -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1)), 1)
     store = opened(disk)
     disk.unlink(f"{SEGMENTS}/{arrow_name(1)}")
-    with pytest.raises(Corrupt, match="is gone"):
+    with pytest.raises(Corrupt, match="is missing"):
         store.read(1, 0)
 
 
@@ -280,7 +280,7 @@ def test_a_read_during_a_removal_reports_no_damage(way: str) -> None:
     assert set(seen) == {NotFound}
 
 
-def test_a_later_version_is_refused_before_anything_is_touched() -> None:
+def test_a_later_version_is_refused_before_anything_is_changed() -> None:
     from xxhash import xxh3_64_hexdigest
 
     disk = FakeDisk()
@@ -295,7 +295,7 @@ def test_a_later_version_is_refused_before_anything_is_touched() -> None:
     assert names(disk) == before
 
 
-def test_the_highest_number_counts_files_that_are_set_aside() -> None:
+def test_the_highest_number_includes_quarantined_files() -> None:
     disk = FakeDisk()
     store = opened(disk)
     store.write(sealed_of(batch(1)), 9)
@@ -320,14 +320,14 @@ def test_a_real_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None:
     path = Path(store.path(1))
     assert path.stat().st_mode & 0o777 == 0o400
     before = pa.total_allocated_bytes()
-    got = list(store.batches(1))
+    batches = list(store.batches(1))
     assert pa.total_allocated_bytes() - before < 4096
     store.remove(1)
     assert not path.exists()
-    assert all(each.equals(batch(*range(10_000))) for each in got)
+    assert all(each.equals(batch(*range(10_000))) for each in batches)
 
 
-def test_few_files_stay_open_however_many_are_read() -> None:
+def test_few_files_stay_open_even_if_many_are_read() -> None:
     store = opened(FakeDisk())
     for seq in range(1, 50):
         store.write(sealed_of(batch(seq)), seq)
@@ -335,7 +335,7 @@ def test_few_files_stay_open_however_many_are_read() -> None:
     assert store.read(1, 0).equals(batch(1))
 
 
-def test_bundles_whose_schemas_differ_in_names_and_notes_that_do_not_count_share_a_segment() -> None:
+def test_bundles_whose_schemas_differ_only_in_metadata_share_a_segment() -> None:
     named = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64()))
     noted = pa.struct([pa.field("x", pa.int64(), metadata={"unit": "s"})])
     one = pa.record_batch(
@@ -355,7 +355,7 @@ def test_rows_without_columns_are_still_rows() -> None:
     assert [each.num_rows for each in store.batches(1)] == [2, 2]
 
 
-def test_a_slice_of_a_large_batch_takes_the_room_of_the_slice() -> None:
+def test_a_slice_of_a_large_batch_takes_the_space_of_the_slice() -> None:
     store = opened(FakeDisk())
     large = pa.record_batch({"n": pa.array(range(100_000), pa.int64())})
     assert store.write(sealed_of(large.slice(10, 5)), 1).file_size < 4096

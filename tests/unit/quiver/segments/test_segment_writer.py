@@ -1,4 +1,4 @@
-"""The segment writer: in order, again after failures, and never ahead of the disk."""
+"""The segment writer: it keeps the order, retries failures, and never reports a segment too early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bench:
         self.registry = Registry()
         self.store = SegmentStore.open(self.disk, "/q/segments", "/q/quarantine")
         self.written: list[SegmentInfo] = []
-        self.told = threading.Event()
+        self.notified = threading.Event()
         self.segment_writer = SegmentWriter(
             self.store,
             next_seq=1,
@@ -40,13 +40,13 @@ class Bench:
 
     def on_written(self, info: SegmentInfo) -> None:
         self.written.append(info)
-        self.told.set()
+        self.notified.set()
 
     def fail_next_call(self, kind: DiskFault = DiskFault.FAIL_ONCE) -> None:
         self.disk.plan = PlannedFault(call=len(self.disk.calls), kind=kind)
 
 
-def test_segments_are_numbered_in_the_order_of_sealing_and_written_in_it() -> None:
+def test_segments_are_numbered_and_written_in_the_order_of_sealing() -> None:
     bench = Bench()
     numbers = [bench.segment_writer.submit(sealed_of(batch(n), first_seq=n)) for n in (1, 2, 3)]
     assert numbers == [1, 2, 3]
@@ -55,7 +55,7 @@ def test_segments_are_numbered_in_the_order_of_sealing_and_written_in_it() -> No
     assert bench.segment_writer.count == 0
 
 
-def test_what_is_sealed_holds_back_the_log_until_it_is_on_disk() -> None:
+def test_a_sealed_segment_holds_back_the_log_until_it_is_on_disk() -> None:
     bench = Bench()
     bench.segment_writer.submit(sealed_of(batch(1), first_seq=3))
     bench.segment_writer.submit(sealed_of(batch(2), first_seq=2))
@@ -80,7 +80,7 @@ async def test_a_write_that_fails_twice_is_kept_and_then_written(caplog: pytest.
             assert isinstance(bench.segment_writer.last_error, Unavailable)
             assert bench.segment_writer.lowest_wal_start() == 1000
             assert bench.registry.value("quiver.finalize.failures_total") == failures
-            assert not bench.segment_writer.step(), "not before its time"
+            assert not bench.segment_writer.step(), "not before it is due"
             await bench.clock.advance(30)
     assert bench.segment_writer.step()
     assert bench.segment_writer.step()
@@ -103,10 +103,10 @@ def test_an_unexpected_error_is_retried_too(caplog: pytest.LogCaptureFixture) ->
     bench.store.write = write  # type: ignore[method-assign]
     bench.segment_writer.drain()
     assert [info.seq for info in bench.written] == [1]
-    assert "unforeseen" in caplog.text
+    assert "unexpectedly" in caplog.text
 
 
-def test_drain_tries_immediately_and_says_why_it_cannot() -> None:
+def test_drain_tries_immediately_and_raises_the_error() -> None:
     bench = Bench()
     bench.segment_writer.submit(sealed_of(batch(7)))
     bench.fail_next_call(DiskFault.FAIL_ALWAYS)
@@ -119,7 +119,7 @@ def test_drain_tries_immediately_and_says_why_it_cannot() -> None:
     assert [info.seq for info in bench.written] == [1]
 
 
-def test_an_announcement_that_fails_does_not_undo_a_segment(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_undo_a_segment(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
 
     def refuse(info: SegmentInfo) -> None:
@@ -129,10 +129,10 @@ def test_an_announcement_that_fails_does_not_undo_a_segment(caplog: pytest.LogCa
     bench.segment_writer.submit(sealed_of(batch(1)))
     bench.segment_writer.drain()
     assert bench.store.read(1, 0).equals(batch(1))
-    assert "announcement failed" in caplog.text
+    assert "callback failed" in caplog.text
 
 
-def test_the_thread_writes_what_comes_and_drain_waits_for_it() -> None:
+def test_the_thread_writes_submitted_segments_and_drain_waits_for_them() -> None:
     bench = Bench(threaded=True)
     bench.segment_writer.start()
     for n in range(1, 6):
@@ -147,12 +147,12 @@ def test_the_thread_tries_again_after_a_failure() -> None:
     bench.fail_next_call()
     bench.segment_writer.submit(sealed_of(batch(1)))
     bench.segment_writer.start()
-    assert bench.told.wait(30)
+    assert bench.notified.wait(30)
     bench.segment_writer.stop()
     assert [info.seq for info in bench.written] == [1]
 
 
-def test_drain_with_the_thread_says_why_it_cannot() -> None:
+def test_drain_with_the_thread_raises_the_error() -> None:
     bench = Bench(threaded=True)
     bench.fail_next_call(DiskFault.FAIL_ALWAYS)
     bench.segment_writer.start()

@@ -1,4 +1,4 @@
-"""Copies of segments: data before sidecar, once, again after failures, and never in the way."""
+"""Copies of segments: data before sidecar, each once, retried after failures, never blocking the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 
 
 class Shelf(MemoryStore):
-    """A store that keeps a list of what was put, and refuses what it is told to."""
+    """A store that records every put and fails the requested ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def names(seq: int) -> list[str]:
     return [f"seg-{seq:016d}.arrow", f"seg-{seq:016d}.meta.json"]
 
 
-def test_segments_are_copied_in_order_data_before_sidecar() -> None:
+def test_segments_are_uploaded_in_order_data_before_sidecar() -> None:
     bench = Bench()
     bench.add((1, 2))
     assert not bench.uploader.is_uploaded(1)
@@ -87,7 +87,7 @@ def test_segments_are_copied_in_order_data_before_sidecar() -> None:
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
-def test_a_copy_that_failed_is_made_again_and_counts_only_then(refused: int) -> None:
+def test_a_failed_upload_is_repeated_and_counts_only_then(refused: int) -> None:
     bench = Bench()
     bench.shelf.refuse = {refused}
     bench.add((1, 2))
@@ -100,7 +100,7 @@ def test_a_copy_that_failed_is_made_again_and_counts_only_then(refused: int) -> 
     assert bench.read_back() == [1, 2]
 
 
-def test_after_a_start_only_what_is_missing_is_copied() -> None:
+def test_after_a_start_only_missing_segments_are_uploaded() -> None:
     bench = Bench()
     bench.add((1, 2))
     bench.uploader.drain()
@@ -113,7 +113,7 @@ def test_after_a_start_only_what_is_missing_is_copied() -> None:
     assert all(bench.uploader.is_uploaded(seq) for seq in (1, 2, 3))
 
 
-def test_a_copy_of_another_directory_is_replaced_and_not_believed() -> None:
+def test_a_copy_of_another_directory_is_replaced_and_not_trusted() -> None:
     bench = Bench()
     bench.add((1,))
     bench.uploader.drain()
@@ -125,7 +125,7 @@ def test_a_copy_of_another_directory_is_replaced_and_not_believed() -> None:
     assert StoredSegments(bench.shelf, "quiver").infos()[0].bundle_count == 2
 
 
-def test_a_segment_that_was_removed_meanwhile_is_passed_over() -> None:
+def test_a_segment_that_was_removed_meanwhile_is_skipped() -> None:
     bench = Bench()
     bench.add((1, 2))
     bench.segments.remove(1)
@@ -134,7 +134,7 @@ def test_a_segment_that_was_removed_meanwhile_is_passed_over() -> None:
     assert not bench.uploader.is_uploaded(1)
 
 
-def test_a_damaged_segment_is_reported_and_not_copied_and_the_next_one_is() -> None:
+def test_a_damaged_segment_is_reported_and_only_the_next_one_is_uploaded() -> None:
     bench = Bench()
     bench.segments.write(sealed_of(batch(1)), 1)
     bench.disk.truncate("/q/segments/seg-0000000000000001.arrow", 64)
@@ -147,7 +147,7 @@ def test_a_damaged_segment_is_reported_and_not_copied_and_the_next_one_is() -> N
     assert not bench.uploader.is_uploaded(1)
 
 
-def test_the_thread_copies_without_being_asked_again() -> None:
+def test_the_thread_uploads_submitted_segments() -> None:
     bench = Bench()
     bench.uploader.start()
     bench.add((1, 2, 3))
@@ -157,7 +157,7 @@ def test_the_thread_copies_without_being_asked_again() -> None:
     assert bench.uploader.pending == 0
 
 
-def test_what_is_forgotten_does_not_count_any_more() -> None:
+def test_a_forgotten_segment_no_longer_counts() -> None:
     bench = Bench()
     bench.add((1,))
     bench.uploader.drain()

@@ -1,4 +1,4 @@
-"""One dictionary per field, whatever the batches bring: values and boundaries stay."""
+"""Unifying dictionaries: one per field for any batches, with unchanged values and boundaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT8 = pa.int8()
 
 
 def encoded(values: list[str | None], index: pa.DataType = INT8) -> pa.DictionaryArray:
-    """Its own dictionary, in the order of its own values."""
+    """Return an array with its own dictionary, in the order of its values."""
     return pa.array(values, pa.string()).dictionary_encode().cast(pa.dictionary(index, pa.string()))
 
 
@@ -68,7 +68,7 @@ def check(arrays: list[pa.Array]) -> pa.Schema:
 
 
 @pytest.mark.parametrize("nest", NESTINGS)
-def test_different_dictionaries_are_brought_together_at_any_depth(
+def test_different_dictionaries_are_unified_at_any_depth(
     nest: Callable[[pa.Array], pa.Array],
 ) -> None:
     arrays = [nest(encoded(["a", "b", None])), nest(encoded(["b", "c", "a"]))]
@@ -76,7 +76,7 @@ def test_different_dictionaries_are_brought_together_at_any_depth(
 
 
 @pytest.mark.parametrize("nest", [nest for nest in NESTINGS if nest is not in_runs])
-def test_indices_grow_when_the_dictionaries_together_are_too_large(
+def test_indices_are_widened_when_the_unified_dictionary_is_too_large(
     nest: Callable[[pa.Array], pa.Array],
 ) -> None:
     arrays = [nest(encoded([f"{batch}-{place}" for place in range(100)])) for batch in range(3)]
@@ -85,12 +85,12 @@ def test_indices_grow_when_the_dictionaries_together_are_too_large(
     assert "indices=int16" in str(kind)
 
 
-def test_what_cannot_be_widened_is_decoded() -> None:
+def test_columns_that_cannot_be_widened_are_decoded() -> None:
     arrays = [in_runs(encoded([f"{batch}-{place}" for place in range(100)])) for batch in range(3)]
     assert not has_dictionary(check(arrays).field(0).type)
 
 
-def test_unsigned_indices_grow_too() -> None:
+def test_unsigned_indices_are_widened_too() -> None:
     arrays = [encoded([f"{batch}-{place}" for place in range(200)], pa.uint8()) for batch in range(3)]
     assert check(arrays).field(0).type.index_type == pa.int16()
 
@@ -132,18 +132,18 @@ def test_an_empty_batch_stays_a_batch() -> None:
     check([encoded([]), encoded(["a"]), encoded([])])
 
 
-def test_one_batch_is_left_as_it_is() -> None:
+def test_a_single_batch_is_unchanged() -> None:
     array = encoded(["a", "b"])
     assert unify([pa.record_batch({"column": array})])[0].column(0).dictionary.equals(array.dictionary)
 
 
-def test_the_first_schema_speaks_for_all() -> None:
+def test_the_first_schema_applies_to_all_batches() -> None:
     one = pa.record_batch({"n": [1]}).replace_schema_metadata({"from": "one"})
     two = pa.record_batch({"n": [2]}).replace_schema_metadata({"from": "two"})
     assert [each.schema.metadata for each in unify([one, two])] == [{b"from": b"one"}] * 2
 
 
-def test_batches_without_columns_pass() -> None:
+def test_batches_without_columns_are_accepted() -> None:
     empty = pa.record_batch([], schema=pa.schema([]))
     assert [each.num_columns for each in unify([empty, empty])] == [0, 0]
 

@@ -1,4 +1,4 @@
-"""Fingerprints: equal for what may share a segment, different for everything else."""
+"""Fingerprints: equal for schemas that may share a segment, different for all others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_fingerprint_is_32_bytes() -> None:
     assert len(fingerprint(BASE)) == 32
 
 
-def test_metadata_does_not_count_at_any_depth() -> None:
+def test_metadata_does_not_change_the_fingerprint_at_any_depth() -> None:
     inner = pa.list_(pa.field("item", pa.string(), metadata={"x": "y"}))
     marked = pa.schema(
         [pa.field("a", pa.int64(), metadata={"k": "v"}), pa.field("b", inner)], metadata={"m": "n"}
@@ -44,21 +44,21 @@ def test_metadata_does_not_count_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_every_other_difference_counts(what: str) -> None:
+def test_every_other_difference_changes_the_fingerprint(what: str) -> None:
     assert fingerprint(DIFFERENT[what]) != fingerprint(BASE)
 
 
-def test_all_the_different_ones_differ_from_each_other() -> None:
+def test_all_different_schemas_have_different_fingerprints() -> None:
     assert len({fingerprint(schema) for schema in DIFFERENT.values()}) == len(DIFFERENT)
 
 
-def test_a_name_cannot_pass_for_the_end_of_another_field() -> None:
+def test_a_name_cannot_imitate_the_end_of_another_field() -> None:
     one = pa.schema([pa.field('a":int64?,"b', pa.int64())])
     two = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int64())])
     assert fingerprint(one) != fingerprint(two)
 
 
-def test_the_names_inside_a_map_do_not_count() -> None:
+def test_the_names_inside_a_map_do_not_change_the_fingerprint() -> None:
     named = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64()))
     plain = pa.map_(pa.string(), pa.int64())
     assert fingerprint(pa.schema([("m", named)])) == fingerprint(pa.schema([("m", plain)]))
@@ -73,7 +73,7 @@ def test_the_text_is_stable() -> None:
     )
 
 
-def test_a_bottomless_schema_is_refused() -> None:
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     kind = pa.int8()
     for _ in range(80):
         kind = pa.list_(kind)

@@ -45,7 +45,7 @@ def names(path: Path) -> list[str]:
 
 
 def filled(path: Path, count: int = 40) -> list[int]:
-    """A closed log of several files; the positions of its entries."""
+    """Create a closed log of several files. Return the positions of its entries."""
     wal = open_wal(path)
     positions = [append(wal, seq) for seq in range(1, count + 1)]
     wal.close()
@@ -75,7 +75,7 @@ def test_the_layout_hash_follows_the_slot_table(monkeypatch: pytest.MonkeyPatch)
     assert len(before) == 16
 
 
-def test_rotated_files_are_cut_and_protected_and_numbered_upwards(tmp_path: Path) -> None:
+def test_rotated_files_are_truncated_protected_and_numbered_upwards(tmp_path: Path) -> None:
     filled(tmp_path)
     rotated = [name for name in names(tmp_path) if name != "quiver.wal"]
     assert rotated == [f"quiver.wal.{n}" for n in range(1, len(rotated) + 1)]
@@ -118,12 +118,12 @@ def test_a_file_is_removed_once_the_cursor_is_at_its_end_and_not_before(tmp_path
     assert "quiver.wal.1" in names(tmp_path)
     assert wal.advance(first_end)
     assert "quiver.wal.1" not in names(tmp_path)
-    assert not wal.advance(5), "it never goes back"
+    assert not wal.advance(5), "the cursor never goes back"
     assert wal.cursor == first_end
     wal.close()
 
 
-def test_a_cursor_inside_of_an_entry_keeps_that_entry(tmp_path: Path) -> None:
+def test_a_cursor_inside_an_entry_keeps_that_entry(tmp_path: Path) -> None:
     positions = filled(tmp_path, 5)
     write_cursor(FS, str(tmp_path), positions[2] + 3)
     assert seqs(tmp_path) == [3, 4, 5]
@@ -137,7 +137,7 @@ def test_a_damaged_cursor_reads_everything(tmp_path: Path, data: bytes) -> None:
     assert seqs(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_every_flipped_bit_of_a_cursor_is_noticed() -> None:
+def test_every_flipped_bit_of_a_cursor_is_detected() -> None:
     data = encode_cursor(123_456)
     assert decode_cursor(data) == 123_456
     assert len(data) == 24
@@ -147,7 +147,7 @@ def test_every_flipped_bit_of_a_cursor_is_noticed() -> None:
         assert decode_cursor(bytes(damaged)) is None
 
 
-def test_a_cursor_beyond_the_log_does_not_hide_what_comes_next(tmp_path: Path) -> None:
+def test_a_cursor_beyond_the_log_does_not_hide_later_entries(tmp_path: Path) -> None:
     filled(tmp_path, 5)
     write_cursor(FS, str(tmp_path), 10**9)
     wal = open_wal(tmp_path)
@@ -164,7 +164,7 @@ def test_a_log_without_files_continues_above_its_cursor(tmp_path: Path) -> None:
     assert seqs(tmp_path) == [1]
 
 
-def test_another_version_or_another_slot_table_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_another_version_or_slot_table_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     whole = (tmp_path / "quiver.wal").read_bytes()
     for offset in (10, 20):
@@ -178,7 +178,7 @@ def test_another_version_or_another_slot_table_is_refused_and_left_alone(tmp_pat
 
 
 @pytest.mark.parametrize("offset", [0, 5, 30, 37])
-def test_a_damaged_header_is_mended_by_the_opening(tmp_path: Path, offset: int) -> None:
+def test_the_opening_replaces_a_damaged_header(tmp_path: Path, offset: int) -> None:
     positions = filled(tmp_path)
     flip(tmp_path / "quiver.wal.2", offset)
     replay = read_wal(FS, str(tmp_path))
@@ -186,7 +186,7 @@ def test_a_damaged_header_is_mended_by_the_opening(tmp_path: Path, offset: int) 
     assert replay.damage == []
 
 
-def test_a_damaged_opening_leaves_the_header(tmp_path: Path) -> None:
+def test_the_header_replaces_a_damaged_opening(tmp_path: Path) -> None:
     positions = filled(tmp_path)
     flip(tmp_path / "quiver.wal.2", HEADER_BYTES + 6)
     replay = read_wal(FS, str(tmp_path))
@@ -226,7 +226,7 @@ def test_a_missing_file_that_the_cursor_needs_is_reported_once(tmp_path: Path) -
     assert read_wal(FS, str(tmp_path)).damage == []
 
 
-def test_bytes_inside_of_an_entry_that_look_like_an_entry_are_none(tmp_path: Path) -> None:
+def test_bytes_inside_an_entry_that_look_like_an_entry_are_not_an_entry(tmp_path: Path) -> None:
     inner = b"".join(encode_entry(0, 77, [part()])[0])
     wal = open_wal(tmp_path)
     looks = SlotPart(slot=50, fingerprint=bytes(32), rows=1, payload=[inner], byte_count=len(inner))
@@ -251,7 +251,7 @@ def test_an_entry_of_an_unknown_type_is_skipped_and_counted(tmp_path: Path) -> N
     assert replay.unknown_entries == 1
 
 
-def test_an_entry_larger_than_a_file_gets_a_file_of_its_own(tmp_path: Path) -> None:
+def test_an_entry_larger_than_a_file_gets_a_separate_file(tmp_path: Path) -> None:
     wal = open_wal(tmp_path)
     for seq, size in enumerate((100, 50_000, 100), 1):
         append(wal, seq, size)

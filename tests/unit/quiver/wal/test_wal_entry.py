@@ -36,23 +36,23 @@ def test_an_entry_has_the_bytes_of_the_format() -> None:
 
 
 @pytest.mark.parametrize("batch", [PLAIN, NESTED, PLAIN.slice(1, 1), PLAIN.slice(0, 0)])
-def test_a_batch_comes_back_as_it_was(batch: pa.RecordBatch) -> None:
+def test_a_batch_is_decoded_unchanged(batch: pa.RecordBatch) -> None:
     data = memoryview(entry(encode_part(51, batch)))
     found = WalEntry.decode(data[4:-8])
     assert (found.ingest_ns, found.wal_seq) == (123, 7)
     assert decode_batch(found.parts[0]).equals(batch)
 
 
-def test_several_slots_come_back_in_order() -> None:
+def test_several_slots_are_decoded_in_order() -> None:
     data = memoryview(entry(encode_part(3, PLAIN), encode_part(51, NESTED)))
     assert [part.slot for part in WalEntry.decode(data[4:-8]).parts] == [3, 51]
 
 
-def test_zero_bytes_are_no_entry() -> None:
+def test_zero_bytes_are_not_an_entry() -> None:
     assert FORMAT.frame_end(memoryview(bytes(4096)), 0, 4096) is None
 
 
-def test_any_flipped_bit_is_noticed() -> None:
+def test_any_flipped_bit_is_detected() -> None:
     data = entry(encode_part(50, PLAIN))
     for bit in range(0, len(data) * 8, 3):
         damaged = bytearray(data)
@@ -60,13 +60,13 @@ def test_any_flipped_bit_is_noticed() -> None:
         assert FORMAT.frame_end(memoryview(damaged), 0, len(damaged)) is None
 
 
-def test_every_shorter_entry_is_none() -> None:
+def test_every_truncated_entry_is_invalid() -> None:
     data = memoryview(entry(encode_part(50, PLAIN)))
     assert FORMAT.frame_end(data, 0, len(data)) == len(data)
     assert all(FORMAT.frame_end(data, 0, limit) is None for limit in range(len(data)))
 
 
-def test_a_length_beyond_the_limit_is_refused_before_it_is_believed() -> None:
+def test_a_length_beyond_the_limit_is_refused_before_reading() -> None:
     data = struct.pack("<I", ENTRY_BYTES_MAX + 1) + bytes(64)
     assert FORMAT.frame_end(memoryview(data), 0, 1 << 40) is None
 
@@ -85,7 +85,7 @@ def test_marks_have_one_length_and_one_start() -> None:
     assert FORMAT.read_mark(memoryview(entry(encode_part(50, PLAIN)))) is None
 
 
-def test_an_opening_comes_back_and_is_no_mark() -> None:
+def test_an_opening_is_decoded_and_is_not_a_mark() -> None:
     opening = Opening(position=2**40, number=9, salt=2**64 - 3)
     data = memoryview(bytes(5) + opening.encode())
     assert Opening.decode(data, 5) == opening
@@ -94,17 +94,17 @@ def test_an_opening_comes_back_and_is_no_mark() -> None:
 
 
 @pytest.mark.parametrize("cut", [10, 30, 66, 80])
-def test_a_body_that_does_not_add_up_is_corrupt(cut: int) -> None:
+def test_an_inconsistent_body_is_corrupt(cut: int) -> None:
     body = memoryview(entry(encode_part(50, PLAIN)))[4:-8]
     with pytest.raises(Corrupt):
         WalEntry.decode(body[:cut])
-    with pytest.raises(Corrupt, match="more than its slots"):
+    with pytest.raises(Corrupt, match="after its last slot"):
         WalEntry.decode(memoryview(bytes(body) + b"x"))
 
 
-def test_a_payload_that_is_no_stream_is_corrupt() -> None:
+def test_a_payload_that_is_not_a_stream_is_corrupt() -> None:
     part = SlotPart(slot=50, fingerprint=bytes(32), rows=1, payload=[memoryview(b"nonsense")], byte_count=8)
-    with pytest.raises(Corrupt, match="no Arrow stream"):
+    with pytest.raises(Corrupt, match="not an Arrow stream"):
         decode_batch(part)
 
 
@@ -113,14 +113,14 @@ def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
     return decode_batch(WalEntry.decode(data[4:-8]).parts[0])
 
 
-def test_metadata_of_one_schema_is_not_taken_for_that_of_another() -> None:
+def test_metadata_of_one_schema_is_not_used_for_another() -> None:
     for name in (b"a", b"b", b"a"):
         batch = PLAIN.replace_schema_metadata({b"name": name})
         assert read_back(batch).schema.metadata == {b"name": name}
         assert encode_part(51, batch).fingerprint == encode_part(51, PLAIN).fingerprint
 
 
-def test_a_stream_that_is_larger_than_its_columns_is_whole() -> None:
+def test_a_stream_that_is_larger_than_its_columns_is_complete() -> None:
     wide = pa.record_batch({f"c{n}": pa.array(["x"]).dictionary_encode() for n in range(800)})
     assert encode_part(51, wide).byte_count > wide.nbytes + 64 * 1024
     assert read_back(wide).equals(wide)

@@ -1,6 +1,6 @@
-"""Async rooms for code without an event loop: one loop on one background thread per process.
+"""Run async code for callers without an event loop, on one background thread per process.
 
-Every blocking twin is a thin shell over this: the same core runs on the loop, the caller waits.
+Every blocking class is a thin wrapper: the async code runs on the shared loop while the caller waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a daemon thread of its own."""
+    """An event loop on its own daemon thread."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -30,15 +30,15 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """False in a forked child: threads do not survive a fork."""
+        """Return whether the loop can run work; False in a forked child, where its thread does not exist."""
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def run(self, work: Coroutine[None, None, T], timeout_s: float | None = None) -> T:
-        """Run on the loop and wait. Raises what `work` raises; running out of `timeout_s` leaves it running.
+        """Run `work` on the loop, wait, and return its result. Raise whatever `work` raises.
 
-        A caller that is interrupted (Ctrl-C, or a signal handler that raises) cancels it: what it would
-        return could reach nobody any more.
-        """
+        If `timeout_s` expires, `work` continues to run. If the caller is interrupted (Ctrl-C, or a signal
+        handler that raises), `work` is cancelled, because nothing could receive its result.
+"""
         if not self.alive:
             work.close()
             raise Rejected("made before this process was forked: make it again in the child process")
@@ -58,10 +58,10 @@ class LoopThread:
 
 
 class _Handoff(Generic[T]):
-    """One piece of work on its way to the loop and back.
+    """One coroutine handed to the loop, and its result.
 
-    `start` and `abandon` run on the loop, in the order they were sent. So an interrupt at any instant, even
-    while the work is being sent, leaves nothing running that nobody waits for.
+    `start` and `abandon` run on the loop, in the order in which they were sent. An interrupt at any moment,
+    even while the coroutine is being handed over, therefore leaves no coroutine running without a waiter.
     """
 
     def __init__(self, work: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
@@ -94,7 +94,7 @@ _making = threading.Lock()
 
 
 def loop_thread() -> LoopThread:
-    """The loop thread of this process."""
+    """Return the loop thread of this process. Start it on first use and after a fork."""
     global _shared
     with _making:
         if _shared is None or not _shared.alive:
@@ -112,20 +112,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class NativeRuntime:
-    """Whether a library with threads of its own may be used: once started, they do not survive a fork.
+    """Tracks whether this process may use a library whose threads do not survive a fork.
 
-    A child forked after the first use would wait for ever on threads that exist in its parent only.
+    A child forked after the first use would wait indefinitely for threads that exist only in its parent.
     """
 
     def __init__(self, what: str) -> None:
-        """`what` the parent had used, for people."""
+        """`what` names the library in the error message."""
         self._what = what
         self._used = False
         self._dead = False
         os.register_at_fork(after_in_child=self._forked)
 
     def use(self, name: str) -> None:
-        """Say so before every use. Raises `Unavailable` if the library cannot answer here."""
+        """Record a use; call it before every use. Raise `Unavailable` if the library cannot work here."""
         if self._dead:
             raise Unavailable(
                 f"{name} cannot be used in this process: it was forked from one that had used {self._what}; "

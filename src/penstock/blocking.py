@@ -38,7 +38,7 @@ class LoopThread:
 
         If `timeout_s` expires, `work` continues to run. If the caller is interrupted (Ctrl-C, or a signal
         handler that raises), `work` is cancelled, because nothing could receive its result.
-"""
+        """
         if not self.alive:
             work.close()
             raise Rejected("made before this process was forked: make it again in the child process")

@@ -85,7 +85,7 @@ class SteadyClock:
         time within the last `age_ms`. A stamp from before a step counts as `age_ms` old once the step itself
         is that old, so a clock that was wrong when the process started causes no longer delay. If the clock
         is set back, actions that wait for an age are delayed by at most the size of the step.
-"""
+        """
         with self._lock:
             now_s, lead_ms, leads = self._clock.monotonic(), self.now_ms() - self.steady_ms(), self._leads
             leads[-1] = (now_s, leads[-1][1])  # the last lead held until now

@@ -275,7 +275,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a refused router tells a key the topics of a cycle outside its prefix",
-        where="servers:RouterApi._told",
+        where="servers:RouterApi._redacted",
         old="    return error if all(map(principal.may_name, names)) else instead\n",
         new="    return error\n",
         test="tests/contract/topics/test_key_names.py"

@@ -1,4 +1,4 @@
-"""The server as a process: binds, recovers, serves, and leaves in order."""
+"""The server process: it binds its port, recovers the log, serves, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 DRAIN_S: Final = 10.0
 _SPARE_FILES: Final = 256
-"""File descriptors kept for the log, segments and cold reads."""
+"""File descriptors reserved for the log, segments and cold reads."""
 
 
 async def serve_topics(
@@ -37,10 +37,10 @@ async def serve_topics(
     on_bound: Callable[[str, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until `stop` is set. The port answers before the log is replayed, with 503 until it is.
+    """Serve until `stop` is set. The port opens before the log is replayed, and responds with 503 until then.
 
-    What the engine raises before it has to wait, such as a directory that is in use, comes out of here before
-    the port is taken; what it raises later, after the port is closed again and its file is gone.
+    Raise any error of the engine. An immediate one, such as a directory in use, is raised before the port
+    opens; a later one is raised after the port is closed and its file is deleted.
     """
     check_exposure(settings)
     check_places(settings)
@@ -75,7 +75,7 @@ async def serve_topics(
 
 
 async def _begin(engine: Engine) -> asyncio.Task[None]:
-    """The start of the engine, as far as it gets without waiting. Raises what ends it there."""
+    """Start the engine, up to its first wait. Raise the error of an immediate failure."""
     starting = asyncio.ensure_future(engine.start())
     await asyncio.sleep(0)
     if starting.done():
@@ -92,7 +92,7 @@ async def _bind(listener: Listener, settings: ServerSettings) -> tuple[str, int]
 
 
 async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None) -> bool:
-    """Whether the engine is ready; false when the process is to stop first."""
+    """Return whether the engine is ready; False if the process must stop first."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +110,7 @@ async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_fil
 
 
 async def _given_up(task: asyncio.Task[T]) -> None:
-    """Cancel it and wait until it is over; a task that is over stays what it is."""
+    """Cancel a task and wait for its end. Do nothing if it is done."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -125,7 +125,7 @@ def _limits(settings: ServerSettings) -> HttpLimits:
 
 
 def write_port_file(path: str, host: str, port: int) -> None:
-    """Write `host:port` in one step, so that no reader of the file sees half of it."""
+    """Write `host:port` atomically, so that no reader sees a partial file."""
     staged = f"{path}.{os.getpid()}.tmp"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

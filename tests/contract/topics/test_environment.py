@@ -112,7 +112,9 @@ def test_a_variable_that_means_nothing_is_told_in_the_log_without_its_value(tmp_
     with serving(tmp_path / "data", TOPICS_MAX_TOPIC="5432", **known) as server:
         told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
     assert len(told) == 1
-    assert told[0].endswith("TOPICS_MAX_TOPIC is set and has no meaning; did you mean TOPICS_MAX_TOPICS?")
+    assert told[0].endswith(
+        "TOPICS_MAX_TOPIC is set but is not a known variable; did you mean TOPICS_MAX_TOPICS?"
+    )
 
 
 def test_a_missing_package_is_called_by_its_name() -> None:

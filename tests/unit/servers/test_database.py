@@ -123,8 +123,8 @@ async def test_a_storage_that_does_not_answer_is_logged_once_until_it_answers(
                 database.storage_wait_s = storage_wait_s
                 await clock.advance(2)
     assert [one.getMessage() for one in caplog.records] == [
-        "no write succeeds: the storage has not answered for 25 s",
-        "no write succeeds: the storage has not answered for 21 s",
+        "no write succeeds: the storage has not responded for 25 s",
+        "no write succeeds: the storage has not responded for 21 s",
     ]
 
 

@@ -121,8 +121,8 @@ def test_loopback_needs_no_keys(host: str) -> None:
 def test_an_unknown_variable_is_reported_with_the_closest_known_one() -> None:
     told = unknown_variables({"TOPICS_PROT": "secret", "TOPICS_ZZZ": "secret", "PATH": "/bin"})
     assert told == [
-        "TOPICS_PROT is set and has no meaning; did you mean TOPICS_PORT?",
-        "TOPICS_ZZZ is set and has no meaning",
+        "TOPICS_PROT is set but is not a known variable; did you mean TOPICS_PORT?",
+        "TOPICS_ZZZ is set but is not a known variable",
     ]
 
 

@@ -155,7 +155,7 @@ async def test_all_members_of_a_packed_body_are_read() -> None:
         found = (await client.get("/api/v1/query", params={"query": query})).json()
         assert len(found["data"]["result"]) == 3
         for wrong, told in (
-            (members[0] + members[1][:-1], "cut short"),
+            (members[0] + members[1][:-1], "truncated"),
             (members[0] + b"rest", "not gzip"),
             (gzip.compress(b"") * 101, "more than 100 members"),
             (gzip.compress(b"x" * 2000) + gzip.compress(b"x" * 2001), "more than 4,000 bytes"),

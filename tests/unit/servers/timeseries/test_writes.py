@@ -170,7 +170,7 @@ async def test_a_server_ends_in_time_when_the_storage_is_away_and_says_what_is_n
         for number in range(3):
             assert (await server.write(one(n=str(number)))).status_code == 204
         server.stop.set()
-        with pytest.raises(OutcomeUnknown, match="not known to be stored: 3"):
+        with pytest.raises(OutcomeUnknown, match="may not be stored: 3"):
             async with asyncio.timeout(10):
                 await server.task
 
@@ -205,7 +205,7 @@ async def test_it_is_not_ready_while_the_storage_takes_no_write(
         await asyncio.sleep(0.1)
         ready = await server.client.get("/-/ready")
         assert ready.status_code == 503
-        assert "no write succeeds: the storage has not answered for" in ready.text
+        assert "no write succeeds: the storage has not responded for" in ready.text
         assert (await server.client.get("/-/healthy")).status_code == 200
         assert len(await server.values("up")) == 1, "readers are served"
         gate.set()

@@ -497,7 +497,7 @@ MUTANTS = (
     Mutant(
         name="a wrong secret is shown",
         where="config:_Decoder._scalar",
-        old="    if hint is Secret:  # the value is not shown\n",
+        old="    if hint is Secret:  # do not show the value\n",
         new="    if hint is None:\n",
         test="tests/unit/foundation/test_config.py::test_a_wrong_secret_is_not_shown_in_the_error",
     ),

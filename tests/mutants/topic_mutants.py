@@ -268,7 +268,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a refused router is described to any key",
         where="servers:RouterApi.put",
-        old="    with contextlib.suppress(RouterNotFound):  # a refusal tells its ends\n",
+        old="    with contextlib.suppress(RouterNotFound):  # a refusal would reveal its topics\n",
         new="    if False:\n",
         test="tests/contract/topics/test_key_names.py"
         "::test_a_router_that_leads_outside_the_key_is_not_told_to_it",

@@ -19,9 +19,9 @@ _STORES = (
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported when they are used.
+    """A group whose commands are imported on first use.
 
-    Each has a place below `penstock.cli` (`module:attribute`) and the line of help that lists it.
+    Each command has a location below `penstock.cli` (`module:attribute`) and a line of help.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         self._lazy = dict(lazy)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which they were given."""
+        """Return the commands in their declared order."""
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for one that does not exist, name the nearest one."""
+        """Find a command; for an unknown one, suggest the closest name."""
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
             nearest = closest(args[0], self._lazy)
             hint = f" Did you mean {nearest!r}?" if nearest else ""
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in `--help`, without importing them."""
+        """List the commands in `--help` without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
@@ -147,7 +147,7 @@ class _Root(LazyGroup):
         return _GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Hide a broken pipe from click, which would report it as a failure."""
+        """Convert a broken pipe, which click would report as a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -211,7 +211,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         report(error, group=given[0] if given else "")
         return exit_code(error)
     except _ReaderGone:
-        # The flush at exit must be silent as well.
+        # Discard the flush at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""Runs parts as child processes: starts, watches, restarts and stops them. Runs commands to their end."""
+"""Runs parts as child processes: starts, monitors, restarts and stops them. Also runs single commands."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
 from penstock.up.status import Level, PartKind, PartState, PartStatus
 
 PART_COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
-"""Runs the arguments after it as `penstock` does, and ends with its parent."""
+"""Runs the following arguments as `penstock` does, and ends with its parent."""
 PROBE_TIMEOUT_S: Final = 5.0
 _OK: Final = 200
 _PROBE_SOON_S: Final = 0.2
 _PROBE_S: Final = 2.0
 _HURRY_S: Final = 5.0
 _LATE_S: Final = 5.0
-"""If a sleep ends this late, this process itself was suspended."""
+"""If a sleep ends this late, the process itself was suspended."""
 _READY_EVENTS: Final = {
     PartKind.COLLECTOR: "ready",
     PartKind.RELAY: "progress",
     PartKind.PIPELINE: "started",
 }
 _ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
-"""Heartbeats of a part without a probe, sent even while it is idle or works on a long batch."""
+"""Heartbeats of a part without a probe, sent even when it is idle or busy with a long batch."""
 _QUIET_EVENTS: Final = frozenset({"progress", "batch"})
-"""Too frequent for the log; the last one is in the part's status."""
+"""Events too frequent for the log; the part's status shows the last one."""
 _GOOD_ENDS: Final = (0, 130, 143)
 _NOT_STARTED: Final = 127
 _OUTPUT_BYTES_MAX: Final = 4 << 20
@@ -49,7 +49,7 @@ _ERROR_LINE_MAX: Final = 1 << 20
 
 
 class Runner:
-    """Runs one part. All of it happens in the loop's thread."""
+    """Runs one part, entirely in the event loop's thread."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Runner:
             self._over.set()
 
     async def _is_due(self) -> bool:
-        """Wait until the part is due to start; return false if it never will be."""
+        """Wait until the part is due to start. Return False if it never will be."""
         while not self._lifecycle.is_over:
             now_s = self._clock.monotonic()
             is_due = lifecycle.next_action(self._lifecycle, now_s) is Action.START
@@ -146,7 +146,7 @@ class Runner:
         except OSError as error:
             self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
             return None
-        if self._lifecycle.is_over:  # it was stopped meanwhile
+        if self._lifecycle.is_over:  # it was stopped during the start
             child.kill()
             await child.wait()
             return None
@@ -191,7 +191,7 @@ class Runner:
         self._ended(how)
 
     async def _keep_probing(self, child: AsyncChild) -> None:
-        """Probe the process until it ends, and kill it if it hangs."""
+        """Probe the process until it ends. Kill it if it hangs."""
         while True:
             wait_s = _PROBE_S if self._lifecycle.state is PartState.READY else _PROBE_SOON_S
             due_s = self._clock.monotonic() + wait_s
@@ -262,7 +262,7 @@ class Runner:
             self._publish()
 
     def _is_news(self, line: OutputLine) -> bool:
-        """Return whether this becomes the last error; a traceback after the reason of a failure does not."""
+        """Return whether a line replaces the last error; a traceback after a stated error does not."""
         return line.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
 
     def _ended(self, how: Exit) -> None:
@@ -297,7 +297,7 @@ class Runner:
         self._wake.set()
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Stop the part and wait until it has ended; a second call waits for the first."""
+        """Stop the part and wait until it has ended. A second call waits for the first."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(hurry))
         await asyncio.shield(self._stopping)
@@ -318,7 +318,7 @@ class Runner:
         await self._over.wait()
 
     async def _is_over_within(self, grace_s: float, hurry: asyncio.Event | None) -> bool:
-        """Return whether it ends in time; false as soon as `hurry` is set."""
+        """Return whether the part ends in time; return False as soon as `hurry` is set."""
         over = asyncio.create_task(self._over.wait())
         events = [over, *([asyncio.create_task(hurry.wait())] if hurry is not None else [])]
         try:
@@ -349,7 +349,7 @@ def _wait(seconds: float) -> str:
 
 
 async def ask(address: str, probe: Probe) -> ProbeResult:
-    """Return the result of a probe. If the address cannot be reached, the result is `SILENT`."""
+    """Return the result of a probe: `SILENT` if the address cannot be reached."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             status = await _status(reachable(address), probe)
@@ -377,23 +377,23 @@ async def _status(address: str, probe: Probe) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """How a command ended."""
+    """The result of a command."""
 
     exit_code: int
-    """A negative number is that of the signal that killed it."""
+    """The exit code, or the negative number of the signal that killed the command."""
     output: str
-    """The end of its standard output."""
+    """The last part of its standard output."""
     errors: str
-    """The end of its standard error."""
+    """The last part of its standard error."""
 
 
 async def run_command(
     arguments: Sequence[str], tell: Callable[[str], None], environment: Mapping[str, str]
 ) -> CommandOutcome:
-    """Run `penstock ARGUMENTS…` to its end; `tell` gets the lines of its standard error.
+    """Run `penstock ARGUMENTS…` to completion; call `tell` with each line of its standard error.
 
-    Cancelling kills the command, and so does the end of this process. Of standard output, the last 4 MiB are
-    kept. A command that cannot be started has exit code 127.
+    Cancellation, or the end of this process, kills the command. The last 4 MiB of standard output are kept.
+    A command that cannot be started has exit code 127.
     """
     errors: deque[str] = deque(maxlen=_ERROR_LINES)
 

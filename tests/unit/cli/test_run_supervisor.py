@@ -301,7 +301,7 @@ def test_a_failure_while_stopping_is_a_stop() -> None:
 def test_a_stop_before_the_first_micro_batch_makes_no_number_up() -> None:
     told = Told()
     supervise(FakePipeline([signal.SIGTERM]), told)
-    assert told.events[1] == ("stopping", "finishing the micro-batch that is running, at most 5s")
+    assert told.events[1] == ("stopping", "finishing the running micro-batch, at most 5s")
 
 
 def test_the_cause_of_an_error_comes_without_the_plan_and_its_options() -> None:

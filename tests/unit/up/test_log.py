@@ -86,7 +86,7 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     lines = [line for line in heard if isinstance(line, LogLine)]
     assert [line.text for line in lines][-2:] == [
         "here",
-        "100 lines were omitted: it prints too many",
+        "100 lines were omitted: the part prints too many",
     ]
     assert [line.number for line in lines] == list(range(1, 503))
     end()

@@ -28,7 +28,7 @@ node_option = click.option(
     envvar="TOPICS_NODE",
     default=socket.gethostname,
     metavar="NAME",
-    help="The worker's name, which owns the jobs it claims; by default TOPICS_NODE or the host name.",
+    help="The name of the worker that holds the jobs; by default TOPICS_NODE or the host name.",
 )
 lease_option = click.option(
     "--lease",
@@ -145,7 +145,7 @@ async def extend(
 
 
 def _show(out: Output, result: AckResult | NackResult | ExtendResult, sentence: str) -> int:
-    """Print the result, and on standard error the jobs that were skipped; return the exit code."""
+    """Print the result, and on standard error the skipped jobs. Return the exit code."""
     skipped = result.skipped
     out.show(dataclasses.asdict(result), sentence)
     if skipped and not out.is_json:

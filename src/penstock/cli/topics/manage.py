@@ -106,7 +106,7 @@ async def put(
 
 
 def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
-    """Describe a topic's configuration for people."""
+    """Return a topic's configuration as names and values for display."""
     pairs = [
         ("type", config.type),
         ("durability", "-" if config.durability is None else config.durability.value),
@@ -259,7 +259,7 @@ def delete(
         deleted = server.run(lambda client: client.delete(topic, before_seq=before, match=match))
         out.show(dataclasses.asdict(deleted), _deleted_text(deleted))
         return
-    # Not a coroutine: asked on an event loop, Ctrl-C would not end the question.
+    # Not a coroutine: on an event loop, Ctrl-C would not end the prompt.
     if not yes and not if_empty:
         _confirm(topic)
     removed = server.run(lambda client: client.remove_topic(topic, if_empty=if_empty))
@@ -269,7 +269,7 @@ def delete(
 def _confirm(topic: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"This removes {topic} with all its records, and there is no terminal to confirm it: give --yes."
+            f"This removes {topic} with all its records. There is no terminal to confirm that: give --yes."
         )
     click.confirm(f"Remove {topic} with all its records?", abort=True, err=True)
 
@@ -281,7 +281,7 @@ def _check_selection(
     if whole and selects:
         raise click.UsageError("--topic removes everything: give it without --before, --tag or --tag-prefix.")
     if not whole and not selects:
-        raise click.UsageError("Say what to delete: --before, --tag, --tag-prefix, or --topic for all of it.")
+        raise click.UsageError("Select records with --before, --tag or --tag-prefix, or give --topic.")
     if tag is not None and tag_prefix is not None:
         raise click.UsageError("Give --tag or --tag-prefix, not both.")
     if if_empty and not whole:

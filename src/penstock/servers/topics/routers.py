@@ -80,7 +80,7 @@ class RouterApi:
         config = body.config()
         check_router_name(call.name)
         call.principal.require_names(names_in(body))
-        with contextlib.suppress(RouterNotFound):  # a refusal would reveal the topics of an existing router
+        with contextlib.suppress(RouterNotFound):  # a refusal would reveal its topics
             _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
         try:
             result = await self._engine.put_router(call.name, config)

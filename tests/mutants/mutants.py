@@ -520,7 +520,7 @@ MUTANTS = (
         where="servers:check_reach",
         old="    if has_keys or allowed or is_loopback(host):\n",
         new="    if has_keys or allowed or host:\n",
-        test="tests/unit/servers/vector/test_api.py::test_a_server_that_others_could_reach_needs_keys",
+        test="tests/unit/servers/vector/test_api.py::test_a_server_reachable_from_other_machines_needs_keys",
     ),
     # Codecs
     Mutant(

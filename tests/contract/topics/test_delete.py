@@ -12,7 +12,7 @@ def fill(api: Api, topic: str) -> None:
     api.write_records(topic, [{"data": place, "tag": tag} for place, tag in enumerate(tags)])
 
 
-def test_a_delete_tells_what_is_left(api: Api, topic: str) -> None:
+def test_a_delete_returns_the_remaining_counts(api: Api, topic: str) -> None:
     fill(api, topic)
     answer = api.delete(topic, before_seq=3)
     assert answer.keys() == {"topic", "deleted", "earliest_seq", "head_seq", "count", "bytes", "performance"}

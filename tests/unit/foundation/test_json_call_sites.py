@@ -86,7 +86,7 @@ def _decodes(text: str) -> int:
     return len(found) + len(brought)
 
 
-def test_every_place_that_decodes_json_is_known_and_justified() -> None:
+def test_every_call_that_decodes_json_is_known_and_justified() -> None:
     """A new one goes through `penstock.jsontext`, or into the list with the reason why it need not."""
     found = Counter(
         {
@@ -98,7 +98,7 @@ def test_every_place_that_decodes_json_is_known_and_justified() -> None:
     assert +found == {name: count for name, (count, _) in KNOWN.items()}
 
 
-def test_each_way_to_decode_json_is_seen() -> None:
+def test_each_way_to_decode_json_is_detected() -> None:
     assert _decodes("json.loads(a)\nmsgspec.json.decode(b)\nx = msgspec.json.Decoder(int)") == 3
     assert _decodes("from json import loads\nfrom msgspec.json import Decoder as D") == 2
     assert _decodes("msgspec.json.encode(a)\njson.dumps(b)") == 0

@@ -92,7 +92,7 @@ async def served(
 
 
 @pytest.mark.parametrize("app", [timeseries, vectors])
-async def test_a_server_that_waits_for_its_database_says_for_how_long(
+async def test_a_server_reports_how_long_its_database_has_been_opening(
     app: Callable[[Clock], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     database, clock = Held(), ManualClock()
@@ -112,7 +112,7 @@ async def test_a_server_that_waits_for_its_database_says_for_how_long(
     assert database.closed
 
 
-async def test_a_storage_that_does_not_answer_is_logged_once_until_it_answers(
+async def test_a_stalled_storage_is_logged_once_until_it_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     database, clock = Held(), ManualClock()
@@ -136,7 +136,7 @@ async def test_a_database_that_does_not_open_ends_the_server_with_its_error() ->
             await task
 
 
-async def test_a_database_that_has_stopped_for_good_ends_the_server_and_one_that_is_away_does_not() -> None:
+async def test_a_stopped_database_ends_the_server_and_an_unavailable_one_does_not() -> None:
     database, clock = Held(), ManualClock()
     database.go.set()
     database.check_errors = [Unavailable("away"), Unavailable("away"), OutcomeUnknown("stopped for good")]

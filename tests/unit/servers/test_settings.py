@@ -78,7 +78,7 @@ def test_every_variable_reaches_its_setting() -> None:
         ("TOPICS_COLD_DIR", "s3://user:secret@bucket"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_with_a_sentence(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_a_message(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}|port") as caught:
         ServerSettings.from_env({name: value})
     assert "secret" not in str(caught.value)
@@ -157,7 +157,7 @@ def test_an_error_of_the_engine_names_the_variable() -> None:
         ServerSettings.from_env({"TOPICS_DATA_DIR": "/data", "TOPICS_COLD_DIR": "/data/"})
 
 
-def test_what_may_be_open_comes_from_the_environment() -> None:
+def test_stream_limits_come_from_the_environment() -> None:
     streams = ServerSettings.from_env(
         {
             "TOPICS_MAX_WATCH_SESSIONS": "1",

@@ -56,7 +56,7 @@ async def served(
         await listener.drain(timeout_s=5)
 
 
-async def test_the_whole_is_ready_when_every_part_is(tmp_path: Path) -> None:
+async def test_the_fleet_is_ready_when_every_part_is(tmp_path: Path) -> None:
     async with served(tmp_path) as (fleet, address), httpx.AsyncClient() as client:
         url = f"http://{address}"
         assert (await client.get(f"{url}/health")).json() == {"status": "ok"}

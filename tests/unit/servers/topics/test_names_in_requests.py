@@ -110,7 +110,7 @@ def all_texts() -> dict[str, object]:
     return {path: declared for name, shown in decoded().items() for path, declared in texts(shown, name)}
 
 
-def test_the_bodies_of_every_endpoint_are_looked_at() -> None:
+def test_the_bodies_of_every_endpoint_are_covered() -> None:
     assert {"WriteBody", "TopicConfig", "PutBody", "WatchBody", "Subscribe", "Publish"} <= decoded().keys()
 
 
@@ -119,11 +119,11 @@ def test_every_text_of_a_request_is_declared_a_topic_name_or_free_text() -> None
     assert undeclared == [], "declare these as TopicName or FreeText (penstock.topics.names)"
 
 
-def test_every_topic_name_of_a_request_has_a_test_that_a_key_does_not_get_around() -> None:
+def test_every_topic_name_of_a_request_has_a_test_of_key_prefixes() -> None:
     assert sorted(path for path, declared in all_texts().items() if declared == NAME) == sorted(CHECKED)
 
 
-def test_no_field_takes_any_json_unless_it_is_known_to_name_no_topic() -> None:
+def test_no_field_accepts_any_json_unless_it_cannot_name_a_topic() -> None:
     untyped = {path for path, declared in all_texts().items() if declared == "anything"}
     assert {path for path in untyped if ".records.item." not in path} == UNTYPED.keys()
 

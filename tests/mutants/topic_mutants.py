@@ -271,7 +271,7 @@ TOPIC_MUTANTS = (
         old="    with contextlib.suppress(RouterNotFound):  # a refusal would reveal its topics\n",
         new="    if False:\n",
         test="tests/contract/topics/test_key_names.py"
-        "::test_a_router_that_leads_outside_the_key_is_not_told_to_it",
+        "::test_a_router_that_leads_outside_the_key_is_not_described_to_it",
     ),
     Mutant(
         name="a refused router tells a key the topics of a cycle outside its prefix",
@@ -279,7 +279,7 @@ TOPIC_MUTANTS = (
         old="    return error if all(map(principal.may_name, names)) else instead\n",
         new="    return error\n",
         test="tests/contract/topics/test_key_names.py"
-        "::test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it",
+        "::test_a_cycle_outside_the_key_is_refused_without_its_names",
     ),
     Mutant(
         name="a config names any topic for dead letters",

@@ -30,7 +30,7 @@ def test_the_overview_draws_the_flow(console: httpx.Client) -> None:
     assert ("pipeline:events", "sink:events/lake") in edges
 
 
-def test_the_balance_comes_from_the_books(console: httpx.Client) -> None:
+def test_the_balance_comes_from_the_audit(console: httpx.Client) -> None:
     def is_balanced() -> bool:
         (chain,) = get(console, "overview")["balance"]
         if chain["produced"] is None:
@@ -43,7 +43,7 @@ def test_the_balance_comes_from_the_books(console: httpx.Client) -> None:
     eventually(is_balanced)
 
 
-def test_a_queue_shows_its_entries_and_what_lies_around(console: httpx.Client) -> None:
+def test_a_queue_shows_its_entries_and_unreferenced_objects(console: httpx.Client) -> None:
     rows = {row["name"]: row for row in get(console, "buffers")}
     assert rows.keys() == {"events", "metrics", "vectors"}
     assert (rows["events"]["writers"], rows["events"]["readers"]) == (["relay-events"], ["pipeline-events"])

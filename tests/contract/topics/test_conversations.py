@@ -240,7 +240,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_conversation_goes_as_the_model_says(tmp_path: Path, seed: int) -> None:
+def test_a_conversation_follows_the_model(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     topics: dict[str, Model] = {}
     settings = {"TOPICS_SEGMENT_MAX_EVENTS": "25", "TOPICS_WAL_SHARDS": "1"}

@@ -85,7 +85,7 @@ async def test_a_thousand_watchers_get_every_record_once_and_in_order(roomy: Ser
                 watcher.writer.close()
 
 
-async def test_three_hundred_participants_hear_each_other_and_lose_nothing(roomy: Server) -> None:
+async def test_three_hundred_participants_exchange_records_without_loss(roomy: Server) -> None:
     topic, said_each = fresh_name(), 2
     async with httpx.AsyncClient(base_url=roomy.url, trust_env=False) as client:
         await client.put(f"/v0/topics/{topic}", json={})

@@ -1,4 +1,4 @@
-"""Who gets in: a one-time token for a session of this machine, and nobody from another site."""
+"""Access to the console: a one-time token opens a session, and other sites are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client names is looked up in the plan and nowhere else; nonsense gets a sentence."""
+"""Names in requests are looked up only in the plan; invalid input gets an error message."""
 
 from __future__ import annotations
 

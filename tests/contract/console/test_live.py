@@ -1,4 +1,4 @@
-"""The live stream: it begins with what was said, goes on behind an id, and tells what it cannot."""
+"""The live stream: it starts with past log lines, resumes after an id, and reports gaps."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_client_that_reconnects_misses_nothing(console: httpx.Client, stage: S
 
 
 def test_events_evicted_from_the_ring_are_sent_as_a_gap(console: httpx.Client) -> None:
-    """An id of an earlier process: what happened in between nobody knows any more."""
+    """Resume after an id of an earlier process: the events in between are unknown."""
     first = next(events(console, "live?after=41"))
     ident, name, data = first
     assert name == "gap"

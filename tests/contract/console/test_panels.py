@@ -1,4 +1,4 @@
-"""Each panel over real parts: what it tells is what is there."""
+"""Each panel over real parts shows the actual state."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_trace_by_a_batch_finds_its_sequence(console: httpx.Client) -> None:
 
 
 def test_a_record_is_traced_from_its_topic_into_the_table(console: httpx.Client, stage: StageProcess) -> None:
-    """The relay moves it, the console sees its batch, the pipeline delivers it."""
+    """The relay moves the record, the console sees its batch, and the pipeline delivers it."""
     before = get(console, "topics/events")["head"]
     stage.order("write 20")
     seq = before + 3

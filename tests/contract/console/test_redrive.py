@@ -1,4 +1,4 @@
-"""The redrive button: it asks first, runs the command once, and tells how it ends."""
+"""The redrive button: it asks for confirmation, runs the command once, and reports the result."""
 
 from __future__ import annotations
 

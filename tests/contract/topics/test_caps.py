@@ -1,4 +1,4 @@
-"""Caps of the server: bodies, topics, bytes, requests under way; and probes that need a key."""
+"""Limits of the server: bodies, topics, bytes, requests in progress; and probes that need a key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def capped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(params=PROTOCOLS)
 def api(request: pytest.FixtureRequest, capped: Server) -> Iterator[Api]:
-    """Leaves nothing behind: the caps count everything there is."""
+    """Open a client, and remove all topics at the end: the caps count everything."""
     opened = capped.api(request.param, key=KEY)
     yield opened
     for one in opened.ask("GET", "/v0/topics")["topics"]:
@@ -135,7 +135,7 @@ def test_a_full_topic_is_reported_before_the_byte_cap(api: Api, topic: str) -> N
     assert api.write(topic, 12, status=422)["error"]["code"] == "topic_full"
 
 
-# --- requests under way ------------------------------------------------------------------------------------
+# --- requests in progress ----------------------------------------------------------------------------------
 
 
 def test_requests_in_progress_are_limited_per_key(capped: Server, api: Api, topic: str) -> None:

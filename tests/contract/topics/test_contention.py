@@ -1,4 +1,4 @@
-"""Many clients on the same name at once: every answer is one of those that the contract knows."""
+"""Many clients use one name concurrently: every response is one that the contract allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""§5.2: a record whose stored bytes are damaged is not skipped in silence; the reader learns where it is."""
+"""§5.2: a record whose stored bytes are damaged is not skipped silently; the reader learns its position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAMAGED = 3
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A topic `x` of five records, the third of which is damaged on disk."""
+    """Return the server of a topic `x` with five records; the third is damaged on disk."""
     data = tmp_path / "data"
     with serving(data) as running:
         running.api().put("x", durability="fsync")

@@ -1,4 +1,4 @@
-"""§5: what a diff delivers, where it goes on, and what it says about records that are gone."""
+"""§5: the records and the next position of a diff, and its report of records that are gone."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_cursor_beyond_the_head_continues_at_the_earliest_record(api: Api, top
 
 
 def test_expired_records_in_the_middle_are_skipped_and_consumed(api: Api, topic: str) -> None:
-    """A record is expired by its own time, whatever has been swept so far."""
+    """A record expires by its own time, even if it was not swept yet."""
     api.put(topic, ttl_ms=100)
     api.write(topic, 1)
     time.sleep(0.15)

@@ -1,4 +1,4 @@
-"""§11 and the lock of §12.2: how a server starts, and when it refuses to."""
+"""§11 and the lock of §12.2: the start of a server, and the reasons to refuse it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REFUSALS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each refused start said. They run side by side: each takes about a second of waiting."""
+    """Return the output of each refused start. They run concurrently: each waits for about a second."""
     folder = tmp_path_factory.mktemp("refused")
     said: dict[str, str] = {}
 

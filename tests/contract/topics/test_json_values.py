@@ -1,4 +1,4 @@
-"""§4: JSON values come back as they were sent, apart from blanks between tokens."""
+"""§4: JSON values are returned as sent, apart from blanks between tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXTS = [
 
 
 def raw_records(api: Api, topic: str) -> bytes:
-    """The text between the brackets of `records`."""
+    """Return the text between the brackets of `records`."""
     content = api.client.post(f"/v0/topics/{topic}/diff").content
     return content.partition(b'"records":[')[2].partition(b'],"next_from_seq"')[0]
 

@@ -1,4 +1,4 @@
-"""A key with a prefix gets at no other topic, whichever field of a request names it."""
+"""A key with a prefix reaches no other topic, through any field of a request."""
 
 from __future__ import annotations
 

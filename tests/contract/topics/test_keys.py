@@ -1,4 +1,4 @@
-"""§10.1: keys, scopes, prefixes, and what comes before what."""
+"""§10.1: keys, scopes, prefixes, and the order of checks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=PROTOCOLS)
 def apis(request: pytest.FixtureRequest, locked: Server) -> dict[str | None, Api]:
-    """The API as each key, and as nobody, over both protocols."""
+    """The API with each key and without a key, over both protocols."""
     names: list[str | None] = [None, *(entry.partition(":")[0] for entry in KEYS.split(","))]
     return {name: locked.api(request.param, key=name) for name in names}
 

@@ -13,13 +13,13 @@ import pytest
 from tests.contract.topics_server import PROTOCOLS, Server
 
 SOON_S = 4.0
-"""Far more than a wake-up takes, far less than the polls here wait."""
+"""Much longer than a wakeup takes, and much shorter than the polls here wait."""
 WAIT_MS = 20_000
 
 
 @pytest.fixture
 async def other(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    """For what must not queue behind polls: the client reads one HTTP/2 answer at a time."""
+    """A client for requests that must not wait for polls: it reads one HTTP/2 response at a time."""
     async with httpx.AsyncClient(base_url=server.url, timeout=40, trust_env=False) as opened:
         yield opened
 
@@ -45,7 +45,7 @@ async def write(client: httpx.AsyncClient, topic: str, **record: Any) -> int:
 async def parked(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str, **fields: Any
 ) -> asyncio.Task[httpx.Response]:
-    """A poll that the server has begun: its look has touched the topic."""
+    """Start a poll and wait until the server has begun it, which updates the topic's read time."""
     before = await last_read(other, topic)
     task = asyncio.create_task(poll(client, topic, **fields))
     for _ in range(100):  # two looks within one millisecond cannot be told apart
@@ -173,7 +173,7 @@ async def test_a_reader_that_leaves_while_it_waits_does_not_affect_others(
 async def test_no_wakeup_is_lost_when_a_write_races_with_a_poll(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str, durability: str
 ) -> None:
-    """A poll that misses its record would sit until its deadline: nothing else is written meanwhile."""
+    """A poll that misses its record would wait until its deadline: nothing else is written."""
     rng = random.Random(durability)
     await other.put(f"/v0/topics/{topic}", json={"durability": durability})
     for turn in range(80):

@@ -46,7 +46,7 @@ BUCKETS = ["50", "100", "250", "500", "1000", "5000", "10000", "50000", "100000"
 
 
 def scrape(api: Api) -> tuple[dict[str, float], dict[str, str]]:
-    """Every sample by its name and labels, and the type of every family."""
+    """Return every sample by name and labels, and the type of every family."""
     response = api.client.get("/v0/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
@@ -105,7 +105,7 @@ def test_the_topics_add_up_over_their_classes(api: Api, topic: str) -> None:
 
 
 def test_a_topic_has_its_own_series(api: Api) -> None:
-    # Names come in order and only so many topics have series: this one comes first.
+    # Names are sorted and the number of series is limited: this name comes first.
     topic = "0-first"
     api.remove(topic)
     api.put(topic, cap_records=2)

@@ -1,4 +1,4 @@
-"""§9: claim, ack, nack and extend, a rule each."""
+"""§9: claim, ack, nack and extend, rule by rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""§3.1, §4, §12.4 and §12.5 as a client sees them: what is there after a stop, and after a crash."""
+"""§3.1, §4, §12.4 and §12.5 for clients: the state after a stop and after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leave(server: Server, how: str) -> None:
 
 
 def build(api: Api) -> None:
-    """One topic of each class, and topics that lost, deleted or expired some of theirs."""
+    """Create one topic of each class, and topics with lost, deleted or expired records."""
     for durability in CLASSES:
         api.put(durability, durability=durability, ttl_ms=600_000)
         records = [
@@ -60,7 +60,7 @@ def everything(api: Api, topic: str) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
 def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server that was left, in order or not, and started again; and what was there before."""
+    """A server that was stopped or killed and then restarted, with its state before that."""
     data = tmp_path_factory.mktemp(f"restart-{request.param}") / "data"
     before: dict[str, Any] = {}
     with serving(data) as server:
@@ -131,7 +131,7 @@ def test_a_sequence_is_never_used_again(restarted: Any) -> None:
 
 
 def test_a_reader_continues_across_numbers_that_were_only_reserved(restarted: Any) -> None:
-    """Whoever was at the head of a disk topic is not told that the topic was made again."""
+    """A reader at the head of a disk topic gets no report of a recreated topic."""
     api, before, _ = restarted
     page = api.diff("disk", from_seq=before["disk"][0]["head_seq"])
     assert page["tombstone"] is None

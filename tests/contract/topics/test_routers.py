@@ -322,7 +322,7 @@ def test_wrong_methods_and_content_types_are_refused(api: Api, topic: str) -> No
     assert api.client.put("/v0/routers/r", content=b"{}").status_code == 415
 
 
-# ---- with settings of their own ----------------------------------------------------------------------
+# ---- with other settings -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""§10.4: a server that is told to leave finishes what it began."""
+"""§10.4: a server that is stopped finishes the requests in progress."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_stop_ends_long_polls_with_the_available_records(tmp_path: Path, proto
 
 
 def test_a_request_that_arrives_while_draining_is_refused_and_not_applied(tmp_path: Path) -> None:
-    """Its head came before the stop, so the connection is still open; its body comes after."""
+    """The head arrives before the stop, so the connection stays open; the body arrives after it."""
     data = tmp_path / "data"
     with serving(data) as server:
         server.api().write("x", 1)
@@ -88,7 +88,7 @@ def test_a_request_that_arrives_while_draining_is_refused_and_not_applied(tmp_pa
 
 
 def test_a_write_in_progress_is_answered_and_kept(tmp_path: Path) -> None:
-    """Whatever was acknowledged around the stop is there afterwards, and nothing else."""
+    """All writes acknowledged around the stop survive, and no others."""
     data = tmp_path / "data"
     acked: list[int] = []
     with serving(data) as server:

@@ -1,4 +1,4 @@
-"""Clients that do not read cost nobody but themselves, and lose nothing that the log still has."""
+"""Clients that do not read delay only themselves, and lose nothing that the log still has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIG = "x" * 20_000
 
 
 def read_events(raw: socket.socket, head: int, deadline_s: float = 30) -> list[int]:
-    """Everything up to record `head` of a chunked stream, by its sequence numbers."""
+    """Return the sequences up to record `head` of a chunked stream."""
     raw.settimeout(deadline_s)
     text = b""
     while b'"to_seq":%d,' % head not in text or not text.endswith(b"\r\n"):

@@ -1,4 +1,4 @@
-"""§3: the config object, creating, looking, listing, deleting, priority."""
+"""§3: topic configuration, creating, reading the state, listing, deleting, priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""§1: one port, two protocols, and what the transport itself refuses."""
+"""§1: one port, two protocols, and refusals by the transport."""
 
 from __future__ import annotations
 

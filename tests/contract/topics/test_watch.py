@@ -21,7 +21,7 @@ def watcher(request: pytest.FixtureRequest, server: Server) -> Watcher:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """A server whose heartbeats may be as quick as a test wants them."""
+    """A server with heartbeats as short as a test needs."""
     with serving(tmp_path_factory.mktemp("quick") / "data", TOPICS_TEST_MIN_HEARTBEAT_MS="20") as running:
         yield running
 
@@ -295,7 +295,7 @@ async def test_a_topic_recreated_before_the_stream_opens_is_reported(watcher: Wa
         assert [one["data"] for one in record.data["records"]] == ["new", "newer"]
 
 
-# ---- topics that go ---------------------------------------------------------------------------------------
+# ---- deleted topics ---------------------------------------------------------------------------------------
 
 
 async def test_a_deleted_topic_is_reported_immediately_and_the_last_one_ends_the_stream(
@@ -336,7 +336,7 @@ async def test_a_recreated_topic_is_not_the_watched_one(watcher: Watcher) -> Non
         assert read_id(event.id) == {kept: 2}
 
 
-# ---- coming back ------------------------------------------------------------------------------------------
+# ---- reconnecting -----------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_reconnects_resumes_at_its_position(watcher: Watcher, topic: str) -> None:
@@ -421,7 +421,7 @@ async def test_other_methods_are_not_allowed(watcher: Watcher) -> None:
         assert (await client.post("/v0/watch", content=b"{}")).status_code == 415
 
 
-# ---- silence ----------------------------------------------------------------------------------------------
+# ---- heartbeats -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -493,7 +493,7 @@ async def test_a_star_that_matches_nothing_waits(watcher: Watcher) -> None:
         assert read_id(events[-1].id) == {f"{stem}.new": 1}
 
 
-# ---- the end of the server --------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

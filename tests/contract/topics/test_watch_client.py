@@ -1,4 +1,4 @@
-"""Our own client and command, watching a real server that is killed under them."""
+"""The client and the command watch a real server that is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_watch_survives_a_killed_and_restarted_server(tmp_path: Path) ->
             stored = [record.seq for record in (await client.diff("t", limit=1000)).records()]
         assert len(seen) == len(set(seen))
         assert seen == sorted(seen)
-        # A crash may have taken numbers that were never acknowledged; what is stored was delivered.
+        # A crash may have used numbers that were never acknowledged; stored records were delivered.
         assert set(stored) >= set(seen)
         assert [seq for seq in stored if seq <= seen[-1]] == seen
     finally:

@@ -1,4 +1,4 @@
-"""§8, §10.1, §11: who may watch, and how much may be open."""
+"""§8, §10.1, §11: permission to watch, and limits of open streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches over records that are old, far away, copied, or from before a restart."""
+"""Watches over records that are old, in the cold tier, copied, or from before a restart."""
 
 from __future__ import annotations
 

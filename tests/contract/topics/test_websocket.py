@@ -387,7 +387,7 @@ def _connections(api: Api) -> int:
     return int(metrics["sse_connections"])
 
 
-# ---- the end ----------------------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------------------
 
 
 async def test_a_server_that_stops_reports_it_and_answers_publishes_in_progress(tmp_path: Path) -> None:

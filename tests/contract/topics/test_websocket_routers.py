@@ -1,4 +1,4 @@
-"""§7 and §8.3: what routers bring is there before a subscription begins."""
+"""§7 and §8.3: copies of routers exist before a subscription begins."""
 
 from __future__ import annotations
 

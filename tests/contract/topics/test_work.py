@@ -55,7 +55,7 @@ class Worker:
 def working(
     server: Server, topic: str, *, protocol: str = "h1", key: str | None = None, **query: object
 ) -> Iterator[Worker]:
-    """An open stream that was told when to come back."""
+    """An open stream that has received its retry time."""
     api = server.api(protocol, key)
     params = {"node": "w", **{name: str(value) for name, value in query.items()}}
     with api.client.stream("GET", f"/v0/topics/{topic}/work", params=params) as response:
@@ -74,7 +74,7 @@ def post(api: Api, topic: str, verb: str, *seqs: int, **fields: object) -> Any:
 
 
 def until(api: Api, topic: str, **counts: int) -> None:
-    """Wait for these counts; they have to come at once, not when a lease is over."""
+    """Wait for these counts, which must appear before a lease expires."""
     deadline = time.monotonic() + 5
     while (found := api.state(topic)["queue"]) != found | counts:
         assert time.monotonic() < deadline, found
@@ -267,7 +267,7 @@ def test_a_server_that_stops_reports_it_and_keeps_the_jobs(tmp_path: Any, protoc
 
 
 def test_fifty_workers_do_every_job_once(server: Server, h1: Api) -> None:
-    """Polls and streams together; leases hold, so nothing may be lost or doubled."""
+    """Polls and streams together; leases last, so no job may be lost or repeated."""
     topic = fresh_name("work")
     h1.put(topic, type="queue", lease_ms=600_000)
     total = 2000

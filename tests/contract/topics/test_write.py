@@ -1,4 +1,4 @@
-"""§4: writes, their answers, the order of their checks, idempotency and retention."""
+"""§4: writes, their responses, the order of their checks, idempotency and retention."""
 
 from __future__ import annotations
 
@@ -407,7 +407,7 @@ async def test_of_concurrent_writes_with_one_key_one_appends(
     bodies = [answer.json() for answer in answers]
     assert sum(not body["deduped"] for body in bodies) == 1
     assert {tuple(body["seqs"]) for body in bodies} == {(1, 2)}
-    # Another may append between the creation and the creator's own append, which is then the repeat.
+    # Another write may append between the creation and the creator's own append, which is then the repeat.
     for answer in answers:
         fresh_creation = answer.json()["created"] and not answer.json()["deduped"]
         assert answer.status_code == (201 if fresh_creation else 200)

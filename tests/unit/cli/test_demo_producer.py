@@ -1,4 +1,4 @@
-"""The demo's click stream, and the journal of what a producer offered and what was acknowledged."""
+"""The demo's click stream, and the journal of offered and acknowledged records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's totals, and what people are shown of them."""
+"""The demo's totals, and how they are printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.cli.demo.run import Live, Outcome, Plan
 
 END = 2 * BAD_AT
 LATER = END - 5
-"""From here on nothing was acknowledged."""
+"""Records from this number on are not acknowledged."""
 
 
 def events(producer: int = 0) -> list[bytes]:

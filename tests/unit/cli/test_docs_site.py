@@ -1,4 +1,4 @@
-"""Links of the documentation site, as the tool that builds it checks them."""
+"""Links of the documentation site, checked by its build tool."""
 
 from __future__ import annotations
 

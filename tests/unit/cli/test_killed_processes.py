@@ -1,4 +1,4 @@
-"""Processes that a command has started and that are killed: said so, and not taken for wrong settings."""
+"""Killed child processes of commands are reported as killed, not as wrong settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line of the pipeline verbs says, before anything starts."""
+"""Errors of the pipeline commands' options, before anything starts."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def write(quiver: Quiver, *values: int) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two segments of two bundles: one subscriber took three of them, the other refused one."""
+    """Create two segments of two bundles; one subscriber acked three of them, the other rejected one."""
     path = tmp_path / "data"
     with open_quiver(path) as quiver:
         for name in ("parquet", "otlp"):

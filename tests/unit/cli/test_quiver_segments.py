@@ -1,4 +1,4 @@
-"""`penstock quiver inspect` and `export` on a data directory made here."""
+"""`penstock quiver inspect` and `export` on a data directory created here."""
 
 from __future__ import annotations
 

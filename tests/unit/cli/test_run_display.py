@@ -1,4 +1,4 @@
-"""Numbers of a run: added up, and shown to people and programs."""
+"""Figures of a run: totals, and their display for people and programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a run, what only interrupts it, and what is told meanwhile."""
+"""What ends a run, what only interrupts it, and what the display shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.pipeline import Pipeline
 
 Step = BatchLine | Exception | signal.Signals | None
-"""What happens while the run is waited for: a micro-batch, an error, a signal, or the end."""
+"""The outcome of waiting for a run: a micro-batch, an error, a signal, or the end."""
 
 
 def line(batch: int) -> BatchLine:
@@ -74,7 +74,7 @@ class FakeRun:
 
 
 class FakePipeline:
-    """Each start takes the next script."""
+    """Runs the next script at each start."""
 
     def __init__(self, *scripts: list[Step]) -> None:
         self.scripts = list(scripts)
@@ -105,11 +105,11 @@ class FakeSessions:
         return self.ending
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
 
 class Told:
-    """A display that remembers."""
+    """A display that records what it is given."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -122,7 +122,7 @@ class Told:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to take down."""
+        """Do nothing: there is nothing to clean up."""
 
     def show(self, view: View) -> None:
         self.last = view
@@ -321,7 +321,7 @@ def test_the_signal_handlers_are_restored() -> None:
 def test_a_long_micro_batch_does_not_stop_the_heartbeat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`penstock up` kills a pipeline that tells nothing for some minutes."""
+    """`penstock up` kills a pipeline that sends no heartbeat for some minutes."""
     monkeypatch.setattr(run_display, "LINE_EVERY_S", 0.0)
     pipeline = FakePipeline([None])
     start = pipeline.start

@@ -48,7 +48,7 @@ async def test_a_healthy_store_is_not_changed(tmp_path: Path) -> None:
 
 
 class Careless(MemoryStore):
-    """Overwrites whatever the condition says."""
+    """Overwrite in spite of the condition."""
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
         return await self.put(key, data)

@@ -1,4 +1,4 @@
-"""What `penstock up` reads, says and prints, without running anything."""
+"""The settings, messages and output of `penstock up`, without running anything."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_default_pipeline_is_in_any_data_directory(tmp_path: Path) -> None:
 
 
 def started_files(directory: Path) -> Path:
-    """What `penstock init` writes, and where."""
+    """Write the files of `penstock init` into a directory."""
     for name, text in (("penstock.yaml", starting_text()), ("events.yaml", pipeline_text())):
         (directory / name).write_text(text)
     return directory / "penstock.yaml"
@@ -142,7 +142,7 @@ def test_a_pipeline_that_misses_the_queue_of_the_others_is_a_fault(tmp_path: Pat
         f"to which no part writes; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
         "reads: use ${PENSTOCK_DATA_DIR} in the file for the data directory of `penstock up`"
     )
-    # Somebody else may fill it when nobody here does.
+    # Another machine may fill it if no part here does.
     assert told("elsewhere", without=("relay",)) == {}
 
 

@@ -1,4 +1,4 @@
-"""Child processes: how they end, what is killed with them, and what they read."""
+"""Child processes: how they end, which processes are killed with them, and what they read."""
 
 from __future__ import annotations
 

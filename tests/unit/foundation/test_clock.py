@@ -1,4 +1,4 @@
-"""The time that ages are measured by, whatever happens to the wall clock."""
+"""The time used to measure ages, independent of steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 
 
 async def test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_than_its_age() -> None:
-    """A machine without a clock of its own starts in the past, and is set forward by years."""
+    """A machine without a real-time clock starts in the past, and is set forward by years."""
     clock = ManualClock()
     steady = SteadyClock(clock)
     clock.jump_wall(20 * 365 * DAY_MS)

@@ -1,4 +1,4 @@
-"""One limit of depth and of numbers, exact about strings and escapes."""
+"""The limits of depth and numbers, exact for strings and escapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.jsontext import check_json, json_depth, json_problem, parts_proble
 from penstock.limits import JSON_DEPTH_MAX
 
 PADDING = b'"' + b"x" * 5000 + b'"'
-"""Makes a text long enough for the way through arrays."""
+"""Pads a text so that the search uses arrays."""
 
 
 def nested(levels: int) -> bytes:

@@ -28,7 +28,7 @@ def test_a_parser_of_the_format_reads_every_value_back() -> None:
 
     values = parsed(registry)
 
-    # A parser of this format may hand a counter back under its name with `_total`; the text has none.
+    # A parser of this format may return a counter with the suffix `_total`, which the text does not have.
     assert "_total" not in registry.prometheus_text()
     assert "buffer_acks 3\n" in registry.prometheus_text()
     assert values["buffer_queue_length", frozenset()] == -1.5

@@ -1,4 +1,4 @@
-"""The application that every HTTP port has: the order of its checks, and what happens to every error."""
+"""The application of every HTTP port: the order of its checks, and its responses to errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = Keyring.parse("reader:read,writer:write:a")
 
 
 def words(error: Exception, request: Request | None) -> Response:
-    """The name of the error as a body, under a status that nothing else has."""
+    """Return the name of the error as a body, with a status used nowhere else."""
     path = b"-" if request is None else request.path
     return Response(599, type(error).__name__.encode() + b" " + path)
 

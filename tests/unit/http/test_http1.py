@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes on a socket: what is well formed, what is not, and what takes too long."""
+"""HTTP/1.1 as bytes on a socket: well-formed requests, malformed ones, and timeouts."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ async def test_a_response_to_an_aborted_connection_is_dropped() -> None:
         await until(lambda: bool(server.engine.write_count))
         host = server.listener._host
         assert host is not None
-        # The commit comes in the same turn of the loop, before the connection knows that it is lost.
+        # The commit happens in the same turn of the loop, before the connection knows that it is lost.
         server.engine.committers.release()
         for connection in list(host.connections):
             connection.abort()

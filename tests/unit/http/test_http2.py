@@ -21,7 +21,7 @@ WRITE = b'{"records":[{"data":1}]}'
 
 
 class Peer:
-    """An HTTP/2 client that does only what it is told."""
+    """An HTTP/2 client that sends only what the test requests."""
 
     def __init__(self, wire: Wire, window: int = 65_535) -> None:
         self.wire = wire
@@ -52,7 +52,7 @@ class Peer:
         return stream
 
     async def read(self) -> bool:
-        """Take in what comes next; false when the server has closed."""
+        """Receive the next data. Return False if the server has closed."""
         data = await asyncio.wait_for(self.wire.reader.read(65536), 10)
         for event in self.h2.receive_data(data) if data else ():
             self.take(event)

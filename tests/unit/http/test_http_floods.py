@@ -1,4 +1,4 @@
-"""What a client can cost before it shows a key: bytes that are kept, and work of the event loop."""
+"""The cost of a client before it presents a key: bytes held, and work of the event loop."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_header_list_above_its_cap_ends_the_connection_while_it_is_decod
 
 
 def test_a_repeated_long_header_is_checked_in_time_independent_of_its_length() -> None:
-    """The check works on whole values: an interpreter's step for each character would be a million here."""
+    """The check works on whole values: one interpreter step per character would be a million steps here."""
     import sys
 
     steps = 0
@@ -218,7 +218,7 @@ async def test_a_flood_of_continuations_ends_the_connection_before_it_is_kept(da
 
 
 async def test_a_flood_does_not_starve_other_connections() -> None:
-    """One read of a flood is many turns of the loop, and each is short."""
+    """Handling one read of a flood takes many short turns of the loop."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=1_000_000)) as server:
         flooding = await server.dial()
         flooding.send(PREFACE + SETTINGS + PRIORITY * 10_000)
@@ -257,7 +257,7 @@ def settings(*pairs: tuple[int, int]) -> bytes:
 
 
 async def test_settings_that_the_server_does_not_know_are_not_kept() -> None:
-    """Kept, 65,520 of them are 50 MB, and each further frame of settings takes milliseconds."""
+    """If kept, 65,520 settings take 50 MB, and each further settings frame takes milliseconds."""
     async with running("k") as server:
         peer = await dial(server)
         for first in range(16, 65_000, 2_700):
@@ -281,7 +281,7 @@ async def test_a_client_cannot_grow_the_table_of_sent_headers() -> None:
 
 
 async def test_tiny_windows_are_a_flood() -> None:
-    """Each byte of window is a frame of its own that brings next to nothing."""
+    """Each byte of window becomes its own frame with almost no content."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=200)) as server:
         peer = await dial(server, window=0)
         stream = peer.ask("GET", "/metrics")
@@ -345,7 +345,7 @@ async def test_two_hosts_are_refused() -> None:
 
 
 def test_a_turn_counts_the_bytes_of_a_head() -> None:
-    """A byte of a head may be a header: heads of 1 KiB are few in one turn, those of 30 bytes many."""
+    """A byte of a head may be a header: one turn handles few heads of 1 KiB, and many of 30 bytes."""
     long, short = frame(1, 5, 1, b"\x82" * 1024), frame(1, 5, 1, b"\x82" * 30)
     assert next_turn(long * 10, 64).size == len(long)
     assert next_turn(short * 100, 64).size > 10 * len(short)
@@ -357,7 +357,7 @@ def test_a_turn_counts_the_bytes_of_a_head() -> None:
 async def test_too_many_table_size_updates_in_a_head_end_the_connection(
     sizes: bytes, is_answered: bool
 ) -> None:
-    """Each is a byte of work that is in no header list; two are enough to go down and up again."""
+    """Each update is a byte of work outside the header list; two are enough for any client."""
     async with running("k") as server:
         wire = await server.dial()
         block = Encoder().encode(HEAD)
@@ -373,7 +373,7 @@ def _window(value: int) -> bytes:
 
 
 async def _http2_connection(server: Running) -> H2Connection:
-    """The only client's, once its first bytes have come."""
+    """Return the only client's connection, once its first bytes have arrived."""
     assert server.listener._host is not None
     connections = server.listener._host.connections
     await until(lambda: any(isinstance(one, H2Connection) for one in connections))

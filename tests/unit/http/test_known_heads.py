@@ -1,4 +1,4 @@
-"""Heads that are known by their bytes: never another request than the one the parser would have made."""
+"""Known heads give the same request as the parser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIECES = [
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records what is written."""
 
     def __init__(self, protocol: H1Connection) -> None:
         self.protocol = protocol
@@ -65,7 +65,7 @@ class Wire:
 
 
 class Collector:
-    """An application that answers everything at once, and keeps what it was asked."""
+    """An application that answers immediately and records its requests."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
@@ -99,7 +99,7 @@ def host_with(heads: KnownHeads) -> tuple[Host, Collector]:
 
 
 async def told(host: Host, pieces: Sequence[bytes]) -> list[bytes]:
-    """What one connection answers to these reads."""
+    """Return the responses of one connection to these reads."""
     connection = H1Connection(host)
     wire = Wire(connection)
     connection.connection_made(cast(asyncio.Transport, wire))

@@ -1,4 +1,4 @@
-"""Responses that go on: what a live part may rely on, over both protocols."""
+"""Streaming responses: the guarantees for a streaming body, over both protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def http2(request: pytest.FixtureRequest) -> bool:
 
 
 class Speaker:
-    """A live part that notes what it is told."""
+    """A streaming body that records its notifications."""
 
     def __init__(self) -> None:
         self.writer: StreamWriter | None = None
@@ -43,7 +43,7 @@ class Speaker:
         self.is_closed = True
 
     def fill(self, most: int = 3000) -> int:
-        """Write until the client is behind; how many pieces that took."""
+        """Write until the client is behind. Return the number of pieces."""
         assert self.writer is not None
         pieces = 0
         while self.writer.is_writable and pieces < most:
@@ -53,7 +53,7 @@ class Speaker:
 
 
 class Echo(Speaker):
-    """A upgrade that sends back what it hears."""
+    """An upgrade that echoes its input."""
 
     async def __call__(self, request: Request) -> Response:
         self.requests += 1
@@ -233,7 +233,7 @@ async def test_other_requests_continue_next_to_a_live_http2_stream() -> None:
         assert (await client.get(url)).text == "plain"
 
 
-# ---- tunnels ----------------------------------------------------------------------------------------------
+# ---- upgrades ---------------------------------------------------------------------------------------------
 
 UPGRADE = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""Streams, tasks and disconnects: what an application may rely on, over both protocols."""
+"""Streams, tasks and disconnects: the guarantees for an application, over both protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answering = Callable[[Request], Coroutine[object, None, Response]]
 
 
 class OneAnswer:
-    """An application of one function."""
+    """An application made of one function."""
 
     def __init__(self, answer: Answering) -> None:
         self.answer = answer
@@ -54,7 +54,7 @@ def http2(request: pytest.FixtureRequest) -> bool:
 
 
 class Stream:
-    """Pieces that come when the test says so."""
+    """An iterator of pieces that the test releases."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -245,7 +245,7 @@ async def test_draining_aborts_requests_that_do_not_finish() -> None:
 
 
 async def test_a_client_that_vanished_without_closing_is_detected() -> None:
-    """The system asks on connections on which nothing happens, and gives up what is not acknowledged."""
+    """The kernel probes idle connections, and closes those that do not acknowledge."""
 
     async def answer(request: Request) -> Response:
         return Response(200, b"")

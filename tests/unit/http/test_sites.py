@@ -1,4 +1,4 @@
-"""Web pages of other sites: which names and origins a server without keys answers."""
+"""Web pages of other sites: the names and origins that a server without keys accepts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_name_with_scheme_or_port_is_refused_as_a_setting() -> None:
 
 
 def test_every_listener_has_its_sites_or_a_front_that_checks() -> None:
-    """The console and the fleet's front check by themselves; any other silent listener is a hole."""
+    """The console and the fleet's front run their own check; any other listener without one is a hole."""
     root = Path(penstock.__file__).parent
     silent = set()
     for path in root.rglob("*.py"):

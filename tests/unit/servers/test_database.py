@@ -1,4 +1,4 @@
-"""A served database that takes long to open, and one that stops for good behind the server's back."""
+"""A served database that opens slowly, and one that stops on its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.testing import ManualClock
 
 @dataclass
 class Held:
-    """A database that opens when it is told to, and whose check raises what it is told to."""
+    """A database that opens on request, and whose check raises a given error."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     opening_error: Exception | None = None
@@ -69,7 +69,7 @@ def vectors(clock: Clock) -> object:
 async def served(
     database: Held, clock: ManualClock, app: Callable[[Clock], object] = vectors
 ) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None]]]:
-    """What the server raises at its end is the test's."""
+    """Run the server; the test handles the error that it raises at the end."""
     bound: list[tuple[str, int]] = []
     server = ServedDatabase(
         app(clock),  # type: ignore[arg-type]

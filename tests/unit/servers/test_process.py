@@ -1,4 +1,4 @@
-"""The server as a process serves: bind first, recover, serve, drain, close."""
+"""The server process: bind first, recover, serve, drain, close."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.topics.config import TopicConfig
 
 
 class SlowEngine(MemoryEngine):
-    """Recovers when it is told to."""
+    """An engine that recovers on request."""
 
     def __init__(self) -> None:
         super().__init__()

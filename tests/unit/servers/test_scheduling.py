@@ -1,4 +1,4 @@
-"""The slice of the event loop's thread: a hint that may be refused and that nobody inherits."""
+"""The time slice of the event loop's thread: a hint that may be refused and that is not inherited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ on_linux = pytest.mark.skipif(
 
 
 def on_a_thread(work: Callable[[], T]) -> T:
-    """What `work` returns on a thread of its own, so that the one that runs the tests stays as it is."""
+    """Return the result of `work` on its own thread, so that the test's thread is not changed."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -79,7 +79,7 @@ def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 @on_linux
 def test_a_kernel_that_keeps_the_old_slice_is_reported_as_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 6.12 the call succeeds and tells a slice of 0."""
+    """Before 6.12 the call succeeds and reports a slice of 0."""
     monkeypatch.setattr(scheduling, "_attributes", lambda _: (48, 0, 0, 0, 0, 0, 0, 0))
     assert not on_a_thread(shorten_slice)
 

@@ -1,4 +1,4 @@
-"""The files for deployment, as far as they can be checked without an engine or a cluster to run them."""
+"""The deployment files, as far as they can be checked without a container engine or a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet of small real processes: what they print, how they end, how they are stopped."""
+"""A fleet of small real processes: their output, their exits, and their stops."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_a_part_with_wrong_settings_fails_with_its_reason_and_the_others_r
         assert found.next_start_ms is not None
         assert [status.name for status in stage.fleet.not_ready()] == ["wrong"]
         assert any("its settings or its request are wrong" in text for text in stage.texts)
-        # Whoever has corrected them need not wait.
+        # An operator who has corrected them need not wait.
         stage.fleet.try_again()
         await stage.until(lambda: stage.part("wrong").restarts == 1)
 

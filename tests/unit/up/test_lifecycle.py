@@ -1,4 +1,4 @@
-"""The lifecycle of a part: what happens to it, and what is done about it."""
+"""The lifecycle of a part: its events and the resulting actions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S) is Action.KILL
     assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m and is killed"
-    # One that says that it is still at it does not hang.
+    # A part that reports that it is still starting does not hang.
     for told in (
         lifecycle.on_probe(process, ProbeResult.NOT_READY, 1000.0),
         lifecycle.on_trouble(process, 1000.0),
@@ -70,11 +70,11 @@ def test_a_part_whose_heartbeat_stops_is_killed() -> None:
     assert (
         lifecycle.hang_reason(process, 9990 + lifecycle.MUTE_MAX_S) == "has been silent for 5m and is killed"
     )
-    # What the fleet itself slept through is not held against it.
+    # Time during which the fleet itself was suspended does not count as silence.
     late = lifecycle.excuse_silence(process, 50_000.0)
     assert lifecycle.next_action(late, 50_000.0) is Action.NOTHING
     assert lifecycle.next_action(late, 50_000 + lifecycle.MUTE_MAX_S) is Action.KILL
-    # Another process has told nothing yet.
+    # Another process has not reported anything yet.
     again = lifecycle.on_start(lifecycle.on_exit(process, Exit(signal=9), 10_000.0, rng()), 10_001.0)
     assert lifecycle.next_action(again, 10_001 + lifecycle.MUTE_MAX_S) is Action.NOTHING
 

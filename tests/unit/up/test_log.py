@@ -1,4 +1,4 @@
-"""What parts print, as lines of the one log."""
+"""The output of parts, as lines of one log."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ SPARK_NOISE = [
 
 
 def levels(lines: list[str]) -> list[tuple[str, Level]]:
-    """Every line with its level, in the order in which they are said."""
+    """Return every line with its level, in order of output."""
     listener = LogFilter()
     heard = [said for line in lines for said in listener.hear(line, 0.0)] + listener.release()
     return [(said.text, said.level) for said in heard]
@@ -175,14 +175,14 @@ def test_an_error_between_harmless_lines_is_an_error() -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        # The work itself has lost its connection.
+        # The query itself has lost its connection.
         [*SPARK_NOISE[:5], '  File "/x/pyspark/worker.py", line 9, in main', SPARK_NOISE[-1]],
         # Another error of the daemon.
         [*SPARK_NOISE[:-1], "MemoryError"],
-        # A pipe of somebody else.
+        # A pipe of another process.
         [SPARK_NOISE[0], '  File "/x/mine.py", line 1, in f', SPARK_NOISE[-1]],
         [SPARK_NOISE[0], SPARK_NOISE[-1]],
-        # A new trace begins within one.
+        # A new traceback begins within one.
         [*SPARK_NOISE[:2], SPARK_NOISE[0], '  File "a.py", line 1, in f', "ValueError: no"],
     ],
 )

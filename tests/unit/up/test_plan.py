@@ -1,4 +1,4 @@
-"""From the file to the parts that run."""
+"""From the file to the parts to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command as a child process: what it printed, how it ended, and what becomes of it when it is given up."""
+"""A command as a child process: its output, its exit, and its end after a cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server of time series through a real client: what Prometheus and Grafana send, and what they get."""
+"""The time-series server through a real client: requests of Prometheus and Grafana, and the responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading through the server of time series: where a query is wrong, and what holds for every reader."""
+"""Reads through the time-series server: errors in queries, and rules for every reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers when something is wrong: a storage that does not answer, too much at once, bad bodies."""
+"""Writes when something is wrong: a stalled storage, too much at a time, bad bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JSON = {"content-type": "application/json"}
 
 @dataclass
 class Served:
-    """A server, a client of it, and the storage below."""
+    """A server, a client of it, and its storage."""
 
     client: httpx.AsyncClient
     storage: MemoryStorage
@@ -69,7 +69,7 @@ async def serving(
     source: Callable[[TimeSeries], Source] | None = None,
     **settings: object,
 ) -> AsyncIterator[Served]:
-    """Like `serve`, with a storage that a test can hold; what it raises at the end is the test's."""
+    """Like `serve`, with a storage that a test can hold; the test handles the final error."""
     told = TimeSeriesSettings(port=0, **settings)  # type: ignore[arg-type]
     registry, storage, ready = Registry(), (there or disk()).open(), asyncio.Event()
     api = TimeSeriesApi(told, clock=SYSTEM_CLOCK, registry=registry)
@@ -118,7 +118,7 @@ def gauges(*names: str, padding: int = 0) -> ExportMetricsServiceRequest:
     return message
 
 
-# A storage that does not answer, or not as it should
+# A storage that does not respond, or fails
 
 
 @pytest.mark.parametrize("error", [Fenced("newer"), OutcomeUnknown("stopped"), Corrupt("damaged")])
@@ -262,7 +262,7 @@ async def test_an_open_that_completes_after_cancellation_is_closed() -> None:
     assert closed.is_set()
 
 
-# Too much at once
+# Too much at a time
 
 
 async def test_a_body_counts_until_its_write_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_invalid_settings_are_refused() -> None:
         TimeSeriesSettings(acknowledge_timeout="0s")
 
 
-# In the client's own words
+# Errors in the client's format
 
 
 async def test_otlp_in_json_is_accepted_and_answered_in_json() -> None:
@@ -374,7 +374,7 @@ async def test_an_unsupported_type_is_refused_with_the_two_supported_ones() -> N
         assert "application/x-protobuf or application/json" in message
 
 
-# What senders get wrong
+# Mistakes of senders
 
 
 def raw(value_bits: int) -> float:

@@ -1,4 +1,4 @@
-"""Who may do what, through the whole edge."""
+"""Access control through the whole HTTP layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a publish to every client: nothing lost, nothing doubled, nobody waits for anybody else."""
+"""From a publish to every client: nothing lost, nothing repeated, and no client waits for another."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_turn_ends_at_its_byte_limit(
     assert [writer.seqs() for writer in writers] == [list(range(first + 1, 21)) for first in range(6)]
 
 
-# ---- records that are not at hand -------------------------------------------------------------------------
+# ---- records that must be fetched -------------------------------------------------------------------------
 
 
 async def test_fetched_records_do_not_delay_other_clients(
@@ -294,7 +294,7 @@ async def test_a_record_that_cannot_be_read_ends_the_stream_with_the_reason(
 
 
 class Unsteady:
-    """A watcher with everything that can get in its way, in an order that a seed decides."""
+    """A watcher with every possible disturbance, in an order chosen by a seed."""
 
     def __init__(self, rng: random.Random, watching: Watching, wid: str) -> None:
         self._rng = rng
@@ -325,7 +325,7 @@ class Unsteady:
         self._live.writable()
 
     def seen(self) -> list[int]:
-        """Every sequence number that was sent or told to be gone; a gap begins where it should."""
+        """Return every sequence that was sent or reported as gone; check where gaps start."""
         seen: list[int] = []
         for name, data in (event for writer in self.writers for event in writer.events()):
             if name == "record":
@@ -337,7 +337,7 @@ class Unsteady:
 
 
 def make_unsteady(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some pages have to be fetched, which takes some turns."""
+    """Make some pages need a fetch, which takes some turns."""
     at_hand = Reader.page_at_hand
 
     def sometimes_cold(self: Reader, topic: Topic, request: DiffRequest) -> Page | None:

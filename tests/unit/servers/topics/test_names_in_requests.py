@@ -1,4 +1,4 @@
-"""Every topic name that a request can carry is known as one, and is checked against the key."""
+"""Every topic name in a request is declared as one, and is checked against the key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNTYPED = {
     "Subscribe.request_id": "comes back as it was sent",
     "Unsubscribe.request_id": "comes back as it was sent",
 }
-"""Fields that hold any JSON. Records, which are not looked into, are left out."""
+"""Fields that hold any JSON, except records, which are not inspected."""
 DECODED_ELSEWHERE = {("answers.py", "_Cursor"): "a page of a list, which is filtered by the key"}
 QUERIES = {
     "cursor": "a page of a list, which is filtered by the key",
@@ -66,7 +66,7 @@ SOURCES = sorted(Path(penstock.servers.topics.__path__[0]).rglob("*.py"))
 
 
 def decoded() -> dict[str, msgspec.inspect.StructType]:
-    """Every struct that a decoder of the server builds from a request, by its name."""
+    """Return every struct that a decoder of the server builds from a request, by name."""
     found: dict[str, msgspec.inspect.StructType] = {}
     for module in pkgutil.walk_packages(penstock.servers.topics.__path__, "penstock.servers.topics."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -85,7 +85,7 @@ def structs(shown: msgspec.inspect.Type) -> Iterator[msgspec.inspect.StructType]
 
 
 def texts(shown: msgspec.inspect.Type, path: str) -> Iterator[tuple[str, object]]:
-    """Every text in a request, and what it is declared to be."""
+    """Return every text field in a request, with its declared type."""
     if isinstance(shown, msgspec.inspect.Metadata):
         inner = list(texts(shown.type, path))
         yield from ((path, shown.extra) for _ in inner) if inner else ()
@@ -135,7 +135,7 @@ def calls(source: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_every_request_is_decoded_by_a_decoder_of_its_module() -> None:
-    """Where this test finds it: one that is made in a function would be missed."""
+    """A decoder at module level is found; one created in a function would be missed."""
     found, made = set(), 0
     for source in SOURCES:
         for function, call in calls(source):

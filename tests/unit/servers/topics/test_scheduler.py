@@ -1,4 +1,4 @@
-"""Which topic is delivered when: by priority, later under pressure, and never less."""
+"""The delivery order of topics: by priority, deferred under pressure, and always complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def watching(world: World) -> Watching:
 
 
 def press(world: World, *, coalesce_ms: float = 0.0, defers: bool = False) -> None:
-    """The pressure stays like this until it is changed."""
+    """Keep the pressure at this value until it is changed."""
     scheduler = world.engine.scheduler
     if scheduler._ticking is not None:
         scheduler._ticking.cancel()
@@ -52,7 +52,7 @@ async def follow(watching: Watching, *names: str) -> tuple[object, FakeSink]:
 
 
 async def write_together(world: World, *names: str) -> None:
-    """All of them are published in the same moment, in this order."""
+    """Publish to all topics at once, in this order."""
     world.committers.hold()
     writes = [asyncio.ensure_future(world.engine.write(name, recs(1))) for name in names]
     await settle()
@@ -148,7 +148,7 @@ async def test_wait_times_are_reported_unless_the_topic_was_deferred(
     assert waits == [0]
 
 
-# ---- put off ----------------------------------------------------------------------------------------------
+# ---- deferred ---------------------------------------------------------------------------------------------
 
 
 async def test_deferred_topics_are_delivered_completely_when_the_pressure_falls(
@@ -280,7 +280,7 @@ async def test_nothing_is_left_when_every_waiting_client_is_gone(world: World, w
     assert writer.seqs()[-1] == 3
 
 
-# ---- put together -----------------------------------------------------------------------------------------
+# ---- coalesced --------------------------------------------------------------------------------------------
 
 
 async def test_under_pressure_a_recently_served_topic_is_coalesced(world: World, watching: Watching) -> None:

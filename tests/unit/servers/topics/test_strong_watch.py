@@ -1,4 +1,4 @@
-"""`consistency: "strong"`: nothing is pushed that is not synced, and nothing waits for longer than that."""
+"""`consistency: "strong"`: only synced records are pushed, and nothing waits for longer than a sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.topics.routers.model import RouterConfig
 
 
 class Fences:
-    """Syncs that were asked for and wait until a test lets them be."""
+    """Requested syncs, held until a test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[tuple[InlineCommitter, Entry]] = []
@@ -41,7 +41,7 @@ class Fences:
         monkeypatch.setattr(InlineCommitter, "submit", submit)
 
     async def let(self) -> None:
-        """Those that wait come to an end; others wait again."""
+        """Complete the waiting syncs; later ones wait again."""
         waiting, self.waiting = self.waiting, []
         for committer, entry in waiting:
             self._submit(committer, entry)

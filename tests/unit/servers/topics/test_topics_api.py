@@ -1,4 +1,4 @@
-"""The rules of the `/v0` contract that the edge keeps, whatever engine is behind it."""
+"""The rules of the `/v0` contract that the HTTP layer enforces for any engine."""
 
 from __future__ import annotations
 

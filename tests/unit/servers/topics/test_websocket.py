@@ -1,4 +1,4 @@
-"""A WebSocket below its commands: silence, pieces, overload, and what comes in while it leaves."""
+"""A WebSocket below its commands: silence, fragments, overload, and input during the shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.topics import TopicConfig
 
 
 class FakeClient(FakeSink):
-    """The connection of a WebSocket, and a client at its other end that decodes what it is sent."""
+    """The connection of a WebSocket, with a client at its other end that decodes the frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FakeClient(FakeSink):
         return True
 
     def frames(self) -> list[Frame]:
-        """What was written since the last look."""
+        """Return what was written since the last call."""
         data = b"".join(self.pieces)[self._read :]
         self._read += len(data)
         self._protocol.receive_data(data)

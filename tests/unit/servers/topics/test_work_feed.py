@@ -1,4 +1,4 @@
-"""The live part of a work stream: what its connection is told, and that nobody keeps jobs by accident."""
+"""The body of a work stream: its messages, and the return of its jobs after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of writes: whichever decoder takes them, the answer is that of the one that knows every field."""
+"""Bodies of writes: both decoders give the same response as the decoder of all fields."""
 
 from __future__ import annotations
 

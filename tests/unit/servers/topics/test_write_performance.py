@@ -1,4 +1,4 @@
-"""A commit that was held open under pressure says so, wherever a write is answered."""
+"""A commit delayed under pressure is reported in every response to a write."""
 
 from __future__ import annotations
 

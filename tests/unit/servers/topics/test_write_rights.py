@@ -1,4 +1,4 @@
-"""Which key may configure a topic by writing to it, also while that topic is being deleted."""
+"""Which key may configure a topic by writing to it, even while the topic is being deleted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_topic_deleted_while_a_write_waits_is_recreated_with_defaults(
     keyed = b'{"records":[{"data":0}],"idempotency_key":"k"}'
     first = send(app, b"POST", b"/v0/topics/t", b"wk", keyed)
     await settle()
-    # It waits for the other write with its key, and finds the topic gone when that is decided.
+    # It waits for the other write with its key, and then finds that the topic is gone.
     second = send(app, b"POST", b"/v0/topics/t", b"wk", WRITE % (b',"idempotency_key":"k"' + more))
     await settle()
     deleting = send(app, b"DELETE", b"/v0/topics/t", b"dk")

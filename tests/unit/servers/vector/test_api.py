@@ -37,7 +37,7 @@ UPSERT = {
 
 
 class Server:
-    """The application, spoken to without a network."""
+    """Calls the application without a network."""
 
     def __init__(self, world: World, settings: VectorSettings) -> None:
         self.world = world

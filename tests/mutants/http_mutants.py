@@ -121,8 +121,8 @@ HTTP_MUTANTS = (
     Mutant(
         name="a client of http 1.0 may change the protocol",
         where="http:H1Connection._head_without_upgrade",
-        old='    self._wishes = wishes if version != b"1.0" else {}\n',
-        new="    self._wishes = wishes\n",
+        old='    self._upgrade_headers = upgrade_headers if version != b"1.0" else {}\n',
+        new="    self._upgrade_headers = upgrade_headers\n",
         test=f"{FLOODS}::test_a_client_of_http_1_0_cannot_change_the_protocol",
     ),
     Mutant(

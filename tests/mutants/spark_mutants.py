@@ -72,7 +72,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
-        where="up:Runner._failed",
+        where="up:Runner._on_failure",
         old=" or (how.signal is not None and not self._hung)",
         new="",
         test=f"{FLEET}::test_a_part_that_was_killed_has_that_as_its_last_error",

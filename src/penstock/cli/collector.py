@@ -179,7 +179,7 @@ class CoreProcess:
     def check(self) -> int | None:
         """Restart the process if it has ended. Return its exit code if it failed during its start.
 
-        A process that was killed is always restarted: that is no sign of wrong settings.
+        A process that was killed is always restarted: this does not indicate wrong settings.
         """
         ended = self.child.poll()
         if ended is None:

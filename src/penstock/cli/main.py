@@ -90,7 +90,7 @@ _GROUPS: Mapping[str, LazyGroup] = {
                 "write": ("topics.write:write", "Append the lines of a file or of standard input."),
                 "diff": ("topics.read:diff", "Print the records after a sequence; follow new ones."),
                 "watch": ("topics.read:watch", "Print records as they are written."),
-                "delete": ("topics.manage:delete", "Delete records for good, or a whole topic."),
+                "delete": ("topics.manage:delete", "Permanently delete records, or a whole topic."),
                 "claim": ("topics.jobs:claim", "Claim jobs of a queue."),
                 "ack": ("topics.jobs:ack", "Delete finished jobs."),
                 "nack": ("topics.jobs:nack", "Return jobs to the queue."),
@@ -110,7 +110,10 @@ _GROUPS: Mapping[str, LazyGroup] = {
             help="Receive telemetry over OTLP, buffer it on disk, and export it to every destination.",
             lazy={
                 "run": ("collector:run", "Run the collector of a file."),
-                "dead-letters": ("collector:dead_letters", "List what destinations rejected for good."),
+                "dead-letters": (
+                    "collector:dead_letters",
+                    "List requests that destinations rejected permanently.",
+                ),
             },
         ),
         LazyGroup(

@@ -167,7 +167,11 @@ def _print_rest(found: Balance) -> None:
     "--since", metavar="TIME", help="Only letters written since then: 2h (ago), or 2026-05-01T12:00Z."
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Most letters to redrive."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=LIMIT,
+    show_default=True,
+    help="Maximum letters to redrive.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be redriven.")
 def redrive(

@@ -102,13 +102,13 @@ class _Up:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_stop)
+            loop.add_signal_handler(number, self._request_stop)
         # Closing the terminal stops a fleet that was started in it.
         in_terminal = sys.stdin is not None and sys.stdin.isatty()
-        on_hangup = self._asked_to_stop if in_terminal else self._fleet.try_again
+        on_hangup = self._request_stop if in_terminal else self._fleet.try_again
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
-    def _asked_to_stop(self) -> None:
+    def _request_stop(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()

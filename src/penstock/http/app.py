@@ -189,7 +189,7 @@ class App(Generic[C]):
             assert route.callback is not None
             _call_back(route.callback, route.cap, call, deliver)
         except Exception as error:  # noqa: BLE001 - a bug must not break the connection
-            deliver(self._worded(error, request))
+            deliver(self._error_response(error, request))
         return None
 
     def _guarded(self, request: Request) -> Response | None:
@@ -210,7 +210,7 @@ class App(Generic[C]):
             finally:
                 cap.leave(call.principal)
         except Exception as error:  # noqa: BLE001 - a bug must not break the connection
-            return self._worded(error, call.request)
+            return self._error_response(error, call.request)
 
     def screen(self, request: Request) -> Response | None:
         """Run the same checks on the head alone."""
@@ -222,16 +222,16 @@ class App(Generic[C]):
                 self._policy.guard(request)
             self._admit(request, match)
         except Exception as error:  # noqa: BLE001
-            return self._worded(error, request)
+            return self._error_response(error, request)
         return None
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         """See `Application.fault`."""
         if self._fallback is not None:
             return self._fallback.fault(fault, message, head)
-        return self._worded(TransportFault(fault, message), head)
+        return self._error_response(TransportFault(fault, message), head)
 
-    def _worded(self, error: Exception, request: Request | None) -> Response:
+    def _error_response(self, error: Exception, request: Request | None) -> Response:
         return _with_headers(self._errors(error, request), self._policy.headers)
 
     def _admit(self, request: Request, match: Match[_Admission[C]] | None) -> tuple[_Admission[C], C]:

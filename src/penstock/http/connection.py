@@ -93,7 +93,7 @@ class RequestTask:
 
     def start(self, app: Application, request: Request) -> None:
         """Start the request. `deliver` may be called before this returns."""
-        coroutine = app.begin(request, self._land)
+        coroutine = app.begin(request, self._respond)
         if coroutine is not None:
             self.run(coroutine)
 
@@ -113,7 +113,7 @@ class RequestTask:
         if self._task is not None:
             self._task.cancel()
 
-    def _land(self, response: Response) -> None:
+    def _respond(self, response: Response) -> None:
         if self._deliver is not None:
             self._deliver(response)
 
@@ -123,7 +123,7 @@ class RequestTask:
         try:
             waited = coroutine.send(None)
         except StopIteration as done:
-            self._land(done.value)
+            self._respond(done.value)
             return
         if waited is None:
             self._task = asyncio.get_running_loop().create_task(coroutine)
@@ -136,4 +136,4 @@ class RequestTask:
 
     def _task_done(self, task: asyncio.Task[Response]) -> None:
         if not task.cancelled():
-            self._land(task.result())
+            self._respond(task.result())

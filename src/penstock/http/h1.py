@@ -85,13 +85,13 @@ class H1Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         """Bytes parsed since the last complete head, piece of a body, or end of a request."""
         self._replayed_head = b""
-        self._wishes: dict[bytes, bytes] = {}
+        self._upgrade_headers: dict[bytes, bytes] = {}
         """Upgrade headers of a head, while it is parsed again without them."""
         self._continue_due = False
         # The requests being answered.
         self._waiting: deque[_Arrival] = deque()
-        self._flight: RequestTask | None = None
-        self._flight_held_bytes = 0
+        self._task: RequestTask | None = None
+        self._task_held_bytes = 0
         self._keep_alive = True
         self._knows_chunks = True
         self._is_head_request = False
@@ -189,15 +189,15 @@ class H1Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Close when a client stops sending, unless a short response is due."""
         self._has_left = True
-        is_short = self._flight is not None and not self._flight.is_patient and self._sender is None
-        return is_short or bool(self._flight is None and self._waiting)
+        is_short = self._task is not None and not self._task.is_patient and self._sender is None
+        return is_short or bool(self._task is None and self._waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.connections.discard(self)
         self._ignores_input = True
         self._drop_requests()
-        if self._flight is not None:
-            self._flight.abandon()
+        if self._task is not None:
+            self._task.abandon()
         if self._sender is not None:
             self._sender.cancel()
         self.resume_writing()
@@ -216,8 +216,8 @@ class H1Connection(asyncio.Protocol):
     def _drop_requests(self) -> None:
         """Drop requests that were read but not started, and release their bytes."""
         waiting_bytes = sum(arrival.held_bytes for arrival in self._waiting)
-        self._host.budget.give(waiting_bytes + self._flight_held_bytes)
-        self._flight_held_bytes = 0
+        self._host.budget.give(waiting_bytes + self._task_held_bytes)
+        self._task_held_bytes = 0
         self._waiting.clear()
         self._drop_unread()
 
@@ -286,8 +286,8 @@ class H1Connection(asyncio.Protocol):
             return
         body = self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
-        if self._wishes:
-            self._headers |= self._wishes
+        if self._upgrade_headers:
+            self._headers |= self._upgrade_headers
         request = Request(self._parser.get_method(), self._url, self._headers, whole)
         held_bytes, stays = self._body_held_bytes, self._stays()
         knows_chunks = self._parser.get_http_version() != "1.0"
@@ -300,14 +300,14 @@ class H1Connection(asyncio.Protocol):
 
     def _is_ordinary(self, stays: bool) -> bool:
         """Return whether another request with the same head can skip the parser."""
-        if self._body_bytes > self._host.limits.body_screened_bytes or not stays or self._wishes:
+        if self._body_bytes > self._host.limits.body_screened_bytes or not stays or self._upgrade_headers:
             return False
         if self._parser.get_http_version() != "1.1":
             return False
         return b"transfer-encoding" not in self._headers and b"expect" not in self._headers
 
     def _arrived(self, arrival: _Arrival) -> None:
-        if self._flight is None and not self._waiting:
+        if self._task is None and not self._waiting:
             self._start(arrival)
             return
         request = arrival.request
@@ -338,10 +338,10 @@ class H1Connection(asyncio.Protocol):
             raise _Refused(refusal)
         if self._headers.get(b"expect", b"").lower() == b"100-continue":
             self._continue_due = True
-            self._say_continue()
+            self._send_continue()
 
-    def _say_continue(self) -> None:
-        if self._continue_due and self._flight is None and not self._waiting:
+    def _send_continue(self) -> None:
+        if self._continue_due and self._task is None and not self._waiting:
             self._continue_due = False
             self._transport.write(_CONTINUE)
 
@@ -393,8 +393,8 @@ class H1Connection(asyncio.Protocol):
         names = (b"connection", b"upgrade", b"http2-settings")
         version = self._parser.get_http_version().encode()
         # An HTTP/1.0 client cannot change the protocol (RFC 9110, 7.8): ignore its request to upgrade.
-        wishes = {name: value for name, value in self._headers.items() if name in names}
-        self._wishes = wishes if version != b"1.0" else {}
+        upgrade_headers = {name: value for name, value in self._headers.items() if name in names}
+        self._upgrade_headers = upgrade_headers if version != b"1.0" else {}
         kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers.items() if name not in names]
         # Keep the other connection options, in particular `close`.
         options = [option.strip() for option in self._headers.get(b"connection", b"").split(b",")]
@@ -414,7 +414,7 @@ class H1Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(error)
             return
-        self._replayed_head, self._wishes = b"", {}
+        self._replayed_head, self._upgrade_headers = b"", {}
 
     def _refuse(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__
@@ -433,7 +433,7 @@ class H1Connection(asyncio.Protocol):
         self._ignores_input = True
         self._last = response
         self._drop_unread()
-        if self._flight is None and not self._waiting:
+        if self._task is None and not self._waiting:
             self._send_last(response)
 
     def _send_last(self, response: Response) -> None:
@@ -451,14 +451,14 @@ class H1Connection(asyncio.Protocol):
 
     def _start(self, arrival: _Arrival) -> None:
         request, held_bytes, stays, self._knows_chunks = arrival
-        self._flight_held_bytes = held_bytes
+        self._task_held_bytes = held_bytes
         self._keep_alive = stays and not self._host.draining
         self._is_head_request = request.method == b"HEAD"
         if self._host.budget.is_spent and not held_bytes:
             self._deliver(self._overloaded(request))
             return
-        self._flight = flight = RequestTask(self._deliver)
-        flight.start(self._host.app, request)
+        self._task = task = RequestTask(self._deliver)
+        task.start(self._host.app, request)
 
     def _deliver(self, response: Response) -> None:
         if response.stream is not None:
@@ -472,11 +472,11 @@ class H1Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Continue with the next request: the transport has the response."""
-        self._flight = None
+        self._task = None
         self._answered += 1
-        if self._flight_held_bytes:
-            self._host.budget.give(self._flight_held_bytes)
-            self._flight_held_bytes = 0
+        if self._task_held_bytes:
+            self._host.budget.give(self._task_held_bytes)
+            self._task_held_bytes = 0
         if not self._keep_alive:
             self._close()
         elif self._waiting:
@@ -487,7 +487,7 @@ class H1Connection(asyncio.Protocol):
         elif self._has_left:
             self._close()
         elif self._continue_due:
-            self._say_continue()
+            self._send_continue()
 
     def _close(self) -> None:
         self._ignores_input = True
@@ -495,7 +495,7 @@ class H1Connection(asyncio.Protocol):
         self._transport.close()
 
     def _next(self) -> None:
-        if self._flight is not None or not self._waiting or self._transport.is_closing():
+        if self._task is not None or not self._waiting or self._transport.is_closing():
             return
         arrival = self._waiting.popleft()
         if len(self._waiting) == self._host.limits.pipelined_max - 1 and not self._ignores_input:
@@ -520,7 +520,7 @@ class H1Connection(asyncio.Protocol):
 
     def _hand_over(self, response: Response) -> None:
         """Give the connection to a streaming response, the last one. Drop any further input."""
-        self._flight, self._ignores_input = None, True
+        self._task, self._ignores_input = None, True
         self._drop_requests()
         self._give_back_answer()
         self._host.connections.discard(self)
@@ -572,7 +572,7 @@ class H1Connection(asyncio.Protocol):
         self._ticks += 1
         if self._can_write is not None:
             patience = limits.write_timeout_s
-        elif self._flight is not None:
+        elif self._task is not None:
             return
         elif self._ignores_input:
             patience = limits.linger_s
@@ -585,7 +585,7 @@ class H1Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         self._keep_alive = False
-        if self._flight is None and not self._waiting and not self._in_body:
+        if self._task is None and not self._waiting and not self._in_body:
             self._close()
 
     def abort(self) -> None:

@@ -171,7 +171,7 @@ class H2Connection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
             self._send_waiting()
-            self._tell_live()
+            self._notify_live()
             self._start_waiting()
             self._flush()
 
@@ -292,7 +292,7 @@ class H2Connection(asyncio.Protocol):
     def _start_waiting(self) -> None:
         while self._waiting and self._can_write and self._outbox_bytes <= self._host.limits.outbox_bytes_max:
             stream = self._waiting.pop(next(iter(self._waiting)))
-            stream.fly(self._host.app, self._deliver)
+            stream.start(self._host.app, self._deliver)
 
     def _deliver(self, stream: H2Stream, response: Response) -> None:
         if stream.id in self._streams and not self._is_closed:
@@ -416,7 +416,7 @@ class H2Connection(asyncio.Protocol):
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
             self._flush_soon()
 
-    def _tell_live(self) -> None:
+    def _notify_live(self) -> None:
         """Notify live responses: the socket is writable again, even for streams with an empty outbox."""
         for stream in list(self._streams.values()):
             if stream.live is not None and not stream.outbox:

@@ -40,11 +40,11 @@ class H2Stream:
     __slots__ = (
         "_body_mark",
         "_emptied",
-        "_flight",
         "_headers",
         "_method",
         "_stalled_ticks",
         "_target",
+        "_task",
         "body",
         "body_bytes",
         "has_all",
@@ -81,7 +81,7 @@ class H2Stream:
         self.live: StreamObserver | None = None
         self._body_mark = -1
         self._stalled_ticks = 0
-        self._flight: RequestTask | None = None
+        self._task: RequestTask | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     def _read_head(self, fields: list[tuple[bytes, bytes]], fields_max: int) -> None:
@@ -135,10 +135,10 @@ class H2Stream:
     def request(self) -> Request:
         return Request(self._method, self._target, self._headers, b"".join(self.body))
 
-    def fly(self, app: Application, deliver: Callable[[H2Stream, Response], None]) -> None:
+    def start(self, app: Application, deliver: Callable[[H2Stream, Response], None]) -> None:
         """Start the request; call `deliver` with its response."""
-        self._flight = RequestTask(lambda response: deliver(self, response))
-        self._flight.start(app, self.request())
+        self._task = RequestTask(lambda response: deliver(self, response))
+        self._task.start(app, self.request())
 
     def response_headers(self, response: Response, date: bytes) -> list[tuple[bytes, bytes]]:
         headers = [
@@ -193,15 +193,15 @@ class H2Stream:
 
     def forget(self) -> None:
         """Release the request, to break its reference cycle with the response."""
-        self._flight = None
+        self._task = None
         self._headers = {}
 
     def abandon(self) -> None:
         """Drop the response: the client has left."""
         self.outbox.clear()
         self.outbox_bytes = 0
-        if self._flight is not None:
-            self._flight.abandon()
+        if self._task is not None:
+            self._task.abandon()
         self.forget()
         if self.sender is not None:
             self.sender.cancel()

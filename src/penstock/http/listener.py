@@ -30,7 +30,7 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, 
 """A client that disappears without closing is detected after two minutes, even on an idle connection."""
 
 
-class _Newcomer(asyncio.Protocol):
+class _NewConnection(asyncio.Protocol):
     """A connection whose first bytes, which select the protocol, have not arrived."""
 
     def __init__(self, host: Host) -> None:
@@ -42,7 +42,7 @@ class _Newcomer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._host.is_full or self._host.draining:
-            self._turn_away()
+            self._refuse()
             return
         self._host.connections.add(self)
 
@@ -61,7 +61,7 @@ class _Newcomer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.connections.discard(self)
 
-    def _turn_away(self) -> None:
+    def _refuse(self) -> None:
         response = self._host.app.fault(Fault.OVERLOADED, "the server has as many connections as it may")
         body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
         self._transport.write(response_head(response, len(body), self._host.date, keep_alive=False) + body)
@@ -113,7 +113,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         shared = self._host = Host(self._app, self._limits, self._clock, loop)
         self._server = await loop.create_server(
-            lambda: _Newcomer(shared),
+            lambda: _NewConnection(shared),
             host,
             port,
             backlog=_BACKLOG,

@@ -48,7 +48,7 @@ _READS: Final = (Scope.NONE, Scope.READ)
 C = TypeVar("C", bound=Call)
 
 
-class _UnderWay:
+class _RequestCount:
     """Counts requests of one kind in progress. Probes and metrics are counted, but never refused."""
 
     __slots__ = ("_count", "_count_max", "_kind")
@@ -99,9 +99,9 @@ class DatabaseApp(App[C]):
 def _bounded(routes: Routes[C], requests_max: int) -> Iterator[tuple[bytes, bytes, Route[C]]]:
     """Return the routes with their limits. Routes that do not wait for the database are never refused."""
     # Separate limits, because all writers may be waiting for a storage that does not respond.
-    under_way = {kind: _UnderWay(kind, requests_max) for kind in (_READING, _WRITING)}
+    counts = {kind: _RequestCount(kind, requests_max) for kind in (_READING, _WRITING)}
     for method, path, route in routes:
-        cap = under_way[_kind(route)]
+        cap = counts[_kind(route)]
         check = _both(cap.check, route.check) if route.ready else route.check
         yield method, path, replace(route, cap=cap, check=check)
 
@@ -197,7 +197,7 @@ class Database(Protocol):
     async def check(self) -> None:
         """Raise `Fenced` if another process owns the database, `Unavailable` if that is unknown.
 
-        Any other error means that the storage has stopped for good; the server ends with it.
+        Any other error means that the storage has stopped permanently; the server ends with it.
         """
         ...
 
@@ -286,7 +286,7 @@ class ServedDatabase(Generic[D]):
         """Serve until `stop` is set. All accepted writes are then durable.
 
         Raise `Fenced` if a newer process owns the database or its queue. Raise `OutcomeUnknown` if the
-        storage did not store everything in time at the end, or has stopped for good. Raise any other error
+        storage did not store everything in time at the end, or has stopped permanently. Raise any other error
         that stops it.
         """
         host, port = await self._bind()
@@ -309,10 +309,10 @@ class ServedDatabase(Generic[D]):
         self._app.opening_s = lambda: self._clock.monotonic() - began
         reporting = asyncio.ensure_future(self._report_waiting(self._app.opening_s))
         try:
-            return await _unless(stop, self._opening())
+            return await _open_unless(stop, self._opening())
         finally:
             self._app.opening_s = None
-            await _given_up(reporting)
+            await _cancel(reporting)
 
     async def _report_waiting(self, waited_s: Callable[[], float]) -> None:
         while True:
@@ -326,7 +326,7 @@ class ServedDatabase(Generic[D]):
         source = None if self._make_source is None else self._make_source(database)
         working = None if source is None else asyncio.ensure_future(source.run())
         try:
-            await self._until_over(database, stop, working)
+            await self._wait_for_end(database, stop, working)
         finally:
             _LOG.info("shutting down")
             if source is not None:
@@ -339,19 +339,19 @@ class ServedDatabase(Generic[D]):
 
     async def _close(self, database: D, working: asyncio.Future[object] | None) -> None:
         """Close the source and the database. Raise `OutcomeUnknown` if that takes too long."""
-        closing = asyncio.ensure_future(_closed(database, working))
+        closing = asyncio.ensure_future(_close_all(database, working))
         done, _ = await asyncio.wait({closing}, timeout=self._close_s)
         if done:
             await closing
             return
         count = database.unstored
-        await _cut_off(closing)
+        await _force_cancel(closing)
         reason = f"the storage did not finish within {self._close_s:g} s"
         if count:
             raise OutcomeUnknown(f"{reason}; accepted writes that may not be stored: {count}")
         _LOG.warning("%s; every accepted write was already stored", reason)
 
-    async def _until_over(
+    async def _wait_for_end(
         self, database: D, stop: asyncio.Event, working: asyncio.Future[object] | None
     ) -> None:
         """Wait for the stop. Raise an error that ends the server first."""
@@ -370,10 +370,10 @@ class ServedDatabase(Generic[D]):
                     await task
         finally:
             for task in waits:
-                await _given_up(task)
+                await _cancel(task)
 
     async def _watch(self, database: D) -> None:
-        """Detect a newer writer, or a storage that has stopped for good, while nothing is written.
+        """Detect a newer writer, or a storage that has stopped permanently, while nothing is written.
 
         A storage that does not respond may recover.
         """
@@ -396,7 +396,7 @@ class ServedDatabase(Generic[D]):
             raise Unavailable(f"cannot listen on {host}:{port}: {why}") from error
 
 
-async def _closed(database: Database, working: asyncio.Future[object] | None) -> None:
+async def _close_all(database: Database, working: asyncio.Future[object] | None) -> None:
     """Wait for the source, then close the database. An error of the database takes precedence."""
     try:
         if working is not None:
@@ -409,7 +409,7 @@ async def _closed(database: Database, working: asyncio.Future[object] | None) ->
         await database.close()
 
 
-async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
+async def _open_unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
     """Return the result of `opening`, or None if the process must stop first."""
     task = asyncio.ensure_future(opening)
     stopping = asyncio.ensure_future(stop.wait())
@@ -419,21 +419,21 @@ async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D |
         taken = task.done()
         return await task if taken else None
     finally:
-        await _given_up(stopping)
+        await _cancel(stopping)
         if not taken:
-            await _closed_again(task)
+            await _close_opened(task)
 
 
-async def _closed_again(opening: asyncio.Future[D]) -> None:
+async def _close_opened(opening: asyncio.Future[D]) -> None:
     """Cancel an open. If it has completed anyway, close the opened database."""
-    await _cut_off(opening)
+    await _force_cancel(opening)
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         closing = asyncio.ensure_future(opening.result().close())
         await asyncio.wait({closing}, timeout=CLOSE_S)
-        await _cut_off(closing)
+        await _force_cancel(closing)
 
 
-async def _cut_off(task: asyncio.Future[T]) -> None:
+async def _force_cancel(task: asyncio.Future[T]) -> None:
     """End a task that may wait for an unresponsive storage; ignore its error."""
     for _ in range(_CANCELS):
         if task.done():
@@ -444,7 +444,7 @@ async def _cut_off(task: asyncio.Future[T]) -> None:
         _LOG.debug("given up: %s", task.exception())
 
 
-async def _given_up(task: asyncio.Future[T]) -> None:
+async def _cancel(task: asyncio.Future[T]) -> None:
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PenstockError):

@@ -53,28 +53,28 @@ async def serve_topics(
     )
     sites = sites_of(settings.host, settings.keys, settings.allowed_hosts)
     listener = Listener(app, _limits(settings), sites=sites, clock=clock)
-    starting = await _begin(engine)
+    starting = await _start_engine(engine)
     try:
         host, port = await _bind(listener, settings)
         if settings.port_file is not None:
             write_port_file(settings.port_file, host, port)
         if on_bound is not None:
             on_bound(host, port)
-        if await _recovered(starting, stop, settings.port_file):
+        if await _wait_for_recovery(starting, stop, settings.port_file):
             _LOG.info("ready")
             if on_ready is not None:
                 on_ready()
             await stop.wait()
         _LOG.info("shutting down")
     finally:
-        await _given_up(starting)
+        await _cancel(starting)
         api.drain()
         if not await listener.drain(timeout_s=DRAIN_S):
             _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
         await engine.close()
 
 
-async def _begin(engine: Engine) -> asyncio.Task[None]:
+async def _start_engine(engine: Engine) -> asyncio.Task[None]:
     """Start the engine, up to its first wait. Raise the error of an immediate failure."""
     starting = asyncio.ensure_future(engine.start())
     await asyncio.sleep(0)
@@ -91,7 +91,9 @@ async def _bind(listener: Listener, settings: ServerSettings) -> tuple[str, int]
         raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
 
 
-async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None) -> bool:
+async def _wait_for_recovery(
+    starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None
+) -> bool:
     """Return whether the engine is ready; False if the process must stop first."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -105,11 +107,11 @@ async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_fil
                 os.unlink(port_file)
         raise
     finally:
-        await _given_up(stopping)
+        await _cancel(stopping)
     return True
 
 
-async def _given_up(task: asyncio.Task[T]) -> None:
+async def _cancel(task: asyncio.Task[T]) -> None:
     """Cancel a task and wait for its end. Do nothing if it is done."""
     if not task.done():
         task.cancel()

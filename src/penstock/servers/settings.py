@@ -215,7 +215,7 @@ def check_exposure(settings: ServerSettings) -> None:
     raise ConfigError(
         f"TOPICS_HOST {settings.host!r} can be reached from other machines and there are no keys: "
         "set TOPICS_API_KEYS, or bind to 127.0.0.1, "
-        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 to allow this"
     )
 
 
@@ -298,6 +298,5 @@ class DatabaseSettings:
             self.host,
             has_keys=bool(len(self.keys)),
             allowed=self.allow_no_keys,
-            remedy=f"set {self.KEYS_VARIABLE}, or bind to 127.0.0.1, or pass --allow-no-keys if that is what "
-            "you want",
+            remedy=f"set {self.KEYS_VARIABLE}, or bind to 127.0.0.1, or pass --allow-no-keys to allow this",
         )

@@ -76,7 +76,7 @@ class Runner:
         self._child: AsyncChild | None = None
         self._address: str | None = None
         self._error: tuple[str, int] | None = None
-        self._errors_heard = 0
+        self._error_count = 0
         self._has_verdict = False
         self._hung = False
         self._progress: Mapping[str, object] = {}
@@ -115,7 +115,7 @@ class Runner:
             while await self._is_due():
                 child = await self._start()
                 if child is not None:
-                    await self._accompany(child)
+                    await self._supervise(child)
         finally:
             self._over.set()
 
@@ -140,11 +140,11 @@ class Runner:
             child = await AsyncChild.start(
                 [*self._command, *self._arguments()],
                 {**self._environ, **self.plan.environment},
-                output=Lines(self._heard),
-                errors=Lines(self._logged),
+                output=Lines(self._on_output),
+                errors=Lines(self._on_error_output),
             )
         except OSError as error:
-            self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
+            self._on_failure(f"cannot be started: {error.strerror or error}", Exit(code=None))
             return None
         if self._lifecycle.is_over:  # it was stopped during the start
             child.kill()
@@ -161,7 +161,7 @@ class Runner:
         self._address = self.plan.address
         self._progress = {}
         self._log_filter = LogFilter()
-        self._errors_heard = 0
+        self._error_count = 0
         self._has_verdict = False
         self._hung = False
         if self.plan.port_file is not None:
@@ -172,7 +172,7 @@ class Runner:
         url = f"http://{reachable(self._topics_address() or '')}"
         return [url if argument == TOPICS_URL else argument for argument in self.plan.arguments]
 
-    async def _accompany(self, child: AsyncChild) -> None:
+    async def _supervise(self, child: AsyncChild) -> None:
         probing = asyncio.create_task(self._keep_probing(child))
         try:
             how = await child.wait()
@@ -183,12 +183,12 @@ class Runner:
             probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await probing
-            self._hear_all(self._log_filter.release())
+            self._log_lines(self._log_filter.release())
             self._child = None
             self._progress = {}
             if self.plan.address is None:
                 self._address = None
-        self._ended(how)
+        self._on_exit(how)
 
     async def _keep_probing(self, child: AsyncChild) -> None:
         """Probe the process until it ends. Kill it if it hangs."""
@@ -198,14 +198,14 @@ class Runner:
             await self._clock.sleep(wait_s)
             if self._clock.monotonic() - due_s > _LATE_S:
                 self._set(lifecycle.excuse_silence(self._lifecycle, self._clock.monotonic()))
-            self._hear_all(self._log_filter.overdue(self._clock.monotonic()))
+            self._log_lines(self._log_filter.overdue(self._clock.monotonic()))
             if self._address is None and self.plan.port_file is not None:
                 self._look_for_address(self.plan.port_file)
             if self.plan.probe is not None and self._address is not None:
                 answer = await ask(self._address, self.plan.probe)
                 self._set(lifecycle.on_probe(self._lifecycle, answer, self._clock.monotonic()))
             if why := lifecycle.hang_reason(self._lifecycle, self._clock.monotonic()):
-                self._err(why)
+                self._log_error(why)
                 self._hung = True
                 child.kill()
                 return
@@ -217,7 +217,7 @@ class Runner:
                 self._address = text
                 self._publish()
 
-    def _heard(self, line: str) -> None:
+    def _on_output(self, line: str) -> None:
         event = event_of(line)
         if event is None:
             if line.strip():
@@ -232,29 +232,29 @@ class Runner:
             self._set(lifecycle.on_ready(self._lifecycle, now_s))
         if name == "restarting":
             self._set(lifecycle.on_trouble(self._lifecycle, now_s))
-        self._tell_event(name, event)
+        self._log_event(name, event)
         if name == "progress":
             self._publish()
 
-    def _tell_event(self, name: str, event: Mapping[str, object]) -> None:
+    def _log_event(self, name: str, event: Mapping[str, object]) -> None:
         error = event.get("error")
         if isinstance(error, str) or name in ("failed", "restarting"):
             text = error if isinstance(error, str) else event.get("message")
-            self._hear(OutputLine(Level.ERROR, str(text or name), is_verdict=True))
+            self._log_line(OutputLine(Level.ERROR, str(text or name), is_verdict=True))
         elif isinstance(message := event.get("message"), str) and name not in _QUIET_EVENTS:
-            self._hear(OutputLine(Level.INFO, message))
+            self._log_line(OutputLine(Level.INFO, message))
 
-    def _logged(self, line: str) -> None:
+    def _on_error_output(self, line: str) -> None:
         if line.strip():
-            self._hear_all(self._log_filter.hear(line, self._clock.monotonic()))
+            self._log_lines(self._log_filter.hear(line, self._clock.monotonic()))
 
-    def _hear_all(self, lines: Sequence[OutputLine]) -> None:
+    def _log_lines(self, lines: Sequence[OutputLine]) -> None:
         for line in lines:
-            self._hear(line)
+            self._log_line(line)
 
-    def _hear(self, line: OutputLine) -> None:
+    def _log_line(self, line: OutputLine) -> None:
         if line.level >= Level.ERROR:
-            self._errors_heard += 1
+            self._error_count += 1
         if line.level >= Level.ERROR and self._is_news(line):
             self._has_verdict = line.is_verdict
             self._error = (self._log_buffer.shown(line.text), self._clock.now_ms())
@@ -265,29 +265,29 @@ class Runner:
         """Return whether a line replaces the last error; a traceback after a stated error does not."""
         return line.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
 
-    def _ended(self, how: Exit) -> None:
+    def _on_exit(self, how: Exit) -> None:
         if self._lifecycle.state is PartState.STOPPING:
             self._set(lifecycle.on_exit(self._lifecycle, how, self._clock.monotonic(), self._rng))
             is_good = how.code in _GOOD_ENDS or how.signal == signal.SIGTERM
             level = Level.INFO if is_good else Level.WARNING
             self._log_buffer.say(self.plan.name, level, f"stopped ({how})")
             return
-        self._failed(f"was {how}" if how.signal is not None else f"ended unexpectedly ({how})", how)
+        self._on_failure(f"was {how}" if how.signal is not None else f"ended unexpectedly ({how})", how)
 
-    def _failed(self, what: str, how: Exit) -> None:
+    def _on_failure(self, what: str, how: Exit) -> None:
         now_s = self._clock.monotonic()
         self._set(lifecycle.on_exit(self._lifecycle, how, now_s, self._rng))
         at_s = self._lifecycle.next_start_s
         then = "is not restarted" if at_s is None else f"is restarted in {_wait(at_s - now_s)}"
         why = lifecycle.failure_reason(how)
         text = f"{what}{f': {why}' if why else ''}"
-        if not self._errors_heard or (how.signal is not None and not self._hung):
+        if not self._error_count or (how.signal is not None and not self._hung):
             self._error = (text, self._clock.now_ms())
         self._log_buffer.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
         self._publish()
 
-    def _err(self, text: str) -> None:
-        self._errors_heard += 1
+    def _log_error(self, text: str) -> None:
+        self._error_count += 1
         self._error = (text, self._clock.now_ms())
         self._log_buffer.say(self.plan.name, Level.ERROR, text)
 
@@ -313,7 +313,7 @@ class Runner:
                     child.terminate()
                 if not hurry.is_set() or not await self._is_over_within(_HURRY_S, None):
                     grace_s = _HURRY_S if hurry.is_set() else self.plan.grace_s
-                    self._err(f"did not stop within {_wait(grace_s)} and is killed")
+                    self._log_error(f"did not stop within {_wait(grace_s)} and is killed")
                     child.kill()
         await self._over.wait()
 

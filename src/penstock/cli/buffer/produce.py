@@ -108,7 +108,7 @@ class Tally:
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Most records per call; each call adds a metadata item to the manifest.",
+    help="Maximum records per call; each call adds a metadata item to the manifest.",
 )
 @click.option("--shards", type=click.IntRange(min=1), help="Create the queue with this many shards.")
 @click.option("--key", metavar="TEXT", help="Sharded: send all records to the shard of this key.")

@@ -57,7 +57,14 @@ def _job_ref(text: str) -> JobRef:
 
 @topics_command()
 @click.argument("queue")
-@click.option("--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="Most jobs.")
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Maximum number of jobs.",
+)
 @lease_option
 @node_option
 async def claim(client: Client, out: Output, queue: str, most: int, lease_ms: int | None, node: str) -> None:

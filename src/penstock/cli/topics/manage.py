@@ -44,8 +44,10 @@ from penstock.units import format_duration, format_size
     "--ttl", "ttl_ms", callback=milliseconds, metavar="DURATION",
     help="Records older than this expire; 0s never.",
 )  # fmt: skip
-@click.option("--cap-records", type=click.IntRange(min=0), metavar="N", help="Most records; 0 is no cap.")
-@click.option("--cap-bytes", callback=size_bytes, metavar="SIZE", help="Most bytes of records; 0 is no cap.")
+@click.option(
+    "--cap-records", type=click.IntRange(min=0), metavar="N", help="Maximum records; 0 means no cap."
+)
+@click.option("--cap-bytes", callback=size_bytes, metavar="SIZE", help="Maximum bytes; 0 means no cap.")
 @click.option(
     "--discard", type=click.Choice(["old", "reject"]), help="At a cap: evict the oldest, or refuse writes."
 )
@@ -67,7 +69,7 @@ from penstock.units import format_duration, format_size
     "--max-deliveries",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Queue: deliveries of a job before it becomes a dead letter; 0 is no limit.",
+    help="Queue: deliveries of a job before it becomes a dead letter; 0 means no limit.",
 )
 @click.option("--dead-letter", metavar="TOPIC", help="Queue: the topic for dead letters.")
 @click.option(
@@ -249,7 +251,7 @@ def delete(
     if_empty: bool,
     yes: bool,
 ) -> None:
-    """Delete records of TOPIC for good: those before a sequence, those with a tag, or those that match both.
+    """Permanently delete records of TOPIC: those before a sequence, with a tag, or matching both.
 
     Readers see no gap where records were deleted.
     """

@@ -230,7 +230,7 @@ async def write(
 
 
 def _print_gap(line: int, missing: str) -> None:
-    click.echo(f"gap: line {line:,} of the input stands for {missing}; there is nothing to write", err=True)
+    click.echo(f"gap: line {line:,} of the input represents {missing}; nothing is written", err=True)
 
 
 async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> AsyncIterator[Batch]:

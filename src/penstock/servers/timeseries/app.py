@@ -154,8 +154,8 @@ def response_to(error: Exception, request: Request | None) -> Response:
     if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:
         # Senders drop a write that gets 500, but the damage is in the storage, not in the write.
         _LOG.error("a write failed", exc_info=error)
-        return _spoken(_error(503, "unavailable", told(error)), told(error), request)
-    return _spoken(_refusal(error), _message(error), request)
+        return _in_client_format(_error(503, "unavailable", told(error)), told(error), request)
+    return _in_client_format(_refusal(error), _message(error), request)
 
 
 def response_of(answer: Answer) -> Response:
@@ -164,7 +164,7 @@ def response_of(answer: Answer) -> Response:
     return Response(answer.status, answer.body, content_type=answer.content_type.encode(), headers=headers)
 
 
-def _spoken(response: Response, message: str, request: Request | None) -> Response:
+def _in_client_format(response: Response, message: str, request: Request | None) -> Response:
     """Convert an error to the format that the client reads."""
     if request is None or request.path != OTLP_PATH:
         return response

@@ -29,7 +29,7 @@ _INLINE_BYTES: Final = 16 * 1024
 _NO_FAMILIES: Final[Mapping[str, Metadata]] = {}
 
 
-class _Taken(NamedTuple):
+class _AppliedWrite(NamedTuple):
     """A write that is applied, and the deadline for its acknowledgement."""
 
     handle: WriteHandle
@@ -100,15 +100,15 @@ class WriteApi:
         await self._in_time(handle.wait(Durability.DURABLE), self._deadline())
         return Response(204)
 
-    async def _applied(self, series: Sequence[Series], families: Mapping[str, Metadata]) -> _Taken:
+    async def _applied(self, series: Sequence[Series], families: Mapping[str, Metadata]) -> _AppliedWrite:
         handle = await self._database().write(
             series, families=families, timeout=self._settings.write_timeout_s
         )
-        taken = _Taken(handle, self._deadline())
+        taken = _AppliedWrite(handle, self._deadline())
         await self._in_time(handle.epoch(), taken.deadline)
         return taken
 
-    async def _acknowledged(self, taken: _Taken) -> None:
+    async def _acknowledged(self, taken: _AppliedWrite) -> None:
         await self._in_time(taken.handle.wait(self._settings.acknowledge.level), taken.deadline)
 
     def _deadline(self) -> float:

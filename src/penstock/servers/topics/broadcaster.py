@@ -207,7 +207,7 @@ class Subscriber(Recipient):
 
     # ---- implemented by subclasses -------------------------------------------------------------------
 
-    def tell_deferred(self, topics: list[str]) -> None:
+    def send_deferred(self, topics: list[str]) -> None:
         """Report that records of these topics are delayed while the server is overloaded."""
 
     @abc.abstractmethod
@@ -234,7 +234,7 @@ class Broadcaster:
         self._tick_s = beat_ms_min / 1000 / _BEATS_PER_INTERVAL
         self._channels: dict[tuple[str, int], Channel] = {}
         self._deliveries = DeliveryScheduler(
-            clock, scheduler, wake=self._schedule, on_deferred=self._tell_deferred
+            clock, scheduler, wake=self._schedule, on_deferred=self._warn_deferred
         )
         self._unsynced: Delays[Channel] = Delays(clock, Channel.mark)
         """Channels whose sync failed, until the next attempt."""
@@ -393,7 +393,7 @@ class Broadcaster:
                     subscription.is_queued = True
                     self._fresh.append(subscription)
 
-    def _tell_deferred(self, channels: Sequence[Channel]) -> None:
+    def _warn_deferred(self, channels: Sequence[Channel]) -> None:
         """Warn each client once that topics are delayed; warn again only after all were served."""
         if not channels:
             self._warned.clear()
@@ -407,7 +407,7 @@ class Broadcaster:
         now_ms = self._clock.now_ms()
         names = [name for name, one in subscriber.subscriptions.items() if one.feed.priority(now_ms) < 0]
         try:
-            subscriber.tell_deferred(sorted(names))
+            subscriber.send_deferred(sorted(names))
         except Exception:  # noqa: BLE001 - see `_turn`
             _LOG.exception("a warning failed; its client was disconnected, the others are not affected")
             subscriber.cut()

@@ -143,7 +143,7 @@ class Subscription:
         elif self.cursor == (end_seq := self.end_seq):
             if not self.is_live and end_seq >= self._began_seq:
                 self.is_live = True
-                subscriber.tell_caught_up(self)
+                subscriber.send_caught_up(self)
             self._ask_for_sync()
         elif self.cursor < end_seq or self._is_past_head(end_seq):
             self._read_next()
@@ -214,7 +214,7 @@ class Recipient(abc.ABC):
         """Send a gap, records, or both, and report whether the client has caught up."""
 
     @abc.abstractmethod
-    def tell_caught_up(self, subscription: Subscription) -> None:
+    def send_caught_up(self, subscription: Subscription) -> None:
         """Report that the client has caught up."""
 
     @abc.abstractmethod

@@ -139,7 +139,7 @@ class Session:
         try:
             feed = self._engine.feed(name)
         except TopicNotFound:
-            stream.tell_deleted(name)
+            stream.send_deleted(name)
             return
         if feed.epoch != place.epoch:
             # Another topic of the same name: start over, and report to the client that it is new.
@@ -220,16 +220,16 @@ class SseStream(Subscriber):
         records = event(b"record", b"{" + page.records, ident) if page.has_records else b""
         return records + (_caught_up(subscription.feed.name, page.to_seq, ident) if caught_up else b"")
 
-    def tell_caught_up(self, subscription: Subscription) -> None:
+    def send_caught_up(self, subscription: Subscription) -> None:
         ident = self._ident(subscription, subscription.cursor)
         self.send(_caught_up(subscription.feed.name, subscription.cursor, ident))
 
     def topic_deleted(self, subscription: Subscription) -> None:
         """Report the deletion; the stream ends with its last topic."""
         self.broadcaster.unfollow(subscription)
-        self.tell_deleted(subscription.feed.name)
+        self.send_deleted(subscription.feed.name)
 
-    def tell_deleted(self, name: str) -> None:
+    def send_deleted(self, name: str) -> None:
         data = b'{"topic":%b,"head_seq":0,"reason":"deleted"}' % quoted(name)
         self.send(event(b"topic-deleted", data, write_id(self._session.cursors())))
         self._session.lost(name)
@@ -250,7 +250,7 @@ class SseStream(Subscriber):
         """Send a warning; the stream continues."""
         self.send(event(b"error", _ENCODE({"code": code, "error": text, "topics": topics})))
 
-    def tell_deferred(self, topics: list[str]) -> None:
+    def send_deferred(self, topics: list[str]) -> None:
         text = (
             "the server is overloaded and delays topics with negative priority; poll them until this clears"
         )

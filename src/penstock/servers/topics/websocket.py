@@ -367,7 +367,7 @@ class WebSocket(Subscriber):
             parts.append(messages.caught_up_message(name, step.to_seq))
         return b"".join(map(text_frame, parts))
 
-    def tell_caught_up(self, subscription: Subscription) -> None:
+    def send_caught_up(self, subscription: Subscription) -> None:
         self._say(messages.caught_up_message(subscription.feed.name, subscription.cursor))
 
     def topic_deleted(self, subscription: Subscription) -> None:

@@ -71,36 +71,36 @@ class Call(HttpCall):
 
     def answer(self, status: int, body: bytes, headers: HeaderList = ()) -> Response:
         """Return a response in the client's content type: plain JSON if it sends or accepts that."""
-        return Response(status, body, content_type=_spoken(self.request), headers=headers)
+        return Response(status, body, content_type=_content_type_of(self.request), headers=headers)
 
 
-def _spoken(request: Request) -> bytes:
+def _content_type_of(request: Request) -> bytes:
     types = request.headers.get(b"content-type", b"") + b"," + request.headers.get(b"accept", b"")
     return JSON if JSON in types.lower() else PROTOBUF_JSON
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
     """Return the response for an error."""
-    spoken = PROTOBUF_JSON if request is None else _spoken(request)
+    content_type = PROTOBUF_JSON if request is None else _content_type_of(request)
     if isinstance(error, TransportFault):
-        return _error(_FAULTS.get(error.fault, 503), str(error), spoken)
+        return _error(_FAULTS.get(error.fault, 503), str(error), content_type)
     if isinstance(error, Refusal):
-        return _error(STATUS[error.code], str(error), spoken, error.headers)
+        return _error(STATUS[error.code], str(error), content_type, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):
         # Not the sender's fault, and the next server will accept it: senders retry after a 503.
-        return _error(503, told(error), spoken)
+        return _error(503, told(error), content_type)
     if isinstance(error, NotFound):
-        return _error(404, told(error), spoken)
+        return _error(404, told(error), content_type)
     if isinstance(error, Rejected):
-        return _error(400, told(error), spoken)
+        return _error(400, told(error), content_type)
     _LOG.error("a request failed", exc_info=error)
     message = told(error) if isinstance(error, FlushError | Corrupt) else "the server failed; see its log"
-    return _error(500, message, spoken)
+    return _error(500, message, content_type)
 
 
-def _error(status: int, message: str, spoken: bytes, headers: HeaderList = ()) -> Response:
+def _error(status: int, message: str, content_type: bytes, headers: HeaderList = ()) -> Response:
     all_headers = [*headers, RETRY] if status in (429, 503) else headers
-    return Response(status, error_answer(message), content_type=spoken, headers=all_headers)
+    return Response(status, error_answer(message), content_type=content_type, headers=all_headers)
 
 
 T = TypeVar("T")
@@ -132,23 +132,23 @@ class VectorApi(DatabaseApi[VectorStore]):
         self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
 
     async def write(self, call: Call) -> Response:
-        count = await self._settled(call, parse_write)
+        count = await self._apply(call, parse_write)
         self._upserted.inc(count)
         return call.answer(200, upserted_answer(count))
 
     async def delete(self, call: Call) -> Response:
-        count = await self._settled(call, parse_delete)
+        count = await self._apply(call, parse_delete)
         self._deleted.inc(count)
         return call.answer(200, deleted_answer(count))
 
-    async def _settled(self, call: Call, parse: Callable[[bytes], Write]) -> int:
+    async def _apply(self, call: Call, parse: Callable[[bytes], Write]) -> int:
         """Apply a write, wait for the configured acknowledgement, and return its number of entries.
 
         Raise `Unavailable` after the timeout.
         """
         holding = contextlib.AsyncExitStack()
         async with holding:
-            write = await holding.enter_async_context(self._reading(call, parse))
+            write = await holding.enter_async_context(self._decode(call, parse))
             store, level = self._db, self._settings.level
             async with self._in_time(level):
                 await store.write(write, timeout=self._settings.write_timeout_s)
@@ -158,7 +158,7 @@ class VectorApi(DatabaseApi[VectorStore]):
         return len(write.entries)
 
     @contextlib.asynccontextmanager
-    async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
+    async def _decode(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
         """Decode the body; count it until the context ends. Raise `Unavailable` if it does not fit."""
         _check_type(call)
         body = call.request.body
@@ -191,7 +191,7 @@ class VectorApi(DatabaseApi[VectorStore]):
 
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
-        async with self._reading(call, parse_search) as query:
+        async with self._decode(call, parse_search) as query:
             hits = await self._db.search(
                 query.vector,
                 query.k,

@@ -88,7 +88,7 @@ class DatabaseApp(App[C]):
         super().__init__(_bounded(routes, requests_max), policy, self._refused)
         self._refusal = errors
         self.opening_s: Callable[[], float] | None = None
-        """How long the database has been opening, while it is."""
+        """Returns how long the database has been opening; None once it is open."""
 
     def _refused(self, error: Exception, request: Request | None) -> Response:
         if self.opening_s is not None and isinstance(error, Unavailable):
@@ -116,7 +116,7 @@ def _both(has_room: Callable[[], None], check: Callable[[Request], None] | None)
 
 
 def _kind(route: Route[C]) -> str:
-    """Return whether a route reads, or waits for the storage to write."""
+    """Return the kind of a route: readers, or writers, which wait for the storage."""
     return _READING if route.scope in _READS else _WRITING
 
 

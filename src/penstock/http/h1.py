@@ -119,7 +119,8 @@ class H1Connection(asyncio.Protocol):
         if self._unread:
             self._read_later(data)
             return
-        is_between, budget = self._is_between, self._host.budget
+        # After a stray line break, the parser and the budget have seen bytes before the next head.
+        is_between, budget = self._is_between and not self._quiet_bytes, self._host.budget
         if is_between and not budget.is_spent and (request := self._host.heads.request(data)) is not None:
             held_bytes = len(request.body)
             budget.take(held_bytes)

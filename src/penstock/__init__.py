@@ -1,6 +1,6 @@
 """Penstock: durable ingestion through object storage and Spark.
 
-The package itself imports nothing: each engine is imported from its own room, for example
+The package itself imports nothing. Import each engine from its own subpackage, for example
 `from penstock.buffer import Producer`.
 """
 

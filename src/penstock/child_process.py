@@ -1,11 +1,11 @@
-"""Child processes: started in a session of their own, stopped by a deadline, killed with all they started.
+"""Child processes: started in their own session, stopped with a deadline, killed with their process group.
 
-`ChildProcess` blocks; `AsyncChild` belongs to an event loop and reads the output of its process. Either can
-be killed as a group without the risk that its number has been reused meanwhile.
+`ChildProcess` blocks. `AsyncChild` belongs to an event loop and reads the output of its process. Both kill a
+process group without the risk that its number has been reused.
 
-A child can be made to end with this process, even if this process is killed: its standard input is a pipe
-without a writer. The kernel closes the pipe with the last process that holds the other end, and
-`end_with_parent`, in the child, reacts to that.
+A child can be made to end with this process, even if this process is killed. Its standard input is then a
+pipe that nothing writes to. The kernel closes the pipe when the last process that holds the other end exits,
+and `end_with_parent` in the child reacts to that.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 LINE_MAX: Final = 4096
-"""Bytes of a line that are kept."""
+"""Bytes kept of one line."""
 _POLL_MIN_S: Final = 0.0005
 _POLL_MAX_S: Final = 0.05
 _CHUNK_BYTES: Final = 64 * 1024
 _OUTPUT_AFTER_EXIT_S: Final = 2.0
-"""How long to read output after the process has ended: another process may hold the pipe open."""
+"""How long to read output after the process has ended; another process may hold the pipe open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class Exit:
 
     @classmethod
     def of(cls, returncode: int) -> Exit:
-        """Convert the number that Python gives, which is negative for a signal."""
+        """Convert Python's return code, which is negative for a signal."""
         return cls(signal=-returncode) if returncode < 0 else cls(code=returncode)
 
     @property
     def reason(self) -> str:
-        """The ending as a predicate, such as "was killed by signal 9 (SIGKILL)"."""
+        """Return how it ended as a predicate, such as "was killed by signal 9 (SIGKILL)"."""
         return f"was {self}" if self.signal is not None else f"ended with {self}"
 
     def __str__(self) -> str:
@@ -89,9 +89,10 @@ class ChildProcess:
         stderr: int | IO[bytes] | None = None,
         own_session: bool = True,
     ) -> ChildProcess:
-        """Start a command. Raises `OSError` if it does not exist or no process can be created.
+        """Start a command. Raise `OSError` if it does not exist or no process can be created.
 
-        In its own session it gets no Ctrl-C from the terminal, and `kill` reaches everything it started.
+        With `own_session`, it receives no Ctrl-C from the terminal, and `kill` reaches its whole process
+        group.
         """
         process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=own_session
@@ -104,20 +105,20 @@ class ChildProcess:
 
     @property
     def streams(self) -> tuple[IO[bytes] | None, IO[bytes] | None, IO[bytes] | None]:
-        """The pipes to its standard input, output and error; None for those that were not requested."""
+        """The pipes to standard input, output and error; None for a pipe that was not requested."""
         return self._process.stdin, self._process.stdout, self._process.stderr
 
     def poll(self) -> Exit | None:
-        """Return how it ended, or None while it runs."""
+        """Return how the process ended, or None while it runs."""
         with self._lock:
             if self._exit is None and (returncode := self._process.poll()) is not None:
                 self._exit = Exit.of(returncode)
             return self._exit
 
     def wait(self, *, kill_group: bool = False) -> Exit:
-        """Wait until it has ended. With `kill_group`, kill what is left of its group."""
-        with contextlib.suppress(ChildProcessError):  # `poll` was quicker
-            if hasattr(os, "waitid"):  # where it is missing, the number is free before the group is killed
+        """Wait until the process has ended. With `kill_group`, kill the rest of its process group."""
+        with contextlib.suppress(ChildProcessError):  # `poll` has already reaped it
+            if hasattr(os, "waitid"):  # without it, the pid may be reused before the group is killed
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             else:
                 self._process.wait()
@@ -128,7 +129,7 @@ class ChildProcess:
             return self._exit
 
     def wait_for(self, timeout_s: float) -> Exit | None:
-        """Wait until it has ended, at most `timeout_s`; None if it still runs then."""
+        """Wait at most `timeout_s` until the process has ended. Return None if it still runs."""
         deadline_s, pause_s = time.monotonic() + timeout_s, _POLL_MIN_S
         while (ended := self.poll()) is None and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(pause_s, left_s))
@@ -136,19 +137,19 @@ class ChildProcess:
         return ended
 
     def terminate(self) -> None:
-        """Ask it to stop (SIGTERM). Does nothing after its end."""
+        """Send SIGTERM. Do nothing after the process has ended."""
         with self._lock:
             if self._exit is None:
                 self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it, and in its own session also what it started that is still in its group."""
+        """Kill the process and, if it has its own session, its whole process group."""
         with self._lock:
             if self._exit is None:
                 self._kill()
 
     def finish(self, timeout_s: float) -> Exit:
-        """Wait until it has ended, and kill it after `timeout_s`."""
+        """Wait at most `timeout_s`, then kill the process. Return how it ended."""
         if (ended := self.wait_for(timeout_s)) is not None:
             return ended
         self.kill()
@@ -163,7 +164,7 @@ class ChildProcess:
 
 
 class OutputReader(Protocol):
-    """Receives what a process writes to one of its pipes. Not called again after `end`."""
+    """Receives the output of one pipe. Not called again after `end`."""
 
     def feed(self, data: bytes) -> None: ...
 
@@ -171,7 +172,7 @@ class OutputReader(Protocol):
 
 
 class AsyncChild:
-    """A child process on an event loop, whose output and errors go to `OutputReader`s."""
+    """A child process on an event loop; `OutputReader`s receive its output and errors."""
 
     def __init__(
         self,
@@ -197,10 +198,11 @@ class AsyncChild:
         input: bytes | None = None,
         kill_group: bool = True,
     ) -> AsyncChild:
-        """Start a command. Raises `OSError` if it does not exist or no process can be created.
+        """Start a command. Raise `OSError` if it does not exist or no process can be created.
 
-        Output without a reader goes where this process writes its own. Without `input`, standard input stays
-        open until the child has ended. With `kill_group`, what the child leaves running is killed.
+        Without a reader, the child inherits the output of this process. Without `input`, standard input stays
+        open until the child has ended. With `kill_group`, the rest of its process group is killed when it
+        ends.
         """
         process = ChildProcess.start(
             command,
@@ -219,7 +221,7 @@ class AsyncChild:
         stdin = process.streams[0]
         assert stdin is not None
         if input is not None:
-            # A thread, as a process need not read its input: nothing waits for the thread then.
+            # A thread, because the child may never read its input. Nothing waits for the thread.
             threading.Thread(target=_write, args=(stdin, input), daemon=True).start()
         return cls(process, exited, transfers, held=stdin if input is None else None)
 
@@ -228,7 +230,7 @@ class AsyncChild:
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Wait until it has ended and its output is read."""
+        """Wait until the process has ended and its output has been read."""
         how = await asyncio.shield(self._exited)
         if self._transfers:
             _, late = await asyncio.wait(self._transfers, timeout=_OUTPUT_AFTER_EXIT_S)
@@ -240,11 +242,11 @@ class AsyncChild:
         return how
 
     def terminate(self) -> None:
-        """Ask it to stop (SIGTERM)."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it, and everything that it started and that is still in its group."""
+        """Kill the process and its whole process group."""
         self._process.kill()
 
 
@@ -256,10 +258,10 @@ def _write(stdin: IO[bytes], data: bytes) -> None:
 def _watch(
     process: ChildProcess, loop: asyncio.AbstractEventLoop, *, kill_group: bool
 ) -> asyncio.Future[Exit]:
-    """Return a future of how the process ends.
+    """Return a future that resolves when the process ends.
 
-    A thread waits for it: asyncio's own processes end only with their pipes, and a child of the process may
-    hold a pipe long after the process has ended.
+    A thread waits for the process. asyncio's own subprocess ends only when its pipes close, and a grandchild
+    may hold a pipe long after the process has ended.
     """
     exited: asyncio.Future[Exit] = loop.create_future()
 
@@ -269,7 +271,7 @@ def _watch(
 
     def wait() -> None:
         how = process.wait(kill_group=kill_group)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the future
             loop.call_soon_threadsafe(settle, how)
 
     threading.Thread(target=wait, name=f"penstock-wait-{process.pid}", daemon=True).start()
@@ -284,7 +286,7 @@ async def _drain(pipe: IO[bytes], reader: OutputReader) -> None:
     try:
         while data := await stream.read(_CHUNK_BYTES):
             reader.feed(data)
-            # A process that prints without end must not starve the loop.
+            # A process that prints continuously must not starve the loop.
             await asyncio.sleep(0)
         reader.end()
     finally:
@@ -292,7 +294,7 @@ async def _drain(pipe: IO[bytes], reader: OutputReader) -> None:
 
 
 class Splitter:
-    """Splits bytes into lines. The part of a line beyond `line_max` is dropped, and its size is appended."""
+    """Splits bytes into lines. A longer line is cut, and the number of cut bytes is appended."""
 
     def __init__(self, line_max: int = LINE_MAX) -> None:
         self._line_max = line_max
@@ -339,15 +341,15 @@ class Lines:
             self._pass_on(rest)
 
     def _pass_on(self, line: str) -> None:
-        """Pass on a line. Log errors of the receiver: a pipe that is no longer read blocks the child."""
+        """Deliver a line. Log errors of the receiver: an unread, full pipe would block the child."""
         try:
             self._on_line(line)
-        except Exception:  # noqa: BLE001 - whatever it is, the following lines must be read
-            _LOG.exception("a line of a child process was lost")
+        except Exception:  # noqa: BLE001 - the following lines must be read after any error
+            _LOG.exception("the handler of a child process's output failed; one line was lost")
 
 
 class Tail:
-    """Keeps the last bytes of the output."""
+    """The last bytes of the output."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -365,7 +367,7 @@ class Tail:
 
 
 def end_with_parent() -> None:
-    """Kill this process and its group when standard input is closed; a thread waits for that."""
+    """Start a thread that kills this process and its group when standard input closes."""
     threading.Thread(target=_wait_for_parent, name="penstock-parent", daemon=True).start()
 
 
@@ -374,7 +376,7 @@ def _wait_for_parent() -> None:
         while os.read(0, 4096):
             pass
     except OSError:
-        pass  # a pipe that cannot be read is treated as closed
+        pass  # treat an unreadable pipe as closed
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

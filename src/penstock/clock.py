@@ -1,4 +1,4 @@
-"""Time as a seam: every room takes a `Clock`, so tests own every millisecond."""
+"""Time as a dependency: every component receives a `Clock`, so that tests control it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
 
 
 _SLEW_MS: Final = 1000
-"""A wall clock that is ahead by so little more was slewed, and not set."""
+"""A wall clock that gained at most this much was slewed, not set."""
 _LEADS_MAX: Final = 64
 
 
@@ -25,7 +25,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start, never going back."""
+        """Return seconds since an arbitrary start. Never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -34,7 +34,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The system clocks."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -50,10 +50,10 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class SteadyClock:
-    """A clock that also counts milliseconds which no step of the wall clock changes.
+    """A clock with an additional time that ignores steps of the wall clock.
 
-    `steady_ms` starts at the wall time of construction and then follows the monotonic clock. Deadlines,
-    leases and ages within one process are measured with it. What is stored or shown is wall time; see
+    `steady_ms` starts at the wall time of construction and then follows the monotonic clock. It measures
+    deadlines, leases and ages within one process. Stored and displayed times are wall time; see
     `to_wall_ms`.
     """
 
@@ -63,7 +63,7 @@ class SteadyClock:
         self._start_s = clock.monotonic()
         self._lock = threading.Lock()
         self._leads = deque([(self._start_s, 0)])
-        """How far wall time was ahead of steady time, each with the last moment it was so; both ascend."""
+        """By how much the wall clock led steady time, each with the last moment of that lead. Both ascend."""
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -75,20 +75,20 @@ class SteadyClock:
         await self._clock.sleep(seconds)
 
     def steady_ms(self) -> int:
-        """Milliseconds that never go back and never jump, comparable with wall time until that is set."""
+        """Return milliseconds that never jump or go back; equal to wall time until the wall clock is set."""
         return self._start_ms + round((self._clock.monotonic() - self._start_s) * 1000)
 
     def cautious_ms(self, age_ms: float = math.inf) -> int:
-        """A time by which nothing stamped is `age_ms` old that is younger, to compare with wall stamps.
+        """Return a wall time by which no stamp looks `age_ms` old before it is.
 
-        A clock that is set forward makes nothing older than it is: what counts is the least that wall time
-        was ahead of steady time within the last `age_ms`. What was stamped before a step is that old when the
-        step is, so a clock that was wrong at the start of the process delays nothing for longer. A clock that
-        is set back delays what waits for an age by at most the step.
+        If the wall clock is set forward, nothing ages faster: the result uses the smallest lead over steady
+        time within the last `age_ms`. A stamp from before a step counts as `age_ms` old once the step itself
+        is that old, so a clock that was wrong when the process started causes no longer delay. If the clock
+        is set back, actions that wait for an age are delayed by at most the size of the step.
         """
         with self._lock:
             now_s, lead_ms, leads = self._clock.monotonic(), self.now_ms() - self.steady_ms(), self._leads
-            leads[-1] = (now_s, leads[-1][1])  # it was so until a moment ago
+            leads[-1] = (now_s, leads[-1][1])  # the last lead held until now
             while leads and leads[-1][1] >= lead_ms:
                 leads.pop()
             if leads and lead_ms - leads[-1][1] <= _SLEW_MS:
@@ -100,5 +100,5 @@ class SteadyClock:
         return self.steady_ms() + min(least_ms, lead_ms)
 
     def to_wall_ms(self, steady_ms: int) -> int:
-        """The wall time, as the wall clock is set now, of a moment of `steady_ms`."""
+        """Convert `steady_ms` to wall time, using the current setting of the wall clock."""
         return steady_ms + self._clock.now_ms() - self.steady_ms()

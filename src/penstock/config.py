@@ -3,14 +3,14 @@
     layers = merge(load_mapping(path), from_env("PENSTOCK_", os.environ), flags)
     settings = build(Settings, layers, where=str(path))
 
-Nothing is guessed: an unknown key is reported with its place and the closest known key, a wrong value with
-what was expected. Every failure is a `ConfigError`.
+Nothing is guessed. An error for an unknown key states its place and the closest known key; an error for a
+wrong value states the expected type. Every failure is a `ConfigError`.
 
-`msgspec` checks and converts single values. The structure around them is walked here, because msgspec ignores
-unknown keys of a dataclass, leaves keys of a mapping out of the place, and stops at the first error.
+`msgspec` checks and converts single values. This module walks the structure around them, because msgspec
+ignores unknown keys of a dataclass, omits mapping keys from error paths, and stops at the first error.
 
-Sizes and durations are only checked here, where their place is known. The constructor of a class converts
-them, so that code and files may write them in the same ways: see `penstock.units`.
+This module only checks sizes and durations, because it knows their place. The constructor of a class converts
+them, so that code and files use the same notation: see `penstock.units`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FLAGS: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
 
 
 class Secret:
-    """Text that stays out of logs, errors and `repr`; only `reveal()` returns it."""
+    """Text that is never shown in logs, errors or `repr`; only `reveal()` returns it."""
 
     __slots__ = ("_text",)
 
@@ -92,14 +92,14 @@ class Secret:
 
 
 def mask(text: str | None) -> str:
-    """Return what to show in place of a secret, which is only whether it is set."""
+    """Return a placeholder that shows only whether the secret is set."""
     return _MASK if text else "(not set)"
 
 
 def load_mapping(path: str | Path) -> dict[str, Setting]:
     """Read a YAML file that holds a mapping; an empty file is an empty mapping.
 
-    Raises `ConfigError` if the file cannot be read, is not YAML, repeats a key, or holds no mapping.
+    Raise `ConfigError` if the file cannot be read, is not YAML, repeats a key, or is not a mapping.
     """
     import yaml
 
@@ -110,7 +110,7 @@ def load_mapping(path: str | Path) -> dict[str, Setting]:
     try:
         loaded = _strict_loader()(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # The full text of the error quotes the line, which may hold a secret.
+        # The full error text quotes the line, which may contain a secret.
         raise ConfigError(f"{path}: not valid YAML: {_yaml_problem(error)}") from None
     if loaded is None:
         return {}
@@ -128,7 +128,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def merge(*layers: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge layers into one mapping: later layers win, nested mappings merge key by key."""
+    """Merge layers into one mapping. Later layers win; nested mappings are merged key by key."""
     merged: dict[str, Setting] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -141,9 +141,9 @@ def merge(*layers: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def from_env(prefix: str, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the layer in the environment: `PENSTOCK_BUFFER__FLUSH_INTERVAL=1s` sets `buffer.flush_interval`.
+    """Read settings from the environment: `PENSTOCK_BUFFER__FLUSH_INTERVAL=1s` sets `buffer.flush_interval`.
 
-    Raises `ConfigError` if one variable sets a value where another one nests.
+    Raise `ConfigError` if one variable sets a value and another one sets a key below it.
     """
     layer: dict[str, Setting] = {}
     for name in sorted(environ):
@@ -153,10 +153,10 @@ def from_env(prefix: str, environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def build(cls: type[T], mapping: Mapping[str, Setting], *, where: str) -> T:
-    """Decode `mapping` into the dataclass `cls`; `where` starts every message.
+    """Decode `mapping` into the dataclass `cls`; every error message starts with `where`.
 
     Text is converted to the type of its field, so that the environment can set numbers and flags. An error
-    raised by the constructor is reported with its place.
+    raised by a constructor is reported with its place.
     """
     decoder = _Decoder()
     settings = decoder.decode(cls, mapping, _Place(where))
@@ -166,9 +166,9 @@ def build(cls: type[T], mapping: Mapping[str, Setting], *, where: str) -> T:
 
 
 def faults(cls: type, mapping: Mapping[str, Setting], *, where: str) -> list[ConfigError]:
-    """Return every error for which `build` would refuse `mapping`; none if it would not.
+    """Return every error that `build` would raise for `mapping`; an empty list if it is valid.
 
-    The constructor of a dataclass runs only if each of its fields is right.
+    The constructor of a dataclass runs only if all its fields are valid.
     """
     decoder = _Decoder()
     decoder.decode(cls, mapping, _Place(where))
@@ -176,7 +176,7 @@ def faults(cls: type, mapping: Mapping[str, Setting], *, where: str) -> list[Con
 
 
 def unknown_key(place: str, key: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown key: it names the closest known key, or all of them."""
+    """Return an error for an unknown key that names the closest known key, or all known keys."""
     names = sorted(known)
     near = closest(key, names)
     hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(names) or '(none)'}"
@@ -184,14 +184,14 @@ def unknown_key(place: str, key: str, known: Iterable[str]) -> ConfigError:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that `word` was probably meant to be, or None if none is similar."""
-    import difflib  # slow to import, and needed only for an error message
+    """Return the most similar choice, or None if none is similar."""
+    import difflib  # slow to import, and only needed for an error message
 
     return next(iter(difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)), None)
 
 
 def check_whole_numbers(settings: object, least: int, *names: str) -> None:
-    """Raise `ConfigError` unless each of the named fields holds a whole number of at least `least`."""
+    """Raise `ConfigError` unless each named field is a whole number of at least `least`."""
     for name in names:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -200,7 +200,7 @@ def check_whole_numbers(settings: object, least: int, *names: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """The file or layer of a value, then the keys that lead to it."""
+    """The file or layer of a value, and the path of keys to it."""
 
     where: str
     keys: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ class _Place:
 class _Decoder:
     """Decodes settings by type and collects the errors, each with its place.
 
-    The value that a method returns after an error is not used.
+    The return value of a method that recorded an error is not used.
     """
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class _Decoder:
         return self._refuse_choice(place, [member.name.lower() for member in hint], value)
 
     def _unit(self, parse: Callable[[typing.Any], float], value: Setting, place: _Place) -> Setting:
-        """Check a size or duration where its place is known; the constructor converts it."""
+        """Check a size or duration here, where its place is known; the constructor converts it."""
         try:
             parse(value)
         except ConfigError as error:
@@ -320,7 +320,7 @@ class _Decoder:
             return typing.cast(Setting, msgspec.convert(value, typing.cast(type, hint), dec_hook=_custom))
         except msgspec.ValidationError:
             pass
-        if hint is Secret:  # the value is not shown
+        if hint is Secret:  # do not show the value
             self.faults.append(ConfigError(f"{place}: expected text (put it in quotes)"))
             return None
         if typing.get_origin(hint) is Literal:
@@ -344,7 +344,7 @@ def _flag(text: str) -> bool | str:
 
 
 _OF_TEXT: Final[Mapping[object, Callable[[str], Setting]]] = {bool: _flag, int: int, float: float}
-"""How the environment writes what YAML has types for."""
+"""Converters for environment text of types that YAML writes natively."""
 
 _UNITS: Final[tuple[tuple[frozenset[object], Callable[[typing.Any], float]], ...]] = (
     (frozenset(typing.get_args(DurationLike)), parse_duration),
@@ -353,7 +353,7 @@ _UNITS: Final[tuple[tuple[frozenset[object], Callable[[typing.Any], float]], ...
 
 
 def _custom(kind: type, value: Setting) -> Setting:
-    """Decode the types that msgspec does not know; it reports a `ValueError` as its own error."""
+    """Decode types that msgspec does not support; it reports a `ValueError` as its own error."""
     if isinstance(value, kind):
         return value
     if kind is Secret and isinstance(value, str):
@@ -413,7 +413,7 @@ def _text_keys(mapping: Mapping[object, object], where: str) -> dict[str, Settin
 
 @cache
 def _strict_loader() -> type[yaml.SafeLoader]:
-    """YAML's safe loader that also refuses a repeated key."""
+    """Return YAML's safe loader, extended to reject repeated keys."""
     import yaml
 
     class StrictLoader(yaml.SafeLoader):

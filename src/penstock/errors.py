@@ -1,4 +1,4 @@
-"""Every error Penstock raises, by what the caller should do about it.
+"""Every error Penstock raises, grouped by how the caller should react.
 
     PenstockError
     ├── Rejected            do not retry: the request itself is wrong
@@ -7,17 +7,17 @@
     │   ├── ConfigError         a setting is unknown or has a wrong value
     │   ├── NotFound            the object, file or bucket does not exist
     │   ├── PermissionDenied    the credentials are missing, wrong or too weak
-    │   └── Unsupported         the store or the runtime cannot do what is asked
+    │   └── Unsupported         the store or the runtime lacks a required feature
     ├── Unavailable         retry later: nothing was applied, or applying again is harmless
     │   └── StorageFull         the device has no room; retry after space is made
-    ├── Conflict            re-read, then retry: somebody else's write came first
+    ├── Conflict            re-read, then retry: another write came first
     ├── OutcomeUnknown      the write may or may not have been applied: verify, never clean up
     ├── Fenced              stop: a newer owner has taken over
     └── Corrupt             stop and keep the evidence: stored bytes break their own format
         └── MediaError          the device cannot read a part of a file
 
-A room that needs finer names derives them from one of these, so that `except Unavailable`
-means the same everywhere.
+A package that needs more specific errors derives them from one of these, so that `except Unavailable`
+has the same meaning everywhere.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root: catch it to catch everything that Penstock raises on purpose."""
+    """The base class of every error that Penstock raises deliberately."""
 
     path: str | None = None
-    """The file or directory of this machine that the message names, where the file system raised it."""
+    """The local file or directory in the message, set if the file system raised the error."""
 
 
 class Rejected(PenstockError):
-    """The request is wrong as it stands; sending it again will fail again."""
+    """The request is wrong; sending it again will fail again."""
 
 
 class InvalidInput(Rejected):
@@ -65,7 +65,7 @@ class LimitExceeded(Rejected):
 
 
 class ConfigError(Rejected):
-    """A setting is unknown or has a wrong value; the message names the nearest right one."""
+    """A setting is unknown or has a wrong value; the message suggests the closest valid one."""
 
 
 class NotFound(Rejected):
@@ -77,11 +77,11 @@ class PermissionDenied(Rejected):
 
 
 class Unsupported(Rejected):
-    """The store or the runtime cannot do what is asked (for example, conditional writes)."""
+    """The store or the runtime lacks a required feature, such as conditional writes."""
 
 
 class Unavailable(PenstockError):
-    """A passing fault: nothing was applied, or applying it again is harmless."""
+    """A temporary fault: nothing was applied, or applying it again is harmless."""
 
 
 class StorageFull(Unavailable):
@@ -91,9 +91,9 @@ class StorageFull(Unavailable):
 class Conflict(PenstockError):
     """A conditional write lost: the object is not in the expected state. Re-read and retry.
 
-    `definite` says that the store answered the one request that was sent, so this write was not applied.
-    It is False where a repeated request may have met its own first try, and for an answer that decides
-    nothing.
+    `definite` is True if the store answered the only request that was sent, so this write was not applied.
+    It is False if a retry may have conflicted with its own first attempt, or if the answer does not decide
+    the outcome.
     """
 
     def __init__(self, *args: object, definite: bool = False) -> None:
@@ -102,7 +102,7 @@ class Conflict(PenstockError):
 
 
 class OutcomeUnknown(PenstockError):
-    """A write may have been applied. Verify before acting, and never delete what it may have published."""
+    """A write may have been applied. Verify before acting, and never delete data that it may reference."""
 
 
 class Fenced(PenstockError):
@@ -114,7 +114,7 @@ class Corrupt(PenstockError):
 
 
 class MediaError(Corrupt):
-    """The device cannot read a part of a file: `length` bytes of `path` from `offset` on."""
+    """The device cannot read part of a file: `length` bytes of `path` starting at `offset`."""
 
     def __init__(self, path: str, offset: int, length: int, reason: str) -> None:
         super().__init__(
@@ -139,10 +139,10 @@ _PATH: Final = re.compile(
 
 
 def public_text(error: BaseException) -> str:
-    """What a client of a server may read of an error: its message without absolute paths of the server.
+    """Return the message of an error without absolute paths of the server, safe to send to a client.
 
-    A path that the file system named is left out wherever it came from. What else looks like one is left out
-    too, unless the request is at fault: then it is the client's own text. The log keeps the whole message.
+    Paths reported by the file system are always replaced. Other text that looks like a path is replaced too,
+    except in a `Rejected` error, where it is the client's own text. The log keeps the full message.
     """
     text = str(error)
     seen: BaseException | None = error

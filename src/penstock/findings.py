@@ -1,4 +1,4 @@
-"""The result of a check: findings about queues, data directories and pipelines, and how severe they are."""
+"""Findings of a check on queues, data directories or pipelines, with their severity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Finding", "Severity", "problems_in"]
 
 
 class Severity(enum.StrEnum):
-    """Whether an operator has to act."""
+    """Whether an operator must act."""
 
     PROBLEM = "problem"
     NOTE = "note"
@@ -19,7 +19,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact that a check found: where, what, and what to do about it."""
+    """One fact found by a check: its subject, a description, and advice."""
 
     severity: Severity
     subject: str

@@ -1,7 +1,7 @@
-"""ULIDs: 26 characters that sort by the millisecond in which they were minted.
+"""ULIDs: 26 characters that sort by the millisecond of their creation.
 
-48 bits of Unix milliseconds, then 80 random bits, in Crockford's base 32 (no I, L, O, U). Nothing
-here reads a clock or a global source of randomness: the caller passes both.
+48 bits of Unix milliseconds, then 80 random bits, in Crockford's base 32 (no I, L, O, U). The caller
+passes the time and the random generator, so that this module needs no global state.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penstock.errors import InvalidInput
 __all__ = ["SYSTEM_RNG", "ULID_CHARS", "Ulid", "is_ulid", "mint_ulid", "parse_ulid", "ulid_ms"]
 
 Ulid = NewType("Ulid", str)
-"""A ULID in its canonical upper-case text."""
+"""A ULID in canonical upper case."""
 
 ULID_CHARS: Final = 26
 
 SYSTEM_RNG: Final[random.Random] = random.SystemRandom()
-"""Randomness from the operating system: safe across forks and threads."""
+"""Random numbers from the operating system: safe across forks and threads."""
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {char: value for value, char in enumerate(_ALPHABET)} | {
@@ -30,14 +30,14 @@ _MS_END: Final = 1 << 48
 
 
 def mint_ulid(ms: int, rng: random.Random) -> Ulid:
-    """A new ULID of the millisecond `ms`. Raises `InvalidInput` if `ms` does not fit in 48 bits."""
+    """Return a new ULID for the millisecond `ms`. Raise `InvalidInput` if `ms` does not fit in 48 bits."""
     if not 0 <= ms < _MS_END:
         raise InvalidInput(f"{ms} ms does not fit in a ULID: expected 0 to {_MS_END - 1}")
     return _encode(ms << _RANDOM_BITS | rng.getrandbits(_RANDOM_BITS))
 
 
 def parse_ulid(text: str) -> int:
-    """The 128-bit value of a ULID in either case. Raises `InvalidInput` for any other text."""
+    """Return the 128-bit value of a ULID in either case. Raise `InvalidInput` for any other text."""
     if len(text) != ULID_CHARS:
         raise InvalidInput(f"{text!r} is not a ULID: it has {len(text)} characters instead of {ULID_CHARS}")
     if text[0] > "7":
@@ -52,12 +52,12 @@ def parse_ulid(text: str) -> int:
 
 
 def ulid_ms(text: str) -> int:
-    """The Unix milliseconds in a ULID. Raises `InvalidInput` if `text` is none."""
+    """Return the Unix milliseconds of a ULID. Raise `InvalidInput` if `text` is not a ULID."""
     return parse_ulid(text) >> _RANDOM_BITS
 
 
 def is_ulid(text: str) -> bool:
-    """Whether `text` is a ULID, in either case."""
+    """Return whether `text` is a ULID, in either case."""
     try:
         parse_ulid(text)
     except InvalidInput:

@@ -1,11 +1,11 @@
-"""What JSON may enter: one limit of depth and of numbers, checked over bytes before anything decodes them.
+"""Limits on incoming JSON: depth and numbers, checked on the bytes before decoding.
 
-Whatever one stage takes, every later stage has to decode. Decoders differ in how deep they can go and in how
-long a number they take, so the limits lie well below all of them: `JSON_DEPTH_MAX` levels,
+Every later stage must be able to decode accepted JSON. Decoders differ in the depth and in the length of
+numbers that they support, so these limits are well below all of them: `JSON_DEPTH_MAX` levels,
 `JSON_NUMBER_DIGITS_MAX` digits, and numbers with a fraction or an exponent in the range of a 64-bit float.
 
-The check is exact about strings and escapes. Most texts have too few brackets and no candidate for a bad
-number, and are not scanned. Text that is no JSON may pass; the decoder refuses it.
+The check handles strings and escapes exactly. Most texts have few brackets and no suspicious number, and are
+not scanned. Text that is not JSON may pass; the decoder then rejects it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 _Places: TypeAlias = npt.NDArray[np.int64]
 _SHORT: Final = 200
-"""So many digits, with an exponent of two digits, are in the range of a 64-bit float."""
+"""A number with at most this many digits and a two-digit exponent is in the range of a 64-bit float."""
 _EXPONENT_DIGITS_MAX: Final = 3
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"\\{}'
 _FOLD: Final = np.uint8(0x20)
-"""This bit turns the brackets into the braces."""
+"""The bit that maps brackets to braces."""
 _NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _IN_NUMBER: Final = frozenset(b"0123456789.+-eE")
 _AROUND: Final = frozenset(b"[]{},: \t\r\n")
@@ -54,7 +54,7 @@ _SAMPLES: Final = b"0" * (_SHORT // _STRIDE)
 _EXPONENTS: Final = (b"0e000", b"0e-000")
 _EXPONENT_END: Final = re.compile(rb"[eE][+-]?[0-9]{3,}(?:[\]},\s]|\Z)")
 _ARRAY_BYTES_MIN: Final = 4096
-"""From here on arrays are faster."""
+"""Text longer than this is searched with arrays, which is faster."""
 _DIGIT: Final = ord("0")
 _KEY: Final = re.compile(rb'("(?:[^"\\]|\\.)*")\s*:\s*', re.DOTALL)
 
@@ -72,23 +72,23 @@ _KINDS: Final = _kinds()
 
 
 def check_json(text: bytes, what: str = "the body", *, depth_max: int = JSON_DEPTH_MAX) -> None:
-    """Raise `InvalidInput`, naming `what`, for JSON that a later stage might not decode."""
+    """Raise `InvalidInput`, naming `what`, for JSON that a later stage may be unable to decode."""
     problem = json_problem(text, depth_max=depth_max)
     if problem is not None:
         raise InvalidInput(f"{what} {problem}")
 
 
 def json_problem(text: bytes, *, depth_max: int = JSON_DEPTH_MAX) -> str | None:
-    """Which limit JSON text exceeds, as the rest of a sentence about it; None if it is within all."""
+    """Return which limit JSON text exceeds, as a predicate for an error message, or None."""
     if _is_deep(text, depth_max):
         return f"is nested more than {depth_max} levels deep; send JSON of at most {depth_max} levels"
     return _number_problem(text)
 
 
 def stored_problem(text: bytes) -> str | None:
-    """Why decoders may refuse a stored record, without advice; None if none does.
+    """Return why a decoder may reject a stored record, without advice, or None.
 
-    A number outside the range of a float is none: as text it passes every stage.
+    A number outside the range of a float is allowed: every stage accepts it as text.
     """
     if _is_deep(text, JSON_STORED_DEPTH_MAX):
         return f"is nested more than {JSON_STORED_DEPTH_MAX} levels deep"
@@ -99,9 +99,9 @@ def stored_problem(text: bytes) -> str | None:
 def parts_problem(
     text: bytes, parts: Iterable[bytes], *, depth_max: int = JSON_DEPTH_MAX, levels: int = 0
 ) -> str | None:
-    """`json_problem` for valid JSON whose values, `levels` deep, are cut out: each is looked at alone.
+    """Check valid JSON like `json_problem`, given its values at depth `levels`; check each value separately.
 
-    Cheaper for many small values: one of few bytes cannot be deep.
+    This is cheaper for many small values: a value of few bytes cannot be deep.
     """
     if text.count(b"{") + text.count(b"[") > depth_max:
         room = depth_max - levels
@@ -112,20 +112,20 @@ def parts_problem(
 
 
 def json_depth(text: bytes) -> int:
-    """How many levels of lists and objects JSON text has; a plain value has none."""
+    """Return the number of nested lists and objects in JSON text; 0 for a plain value."""
     places, deltas = _brackets(text)
     return int(np.cumsum(deltas).max(initial=0)) if len(places) else 0
 
 
 class Shallow(NamedTuple):
-    """JSON text with `null` in place of what was deeper, and the texts that stood there, in order."""
+    """JSON text with `null` in place of each deeper value, and the removed texts in order."""
 
     text: bytes
     cut: list[bytes]
 
 
 def shallow(text: bytes, levels: int) -> Shallow:
-    """Text of any depth as one that every decoder takes: lists and objects below `levels` are cut out."""
+    """Replace lists and objects below `levels` by `null`, so that every decoder accepts the text."""
     places, deltas = _brackets(text)
     depth = np.cumsum(deltas)
     starts = places[(deltas > 0) & (depth == levels + 1)].tolist()
@@ -140,10 +140,10 @@ def shallow(text: bytes, levels: int) -> Shallow:
 
 
 def decode_list(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, list[bytes] | None]:
-    """Decode an object that holds a list of objects.
+    """Decode an object that contains a list of objects.
 
-    The second part is None, or the objects, if one is nested deeper than a decoder goes; the list then has a
-    `null` in place of each.
+    The second part is None if the decoder accepts the text as it is. If an object is nested too deep for the
+    decoder, each list entry is `null` and the second part holds the text of every object.
     """
     try:
         return decoder.decode(text), None
@@ -153,7 +153,7 @@ def decode_list(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, list[
 
 
 def members(text: bytes) -> dict[str, bytes]:
-    """The members of a JSON object of any depth, each value as its text."""
+    """Return the members of a JSON object of any depth; each value is its JSON text."""
     places, deltas = _brackets(text)
     depth = np.cumsum(deltas)
     chars = np.frombuffer(text, np.uint8)
@@ -166,7 +166,7 @@ def members(text: bytes) -> dict[str, bytes]:
         member = text[start + 1 : stop].strip()
         if member:
             end = _KEY.match(member)
-            assert end is not None, "no JSON object"
+            assert end is not None, "not a JSON object"
             found[json.loads(end[1])] = member[end.end() :]
     return found
 
@@ -176,7 +176,7 @@ def _is_deep(text: bytes, depth_max: int) -> bool:
 
 
 def _brackets(text: bytes) -> tuple[_Places, _Places]:
-    """The brackets outside strings, and what each does to the depth."""
+    """Return the positions of brackets outside strings, and the depth change of each."""
     chars = np.frombuffer(text, np.uint8)
     folded = chars | _FOLD
     places = np.flatnonzero((folded == _OPEN) | (folded == _CLOSE))
@@ -186,7 +186,7 @@ def _brackets(text: bytes) -> tuple[_Places, _Places]:
 
 
 def _quotes(text: bytes, chars: npt.NDArray[np.uint8]) -> _Places:
-    """The quotes that begin and end strings: an odd number of backslashes before one makes it a character."""
+    """Return the quotes that delimit strings. A quote after an odd number of backslashes is escaped."""
     quotes = np.flatnonzero(chars == _QUOTE)
     if b'\\"' not in text:
         return quotes
@@ -211,8 +211,8 @@ def _number_problem(text: bytes, *, ranges: bool = True) -> str | None:
 
 
 def _candidates(text: bytes) -> Iterator[int]:
-    """Places in what may be numbers of many digits, or with an exponent of three digits or more."""
-    # Every run of so many digits has this many of the sampled bytes in a row.
+    """Yield positions inside possible numbers with many digits or an exponent of at least three digits."""
+    # Every run of more than `_SHORT` digits contains this many sampled bytes in a row.
     if _SAMPLES in text[::_STRIDE].translate(_KINDS):
         yield from _found(text.translate(_KINDS), _LONG_RUN)
     if len(text) > _ARRAY_BYTES_MIN:
@@ -263,7 +263,7 @@ def _token(text: bytes, at: int) -> tuple[int, int]:
 
 
 def _is_outside(text: bytes, start: int, stop: int) -> bool:
-    """Whether what stands around a number could do so outside strings."""
+    """Return whether the characters around a number are possible outside a string."""
     return (start == 0 or text[start - 1] in _AROUND) and (stop == len(text) or text[stop] in _AROUND)
 
 

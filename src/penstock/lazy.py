@@ -1,7 +1,7 @@
-"""Package interfaces that import a module on first use of one of its names.
+"""Package interfaces that import a module when one of its names is first used.
 
-A package lists its whole interface in `__init__` without importing its modules: a command that needs only a
-client loads no engine, and a name that needs an extra fails where it is used.
+A package lists its interface in `__init__` without importing its modules. A command that needs only a client
+then loads no engine, and a missing optional dependency raises an error only where it is used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 def lazy_exports(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for `package`, given the names that each of its modules brings,
-    with spaces between them."""
+    """Return `__getattr__` and `__dir__` for `package`.
+
+    `homes` maps each module to the names it exports, separated by spaces.
+    """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:

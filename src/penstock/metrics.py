@@ -1,9 +1,9 @@
-"""One metrics registry: counters, gauges and histograms, out as Prometheus text or as plain values.
+"""A metrics registry: counters, gauges and histograms, exported as Prometheus text or as plain values.
 
-Names use dots (`buffer.batches_flushed`); the Prometheus text replaces them by underscores and adds
-no suffix. Asking for a metric again returns the same one, so packages need not pass metrics around.
+Names use dots (`buffer.batches_flushed`). The Prometheus text replaces them with underscores and adds
+no suffix. Requesting a metric again returns the same one, so packages need not pass metrics around.
 On a hot path, bind the labels once: `writes = counter.labels(role="producer")`, then `writes.inc()`. A metric
-without labels has one child, which `inc`, `set` and `observe` use at once.
+without labels has one child, which `inc`, `set` and `observe` use directly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SECONDS_BUCKETS: Final = (
     30.0,
     60.0,
 )
-"""From a local fsync to an upload that has gone badly wrong."""
+"""From a local fsync to a very slow upload."""
 
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*(?:\.[a-zA-Z_][a-zA-Z0-9_]*)*")
 _LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -67,7 +67,7 @@ _Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class CounterChild:
-    """One labelled value that only grows."""
+    """One labelled value that only increases."""
 
     __slots__ = ("_lock", "_value")
 
@@ -76,7 +76,7 @@ class CounterChild:
         self._value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add `amount`. Raises `InvalidInput` if it is negative."""
+        """Add `amount`. Raise `InvalidInput` if it is negative."""
         if not amount >= 0:
             raise InvalidInput(f"a counter cannot grow by {amount!r}")
         with self._lock:
@@ -90,7 +90,7 @@ class CounterChild:
 
 
 class GaugeChild:
-    """One labelled value that goes up and down."""
+    """One labelled value that can increase and decrease."""
 
     __slots__ = ("_lock", "_value")
 
@@ -175,11 +175,11 @@ class _Family(Generic[_Child]):
         self._make: Callable[[], _Child] = make
         self._lock = threading.Lock()
         self._children: dict[tuple[str, ...], _Child] = {}
-        # A metric without labels exists, at zero, from the moment it is declared.
+        # A metric without labels exists, with the value 0, as soon as it is declared.
         self._sole: _Child | None = None if label_names else self.labels()
 
     def labels(self, **labels: str) -> _Child:
-        """The child with exactly these labels. Raises `InvalidInput` for missing or unknown labels."""
+        """Return the child with exactly these labels. Raise `InvalidInput` for missing or unknown labels."""
         key = self._key(labels)
         child = self._children.get(key)
         if child is None:
@@ -188,7 +188,7 @@ class _Family(Generic[_Child]):
         return child
 
     def peek(self, **labels: str) -> _Child | None:
-        """The child with exactly these labels if anything was recorded for them."""
+        """Return the child with exactly these labels, or None if nothing was recorded for them."""
         return self._children.get(self._key(labels))
 
     def _key(self, labels: dict[str, str]) -> tuple[str, ...]:
@@ -199,13 +199,13 @@ class _Family(Generic[_Child]):
         return tuple([str(labels[name]) for name in self.label_names])
 
     def children(self) -> list[tuple[_Pairs, _Child]]:
-        """Every child with its labels, in label order."""
+        """Return every child with its labels, sorted by label values."""
         with self._lock:
             items = sorted(self._children.items(), key=lambda item: item[0])
         return [(tuple(zip(self.label_names, key, strict=True)), child) for key, child in items]
 
     def text(self) -> Iterator[str]:
-        """This metric's lines of the Prometheus text."""
+        """Yield this metric's lines in the Prometheus text format."""
         name = self.name.replace(".", "_")
         yield f"# HELP {name} {self.help.translate(_LINE_ESCAPES)}"
         yield f"# TYPE {name} {self.kind}"
@@ -217,7 +217,7 @@ class _Family(Generic[_Child]):
 
 
 class Counter(_Family[CounterChild]):
-    """A total that only grows."""
+    """A total that only increases."""
 
     kind = "counter"
 
@@ -228,7 +228,7 @@ class Counter(_Family[CounterChild]):
 
 
 class Gauge(_Family[GaugeChild]):
-    """A value that goes up and down."""
+    """A value that can increase and decrease."""
 
     kind = "gauge"
 
@@ -260,7 +260,7 @@ _Metric: TypeAlias = Counter | Gauge | Histogram
 
 
 class Registry:
-    """Metrics by name. Safe to use from any thread."""
+    """Metrics by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -268,13 +268,13 @@ class Registry:
         self._text_names: dict[str, str] = {}
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
-        """The counter `name`, made on first use. Raises `InvalidInput` if the name means something else."""
+        """Return the counter `name`, created on first use. Raise `InvalidInput` for a mismatch."""
         label_names = _checked(name, labels)
         metric = self._add(name, label_names, lambda: Counter(name, help, label_names, CounterChild))
         return metric if isinstance(metric, Counter) else _mismatch(metric, "counter")
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
-        """The gauge `name`, made on first use. Raises `InvalidInput` if the name means something else."""
+        """Return the gauge `name`, created on first use. Raise `InvalidInput` for a mismatch."""
         label_names = _checked(name, labels)
         metric = self._add(name, label_names, lambda: Gauge(name, help, label_names, GaugeChild))
         return metric if isinstance(metric, Gauge) else _mismatch(metric, "gauge")
@@ -282,7 +282,7 @@ class Registry:
     def histogram(
         self, name: str, help: str, labels: Sequence[str] = (), buckets: Iterable[float] = SECONDS_BUCKETS
     ) -> Histogram:
-        """The histogram `name`, made on first use. Raises `InvalidInput` if the name means something else."""
+        """Return the histogram `name`, created on first use. Raise `InvalidInput` for a mismatch."""
         label_names = _checked(name, labels)
         bounds = _checked_bounds(name, label_names, buckets)
         metric = self._add(name, label_names, lambda: Histogram(name, help, label_names, bounds))
@@ -295,21 +295,21 @@ class Registry:
         return metric
 
     def prometheus_text(self) -> str:
-        """Every metric in the Prometheus text format 0.0.4, by name."""
+        """Return every metric in the Prometheus text format 0.0.4, sorted by name."""
         return "".join(f"{line}\n" for metric in self._sorted() for line in metric.text())
 
     def snapshot(self) -> dict[str, list[Sample]]:
-        """Every metric as plain values that JSON can carry: name to a list of labels and value."""
+        """Return every metric as plain JSON values: each name with a list of labels and values."""
         return {metric.name: metric.samples() for metric in self._sorted()}
 
     def kinds(self) -> dict[str, Kind]:
-        """What each metric is, by name."""
+        """Return the kind of each metric, by name."""
         return {metric.name: metric.kind for metric in self._sorted()}
 
     def value(self, name: str, **labels: str) -> float:
-        """One counter's or gauge's value, or a histogram's count; 0 for labels not seen yet.
+        """Return the value of a counter or gauge, or the count of a histogram; 0 for unseen labels.
 
-        Raises `InvalidInput` if no metric has that name.
+        Raise `InvalidInput` if no metric has that name.
         """
         metric = self._metrics.get(name)
         if metric is None:
@@ -329,9 +329,9 @@ class Registry:
                     raise InvalidInput(f"metrics {other!r} and {name!r} would both be called {text_name!r}")
                 metric = self._metrics[name] = make()
         if metric.label_names != label_names:
-            there = list(metric.label_names)
+            existing = list(metric.label_names)
             raise InvalidInput(
-                f"metric {name!r} already exists with the labels {there}, not {list(label_names)}"
+                f"metric {name!r} already exists with the labels {existing}, not {list(label_names)}"
             )
         return metric
 
@@ -382,4 +382,4 @@ def _number(value: float) -> str:
 
 
 DEFAULT_REGISTRY: Final = Registry()
-"""The process's registry, for callers that do not pass their own."""
+"""The registry of this process, for callers that do not pass their own."""

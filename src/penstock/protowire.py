@@ -1,4 +1,4 @@
-"""Protobuf's wire format without its messages: varints, and the fields of serialized bytes."""
+"""Protobuf's wire format without message types: varints, and the fields of serialized bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def varint(number: int) -> bytes:
 def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return the number at `at`, and the offset after it.
 
-    Raises `InvalidInput` for a number that does not end before `end`, or has more than ten bytes.
+    Raise `InvalidInput` for a number that does not end before `end` or has more than ten bytes.
     """
     value = shift = 0
     for place in range(at, min(end, at + _VARINT_BYTES_MAX)):
@@ -45,10 +45,11 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, value and end of each field in `data[start:end]`.
+    """Yield the number, wire type, value and end offset of each field in `data[start:end]`.
 
-    The value of a varint is the number; of any other field it is the offset of its content, which reaches to
-    the field's end. Raises `InvalidInput` at the first field that is malformed or does not end before `end`.
+    The value of a varint field is the number. The value of any other field is the offset of its content,
+    which ends at the field's end. Raise `InvalidInput` for a field that is malformed or does not end before
+    `end`.
     """
     at, stop = start, len(data) if end is None else end
     while at < stop:

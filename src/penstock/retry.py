@@ -1,4 +1,4 @@
-"""The one retry loop: full jitter between a floor and a ceiling, and a deadline."""
+"""The retry loop: full jitter between a floor and a ceiling, with a deadline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to keep trying, and how far apart.
+    """How long to retry, and the waits between attempts.
 
-    The n-th wait is drawn uniformly from `[0, min(ceiling_s, floor_s * 2**n)]` (full jitter), so
-    that contenders spread out instead of meeting again.
+    The n-th wait is drawn uniformly from `[0, min(ceiling_s, floor_s * 2**n)]` (full jitter), so that
+    competing writers spread out.
     """
 
     floor_s: float = 0.005
@@ -28,14 +28,14 @@ class RetryPolicy:
     deadline_s: float = 60.0
 
     def wait_s(self, attempts: int, rng: random.Random) -> float:
-        """How long to wait after so many attempts before this one."""
+        """Return a random wait before the next attempt; `attempts` counts the earlier waits."""
         return rng.uniform(0.0, min(self.ceiling_s, self.floor_s * 2.0 ** min(attempts, 30)))
 
 
 class Backoff:
-    """One operation's way through a `RetryPolicy`.
+    """The waits of one operation under a `RetryPolicy`.
 
-    `await pause()` waits and returns True, or returns False at once when the deadline would pass.
+    `await pause()` waits and returns True, or returns False without waiting if the deadline would pass.
     """
 
     __slots__ = ("_clock", "_deadline", "_policy", "_rng", "attempts")
@@ -48,7 +48,7 @@ class Backoff:
         self.attempts = 0
 
     async def pause(self) -> bool:
-        """Wait before the next attempt; False when there is no time for another one."""
+        """Wait before the next attempt. Return False without waiting if no time is left for another one."""
         wait_s = self._policy.wait_s(self.attempts, self._rng)
         self.attempts += 1
         if self._clock.monotonic() + wait_s >= self._deadline:
@@ -65,9 +65,9 @@ async def retry(
     rng: random.Random,
     on: tuple[type[PenstockError], ...] = (Unavailable,),
 ) -> T:
-    """Run `operation` until it returns, raises something outside `on`, or the deadline passes.
+    """Run `operation` until it returns, raises an error outside `on`, or reaches the deadline.
 
-    Only for operations that are harmless to repeat. The last error is raised as it is.
+    Use it only for operations that are safe to repeat. Raise the last error unchanged.
     """
     backoff = Backoff(policy, clock=clock, rng=rng)
     while True:

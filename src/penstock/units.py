@@ -1,10 +1,10 @@
-"""Durations and sizes as people write them, and back.
+"""Durations and sizes in readable notation, and back.
 
 A duration is a number of seconds, a `timedelta`, or text with a unit (`"100ms"`). A size is a whole
 number of bytes or text (`"64MiB"`, `"10MB"`, `"512"`). Anything else raises `ConfigError`.
 
-A class of settings converts them once, when an object is made. Its fields then hold numbers. `size_of` and
-`seconds_of` give a number a second name, which tells its unit and has a plain type:
+A settings class converts them once, in its constructor. Its fields then hold numbers. `size_of` and
+`seconds_of` give such a number a second name that includes the unit and has a plain type:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class SegmentConfig:
@@ -74,7 +74,7 @@ _SIZE_EXAMPLES: Final = 'write a whole number of bytes, or text such as "64MiB",
 def parse_duration(value: DurationLike) -> float:
     """Return `value` in seconds.
 
-    Raises `ConfigError` if it is negative, not finite, or text without a unit.
+    Raise `ConfigError` if it is negative, not finite, or text without a unit.
     """
     if isinstance(value, datetime.timedelta):
         seconds = value.total_seconds()
@@ -90,7 +90,7 @@ def parse_duration(value: DurationLike) -> float:
 
 
 def parse_size(value: SizeLike) -> int:
-    """Return `value` in bytes. Raises `ConfigError` if it is negative, fractional, or in an unknown unit."""
+    """Return `value` in bytes. Raise `ConfigError` if it is negative, fractional, or in an unknown unit."""
     if isinstance(value, str):
         return _size_of_text(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -107,7 +107,7 @@ class _Number(Generic[N_co]):
 
 
 class _Unit(property):
-    """A property that returns a field, and knows how the field becomes a number."""
+    """A property that returns a field, with the function that converts the field to a number."""
 
     def __init__(self, field: str, parse: Callable[[Any], float], *, optional: bool = False) -> None:
         super().__init__(operator.attrgetter(field))
@@ -135,9 +135,9 @@ def seconds_of(field: str, *, optional: bool = False) -> object:
 
 
 def convert_units(settings: object) -> None:
-    """Convert every size and duration that `settings` declares into a number, in its own field.
+    """Convert every size and duration declared in `settings` to a number, in its own field.
 
-    To be called once, by `__post_init__`. Raises `ConfigError` naming the field.
+    Call it once, in `__post_init__`. Raise `ConfigError` naming the field.
     """
     cls: type = type(settings)
     for unit in _units(cls):
@@ -162,7 +162,7 @@ def duration_text(duration: DurationLike) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format for people: three significant digits, in the largest unit that gives at least 1."""
+    """Format a duration for display: three significant digits, in the largest unit that gives at least 1."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     units = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"))
@@ -173,12 +173,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """Format for people: three significant digits, in binary units (`"1.5 MiB"`)."""
+    """Format a size for display: three significant digits, in binary units (`"1.5 MiB"`)."""
     return _scaled(size_bytes, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
 
 
 def format_count(count: int) -> str:
-    """Format for people: exact with thousands separators below a million, then `"1.23M"`, `"4.5G"`."""
+    """Format a count for display: exact below a million (`"12,345"`), then `"1.23M"`, `"4.5G"`."""
     if abs(count) < 1_000_000:
         return f"{count:,}"
     return _scaled(count, 1000, ("", "k", "M", "G", "T"))
@@ -227,7 +227,7 @@ def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
     scaled = float(value)
     unit = units[0]
     for unit in units:
-        # 999.5 would print as "1000" of this unit: move on to the next one.
+        # 999.5 would print as "1000" of this unit: use the next one.
         if abs(scaled) < base - 0.5:
             break
         if unit != units[-1]:

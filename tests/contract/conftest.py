@@ -1,4 +1,4 @@
-"""One server per session for everything that needs no settings of its own."""
+"""One server per session for all tests that need no settings of their own."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def api(request: pytest.FixtureRequest, server: Server) -> Api:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody else uses; nothing is there yet."""
+    """Return an unused name of a topic that does not exist."""
     return fresh_name()

@@ -1,4 +1,4 @@
-"""Server-sent events as a client reads them, over HTTP/1.1 and HTTP/2."""
+"""A client of server-sent events over HTTP/1.1 and HTTP/2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Event", "EventStream", "Watcher", "read_id"]
 
 SOON_S = 8.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Made once: a client of its own would load every certificate of the machine."""
+"""Created once: each SSL context loads every certificate of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class EventStream:
         return events
 
     async def ended(self) -> bool:
-        """Whether the server ends the stream, with nothing more to say."""
+        """Return whether the server ends the stream without another event."""
         with contextlib.suppress(StopAsyncIteration):
             async with asyncio.timeout(SOON_S):
                 while True:
@@ -91,7 +91,7 @@ class EventStream:
 
 
 class Watcher:
-    """Creates watches and opens them, each stream on a connection of its own."""
+    """Creates watches and opens them, each stream on its own connection."""
 
     def __init__(self, server: Server, protocol: str, key: str | None = None) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand, for what a well-behaved client cannot be made to send."""
+"""Raw HTTP/1.1, for requests that well-behaved clients cannot send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawReply:
-    """One response as it came over the wire."""
+    """One response as received."""
 
     status: int
     headers: Mapping[str, str]
@@ -28,14 +28,14 @@ class RawReply:
         return json.loads(self.body)
 
     def error(self) -> Any:
-        """What is inside `error`, after its shape was checked."""
+        """Return the content of `error`, after checking its shape."""
         body = self.json()
         check_error(body, self.status, self.headers.get("retry-after"))
         return body["error"]
 
 
 class RawConnection:
-    """One TCP connection; bytes go out as they are given."""
+    """One TCP connection; bytes are sent unchanged."""
 
     def __init__(self, peer: socket.socket) -> None:
         self.peer = peer
@@ -45,7 +45,7 @@ class RawConnection:
         self.peer.sendall(data)
 
     def reply(self) -> RawReply:
-        """The next response that is not `100 Continue`."""
+        """Return the next response that is not `100 Continue`."""
         status = self.status_line()
         headers = self._headers()
         if status == 100:
@@ -69,7 +69,7 @@ class RawConnection:
         return headers
 
     def is_closed_by_the_server(self) -> bool:
-        """Whether nothing more comes; waits for the end of the stream."""
+        """Return whether the stream ends without further data."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:
@@ -92,7 +92,7 @@ def connect(server: Server, timeout_s: float = 20) -> Iterator[RawConnection]:
 def request_bytes(
     method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """A request with a length, as any client would send it."""
+    """Return a request with a length, as ordinary clients send it."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body:
         lines.append(f"Content-Length: {len(body)}")

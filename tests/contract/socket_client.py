@@ -1,4 +1,4 @@
-"""A WebSocket client that speaks the commands of `/v0/ws`."""
+"""A WebSocket client for the commands of `/v0/ws`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Socket:
             return json.loads(await self.raw.recv())
 
     async def ask(self, **message: object) -> Any:
-        """Send and return the next message that is not about records."""
+        """Send, and return the next message that is not about records."""
         await self.send(**message)
         return await self.reply()
 
@@ -58,7 +58,7 @@ class Socket:
         return answer
 
     async def is_closed(self) -> int | None:
-        """The code with which the server closes."""
+        """Return the code with which the server closes."""
         async with asyncio.timeout(SOON_S):
             try:
                 while True:

@@ -1,4 +1,4 @@
-"""A real server process for the contract tests, and clients that check the generic rules on every answer."""
+"""A real server process for the contract tests, and clients that check the generic rules every time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import penstock
 __all__ = ["PROTOCOLS", "Api", "Server", "fresh_name", "launch", "run_refused", "serving"]
 
 SRC = Path(penstock.__file__).parents[1]
-"""Of the package that this process has, so that a mutant is what its processes run, too."""
+"""The path of this process's package, so that its child processes run a mutant, too."""
 START_DEADLINE_S = 60.0
 PROTOCOLS = ("h1", "h2")
 _DATA_KEYS_NEVER = {"error", "ok", "status"}
@@ -30,12 +30,12 @@ _NAMES = itertools.count(1)
 
 
 def fresh_name(stem: str = "topic") -> str:
-    """A name that no other test of this run uses."""
+    """Return a name that no other test of this run uses."""
     return f"{stem}-{os.getpid()}-{next(_NAMES)}"
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment without settings of the machine that runs the tests."""
+    """Return the environment without settings of the machine that runs the tests."""
     foreign = ("TOPICS_", "PENSTOCK_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"PYTHONPATH": str(SRC), "PYTHONWARNINGS": "error"} | extra
@@ -86,7 +86,7 @@ class Server:
             self._clients.pop().close()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to leave and wait for that; the exit code."""
+        """Stop the server with SIGTERM and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -95,14 +95,14 @@ class Server:
             self.close_clients()
 
     def kill(self) -> None:
-        """Without a warning, as a crash would."""
+        """Kill the server, as a crash would."""
         self.process.kill()
         self.process.wait(timeout=30)
         self.close_clients()
 
 
 def launch(data: Path, **settings: str) -> Server:
-    """Start a server and wait for its port, not for its recovery."""
+    """Start a server and wait for its port, but not for its recovery."""
     port_file = data.with_name(data.name + ".port")
     port_file.unlink(missing_ok=True)
     log = data.with_name(data.name + ".log")
@@ -126,7 +126,7 @@ def launch(data: Path, **settings: str) -> Server:
 
 @contextlib.contextmanager
 def serving(data: Path, *, key: str | None = None, **settings: str) -> Iterator[Server]:
-    """A server that is ready; it is stopped at the end unless the test has done so."""
+    """Start a server and wait until it is ready; stop it at the end unless the test has done so."""
     server = launch(data, **settings)
     try:
         server.wait_until_ready(key)
@@ -138,7 +138,7 @@ def serving(data: Path, *, key: str | None = None, **settings: str) -> Iterator[
 
 
 def run_refused(data: Path, **settings: str) -> str:
-    """Start a server that must refuse to start; what it said."""
+    """Start a server that must refuse to start; return its output."""
     variables = {"TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(data), "TOPICS_WAL_SHARDS": "1"}
     ended = subprocess.run(
         command(), env=environment(**variables | settings), capture_output=True, timeout=60, check=False
@@ -151,12 +151,12 @@ def run_refused(data: Path, **settings: str) -> str:
 
 
 class Api:
-    """The `/v0` API through one client. Every answer is held against the rules that all answers share."""
+    """The `/v0` API through one client. Every response is checked against the common rules."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
 
-    # Bodies are JSON of any shape: the tests look into them, the types say no more.
+    # Bodies are JSON of any shape; the tests check them, so the types are loose.
     def ask(self, method: str, path: str, body: object = None, *, status: int = 200, **options: Any) -> Any:
         """Send, expect this status, and return the decoded body."""
         if body is not None:
@@ -168,7 +168,7 @@ class Api:
         return response.json()
 
     def refused(self, method: str, path: str, body: object = None, *, status: int, **options: Any) -> Any:
-        """Expect an error; returns what is inside `error`."""
+        """Expect an error; return the content of `error`."""
         return self.ask(method, path, body, status=status, **options)["error"]
 
     def put(self, topic: str, *, status: int = 201, **config: object) -> Any:
@@ -209,7 +209,7 @@ class Api:
 
 
 def check_answer(response: httpx.Response) -> None:
-    """What §1 says about every JSON answer, good or bad."""
+    """Check the rules of §1 for every JSON response."""
     assert response.headers["content-type"] == "application/json", response.headers
     if response.request.method == "HEAD":
         return

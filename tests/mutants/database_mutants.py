@@ -31,7 +31,7 @@ DATABASE_MUTANTS = (
         where="servers:check_writable",
         old="    if database.storage_wait_s >= _STALLED_S:\n",
         new="    if False:\n",
-        test=f"{WRITES}::test_it_is_not_ready_while_the_storage_takes_no_write[flush]",
+        test=f"{WRITES}::test_it_is_not_ready_while_the_storage_accepts_no_write[flush]",
     ),
     Mutant(
         name="a relay does not notice that its queue went back",
@@ -186,7 +186,7 @@ DATABASE_MUTANTS = (
         where="servers:_kind",
         old="return _READING if route.scope in _READS else _WRITING",
         new="return _WRITING",
-        test=f"{WRITES}::test_writers_that_wait_for_the_storage_do_not_keep_readers_out",
+        test=f"{WRITES}::test_writers_waiting_for_the_storage_do_not_block_readers",
     ),
     Mutant(
         name="a body counts only while it is unpacked",
@@ -380,6 +380,6 @@ DATABASE_MUTANTS = (
         where="servers:response_to",
         old="if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:",
         new="if False:",
-        test=f"{WRITES}::test_senders_keep_what_the_storage_is_the_reason_for",
+        test=f"{WRITES}::test_senders_keep_a_write_that_fails_because_of_the_storage",
     ),
 )

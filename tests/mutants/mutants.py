@@ -497,7 +497,7 @@ MUTANTS = (
     Mutant(
         name="a wrong secret is shown",
         where="config:_Decoder._scalar",
-        old="    if hint is Secret:  # the value is not shown\n",
+        old="    if hint is Secret:  # do not show the value\n",
         new="    if hint is None:\n",
         test="tests/unit/foundation/test_config.py::test_a_wrong_secret_is_not_shown_in_the_error",
     ),
@@ -520,7 +520,7 @@ MUTANTS = (
         where="servers:check_reach",
         old="    if has_keys or allowed or is_loopback(host):\n",
         new="    if has_keys or allowed or host:\n",
-        test="tests/unit/servers/vector/test_api.py::test_a_server_that_others_could_reach_needs_keys",
+        test="tests/unit/servers/vector/test_api.py::test_a_server_reachable_from_other_machines_needs_keys",
     ),
     # Codecs
     Mutant(

@@ -54,14 +54,14 @@ SPARK_MUTANTS = (
         where="cli:Supervisor._why_lost",
         old="        return known if has_words else lost(ending)\n",
         new="        return known or lost(ending)\n",
-        test=f"{SUPERVISOR}::test_what_killed_java_is_the_cause_whatever_failed_because_of_it",
+        test=f"{SUPERVISOR}::test_the_end_of_java_is_the_cause_of_any_other_failure",
     ),
     Mutant(
         name="the noise of two workers at once is an error",
         where="up:SparkTraceFilter.hear",
         old="    if line == _OPENING:\n        self._open += 1\n",
         new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
-        test=f"{LINES}::test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix",
+        test=f"{LINES}::test_interleaved_harmless_tracebacks_of_several_workers_are_debug",
     ),
     Mutant(
         name="noise is an error if its worker pauses",
@@ -72,7 +72,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
-        where="up:Runner._failed",
+        where="up:Runner._on_failure",
         old=" or (how.signal is not None and not self._hung)",
         new="",
         test=f"{FLEET}::test_a_part_that_was_killed_has_that_as_its_last_error",
@@ -82,14 +82,14 @@ SPARK_MUTANTS = (
         where="up:Runner._is_news",
         old="line.is_verdict or not self._has_verdict or",
         new="line.is_verdict or self._has_verdict or not self._has_verdict or",
-        test=f"{FLEET}::test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error",
+        test=f"{FLEET}::test_a_traceback_after_the_reason_of_a_failure_is_not_the_last_error",
     ),
     Mutant(
         name="a core that is killed while it starts ends all",
         where="cli:CoreProcess.check",
         old="        return ended.code ",
         new="        return ended.code or 1 ",
-        test=f"{KILLED}::test_a_core_that_is_killed_while_it_starts_is_started_again",
+        test=f"{KILLED}::test_a_core_that_is_killed_during_its_start_is_restarted",
     ),
     Mutant(
         name="a redrive that was killed shows what it printed before",
@@ -119,6 +119,6 @@ SPARK_MUTANTS = (
         where="cli:failure_of",
         old="{ended.reason}",
         new="ended with code {ended.code}",
-        test=f"{KILLED}::test_the_demo_says_which_signal_has_killed_a_process",
+        test=f"{KILLED}::test_the_demo_reports_which_signal_killed_a_process",
     ),
 )

@@ -147,10 +147,10 @@ VECTOR_MUTANTS = (
     ),
     Mutant(
         name="an acknowledgement does not wait for the storage",
-        where="servers:VectorApi._settled",
+        where="servers:VectorApi._apply",
         old="            if level > Durability.APPLIED:\n",
         new="            if level > Durability.DURABLE:\n",
-        test=f"{API}::test_what_was_acknowledged_is_durable_and_found",
+        test=f"{API}::test_an_acknowledged_write_is_durable_and_found",
     ),
     Mutant(
         name="ids begin anew where the block is damaged",

@@ -196,7 +196,7 @@ def test_a_copy_of_a_topic_with_a_gap_continues_after_it(server: Server) -> None
         *("topics", "write", "copy", "--envelope", "--url", server.url, "--key", KEY),
         given=server.run("diff", "small", "--json"),
     )
-    assert b"gap: line 1 of the input stands for records 1 to 3, which are gone (cap)" in told.stderr
+    assert b"gap: line 1 of the input represents records 1 to 3, which are gone (cap)" in told.stderr
     assert server.run("diff", "copy", "--raw") == b"4\n5\n"
 
 

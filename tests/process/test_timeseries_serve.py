@@ -222,7 +222,7 @@ def test_a_stop_while_the_store_is_away_takes_bounded_time_and_says_what_is_not_
             told, errors = process.communicate(timeout=60)
             assert time.monotonic() - began < 30
             assert process.returncode == 6, errors
-            assert b"writes that were taken and are not known to be stored: 1" in errors
+            assert b"accepted writes that may not be stored: 1" in errors
             assert b"Traceback" not in errors
             assert json.loads(told.splitlines()[-1])["event"] == "stopped"
         line.close()

@@ -1,4 +1,4 @@
-"""The `penstock` command: a module per group, imported only when a verb of it is used."""
+"""The `penstock` command. Each group has a module, imported only when one of its commands is used."""
 
 from __future__ import annotations
 

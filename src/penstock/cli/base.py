@@ -1,4 +1,4 @@
-"""How commands are declared: shared options become objects, coroutines run, results are printed.
+"""Declaration of commands: shared options become objects, coroutines run, results are printed.
 
     @topics_command()
     @click.argument("queue")
@@ -28,7 +28,7 @@ from penstock.units import parse_duration, parse_size
 Command: TypeAlias = Callable[..., object]
 Decorator: TypeAlias = Callable[[Command], Command]
 
-EVENTS_HELP: Final = "Print what happens as JSON on standard output, one event per line."
+EVENTS_HELP: Final = "Print events as JSON on standard output, one per line."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Output:
     is_json: bool
 
     def show(self, document: object, text: str | Callable[[], object]) -> None:
-        """Print a result: `document` for programs, or `text` (or whatever it prints) for people."""
+        """Print a result: `document` for programs, `text` (or what it prints) for people."""
         if self.is_json:
             print_json(document)
         elif isinstance(text, str):
@@ -47,12 +47,12 @@ class Output:
             text()
 
     def event(self, event: str, **fields: object) -> None:
-        """Print an event as one line of JSON; nothing without --json."""
+        """Print an event as one line of JSON; do nothing without --json."""
         if self.is_json:
             print_event(event, **fields)
 
     def line_form(self, raw: bool) -> Literal["raw", "json", "text"]:
-        """Return the form in which records are printed. Raises `click.UsageError` for two at a time."""
+        """Return the output format of records. Raise `click.UsageError` for --raw with --json."""
         if raw and self.is_json:
             raise click.UsageError("Give --raw or --json, not both.")
         return "raw" if raw else "json" if self.is_json else "text"
@@ -66,7 +66,7 @@ def print_event(event: str, **fields: object) -> None:
 def command(
     name: str | None = None, *, json_help: str = "Machine-readable output.", **attributes: Any
 ) -> Callable[[Command], click.Command]:
-    """Make a function a command with `--json`, which it receives as `out`. `attributes` are click's."""
+    """Turn a function into a command with `--json`, passed to it as `out`. `attributes` are click's."""
 
     def decorate(function: Command) -> click.Command:
         @functools.wraps(function)
@@ -99,10 +99,10 @@ def shared_options(options: Iterable[Decorator]) -> Decorator:
 
 
 def injected(name: str, kind: type[Any], *options: Decorator) -> Decorator:
-    """Add options to a command, which receives their values as one object: the argument `name`.
+    """Add options to a command; it receives their values as one object in the argument `name`.
 
-    `kind` is a dataclass. Each of its fields has the name of an option; an option without a field is passed
-    to the command as it is.
+    `kind` is a dataclass. Each of its fields has the name of an option. An option without a field is passed
+    to the command unchanged.
     """
     fields = [field.name for field in dataclasses.fields(kind)]
 
@@ -118,7 +118,7 @@ def injected(name: str, kind: type[Any], *options: Decorator) -> Decorator:
 
 
 def milliseconds(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Convert the duration given for an option (a `callback`). Raises `click.BadParameter`."""
+    """Convert the duration given for an option (a `callback`). Raise `click.BadParameter` if invalid."""
     try:
         return None if text is None else round(parse_duration(text) * 1000)
     except ConfigError as error:
@@ -126,7 +126,7 @@ def milliseconds(ctx: click.Context, option: click.Parameter, text: str | None) 
 
 
 def size_bytes(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Convert the size given for an option (a `callback`). Raises `click.BadParameter`."""
+    """Convert the size given for an option (a `callback`). Raise `click.BadParameter` if it is invalid."""
     try:
         return None if text is None else parse_size(text)
     except ConfigError as error:
@@ -134,5 +134,5 @@ def size_bytes(ctx: click.Context, option: click.Parameter, text: str | None) ->
 
 
 def given_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return only the options that were given: those without a value are left out."""
+    """Return only the options that have a value."""
     return {name: value for name, value in values.items() if value is not None}

@@ -124,7 +124,7 @@ def _run(plan: Plan, core_id: int, out: Output) -> int:
 
 
 def _threads(plan: Plan) -> ThreadPoolExecutor:
-    """Create one thread for each concurrent delivery: a disk that hangs must not delay the others."""
+    """Create one thread for each concurrent delivery, so that a slow disk does not delay the others."""
     from penstock.collector import concurrency_of
 
     most = sum(concurrency_of(settings) for settings in plan.settings.values())
@@ -132,7 +132,7 @@ def _threads(plan: Plan) -> ThreadPoolExecutor:
 
 
 async def _hurry(collector: Collector, stop: asyncio.Event) -> None:
-    """End the deliveries at a second signal. One that arrives with the first counts as the same."""
+    """End the deliveries at a second signal. A signal that arrives with the first one does not count."""
     await asyncio.sleep(_SECOND_SIGNAL_S)
     stop.clear()
     await stop.wait()
@@ -151,8 +151,8 @@ def _print_ready(collector: Collector, core_id: int, out: Output) -> None:
     for name, addresses in collector.addresses.items():
         for address in addresses:
             _LOG.info("%s listens on %s", name, address)
-    where = {name: [str(address) for address in found] for name, found in collector.addresses.items()}
-    _print_event(out, "ready", core=core_id, pid=os.getpid(), addresses=where)
+    bound = {name: [str(address) for address in found] for name, found in collector.addresses.items()}
+    _print_event(out, "ready", core=core_id, pid=os.getpid(), addresses=bound)
 
 
 def _print_event(out: Output, event: str, **fields: object) -> None:
@@ -177,24 +177,24 @@ class CoreProcess:
         return ChildProcess.start(self._command, stdin=None, own_session=False)
 
     def check(self) -> int | None:
-        """Restart the process if it has ended; return its exit code if it ended while it was starting.
+        """Restart the process if it has ended. Return its exit code if it failed during its start.
 
-        A process that was killed is restarted in any case: that says nothing about its settings.
+        A process that was killed is always restarted: this does not indicate wrong settings.
         """
         ended = self.child.poll()
         if ended is None:
             return None
         if time.monotonic() - self.started_s < _RESTART_S:
-            return ended.code  # None if it was killed: it is restarted later
+            return ended.code  # None if it was killed: it is restarted at a later check
         _LOG.error("core %d %s and is restarted", self._core_id, ended.reason)
         self.child = self._start()
         return None
 
 
 def run_cores(plan: Plan, arguments: Sequence[str]) -> int:
-    """Run every core until SIGTERM or Ctrl-C; return 0 if all of them stopped in order.
+    """Run every core until SIGTERM or Ctrl-C. Return 0 if all of them stopped in order.
 
-    A core that ends is restarted. If one ends with an error while it starts, all of them are stopped.
+    A core that ends is restarted. If a core fails during its start, all of them are stopped.
     """
     cores: list[CoreProcess] = []
     stopping = False

@@ -57,7 +57,7 @@ not accept the writes in time. If a newer process takes over, it ends with exit 
 
 
 def address(store: str) -> str:
-    """Return the address of a store: a URL as it is, a directory as a file URL."""
+    """Return the address of a store: a URL unchanged, a directory as a file URL."""
     return store if "://" in store else f"file://{os.path.abspath(store)}"
 
 
@@ -74,7 +74,7 @@ class Serving:
     acknowledge_timeout: str
 
     def settings(self, kind: Callable[..., S], keys_variable: str, **more: object) -> S:
-        """Build the settings of a server, with the keys in the environment. Raises `ConfigError`."""
+        """Build a server's settings, with the keys in the environment. Raise `ConfigError` if invalid."""
         from penstock.http import Keyring
 
         return kind(
@@ -91,9 +91,10 @@ class Serving:
 def serve_command(
     *, port: int, levels: Sequence[str], records: str, epilog: str
 ) -> Callable[[Command], click.Command]:
-    """Make a function the command of a database's server; it receives `serving`, `feeding` and `out`.
+    """Turn a function into the command of a database server; it receives `serving`, `feeding` and `out`.
 
-    `levels` are the choices of --acknowledge, `records` is what the database reads from a queue.
+    `levels` are the choices of --acknowledge; `records` names the records that the database reads from a
+    queue.
     """
 
     def decorate(function: Command) -> click.Command:
@@ -144,12 +145,12 @@ class Feeding:
     on_bad_batch: str
 
     def config(self) -> FeedConfig | None:
-        """Return the configuration of the feed; None without a queue. Raises `ConfigError`."""
+        """Return the configuration of the feed, or None without a queue. Raise `ConfigError` if invalid."""
         from penstock.services import FeedConfig
 
         if self.queue is None:
             return None
-        # A queue shorter than the stored position is another queue: continuing would skip its records.
+        # A queue shorter than the stored position is a different queue: continuing would skip its records.
         consumer = ConsumerConfig(
             store=address(self.queue), prefetch=1, strict_resume=True, on_bad_batch=self.on_bad_batch
         )
@@ -201,7 +202,7 @@ class _Serve(Protocol[D_co]):
 
 
 class DatabaseService(Generic[D]):
-    """A database's server and its feed, with their events and log."""
+    """A database server and its feed, with their events and log."""
 
     def __init__(
         self,
@@ -222,11 +223,11 @@ class DatabaseService(Generic[D]):
         self._feed: Feed | None = None
 
     def run(self) -> None:
-        """Serve until a signal. Raises the error that stops the server."""
+        """Serve until a signal. Raise the error that stops the server."""
         from penstock.http import run
         from penstock.servers import shorten_slice
 
-        shorten_slice()  # SlateDB's threads compute while they store, and must not delay writers
+        shorten_slice()  # SlateDB's threads are busy while they store, and must not delay writers
         with self._progress:
             try:
                 run(self._main)

@@ -74,7 +74,7 @@ def _print(checks: list[Check], *, with_store: bool) -> None:
 
 
 def check_machine() -> list[Check]:
-    """Check everything that needs no store."""
+    """Run the checks that need no store."""
     return [ok("penstock", __version__), _python(), *_packages(), _processes(), *_spark()]
 
 
@@ -86,7 +86,7 @@ def _python() -> Check:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return the numbers at the start of a version, to compare releases."""
+    """Return the numbers at the start of a version, for comparison."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -138,7 +138,7 @@ def _installed(name: str) -> str | None:
 
 
 def _java() -> Check:
-    """Find the Java that Spark will be started with."""
+    """Check the Java installation that Spark will use."""
     try:
         java = find_java(os.environ)
     except Unsupported as error:

@@ -81,7 +81,7 @@ _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
         (errors.OutcomeUnknown, "restart it: it reads what is stored and continues after it"),
     ),
 }
-"""Hints of the command groups that do not work on a STORE; other errors need none."""
+"""Hints of the command groups that do not work on a STORE. Other errors of these groups have no hint."""
 
 
 def exit_code(error: errors.PenstockError) -> ExitCode:
@@ -90,13 +90,13 @@ def exit_code(error: errors.PenstockError) -> ExitCode:
 
 
 def hint(error: errors.PenstockError, group: str = "") -> str:
-    """Return what to do next, for a group of commands; empty if the message says it."""
+    """Return the next step after an error in a group of commands; empty if the message states it."""
     hints = _BY_GROUP.get(group) or [(kind, text) for kind, _, text in _BY_KIND]
     return next((text for kind, text in hints if isinstance(error, kind)), "")
 
 
 def report(error: errors.PenstockError, group: str = "") -> None:
-    """Print `error: …` on standard error, and below it what to do."""
+    """Print `error: …` on standard error, followed by a hint."""
     click.echo(f"error: {error}", err=True)
     if advice := hint(error, group):
         click.echo(f"hint: {advice}", err=True)
@@ -104,7 +104,7 @@ def report(error: errors.PenstockError, group: str = "") -> None:
 
 @contextlib.contextmanager
 def needs(what: str, *, extras: str) -> Iterator[None]:
-    """Raise `Unsupported`, which says what to install, if an import inside finds no package."""
+    """Raise `Unsupported`, naming the package to install, if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Input of commands, from a file or standard input: read in a thread, then split into records."""
+"""Input of commands, from a file or standard input. A thread reads it; then it is split into records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.limits import BATCH_BYTES_MAX
 CHUNK_BYTES = 1024 * 1024
 CHUNKS_AHEAD = 4
 RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
-"""A longer record is most likely a wrong delimiter. It is refused before it fills the memory."""
+"""A longer record most likely means a wrong delimiter. It is refused before it fills the memory."""
 _LENGTH = struct.Struct("<I")
 
 
 def open_source(path: str) -> int:
-    """Open a file for reading; "-" is standard input. Raises `NotFound`."""
+    """Open a file for reading; "-" is standard input. Raise `NotFound` if it cannot be read."""
     if path == "-":
         return 0
     try:
@@ -40,14 +40,14 @@ source_option = click.option(
     metavar="FILE",
     help="The input; - is standard input.",
 )
-"""Gives a command the descriptor of its input."""
+"""Passes the file descriptor of the input to a command."""
 
 
 async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
     """Yield chunks until the input ends or `stop` is set.
 
-    A thread reads, so that a signal is handled while a read blocks. It reads the descriptor itself: a read
-    of a terminal may never return, and must not hold a lock that the interpreter needs to exit.
+    A thread reads, so that signals are handled while a read blocks. It reads the descriptor directly: a read
+    from a terminal may never return, and must not hold a lock that the interpreter needs to exit.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)
@@ -63,7 +63,7 @@ async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[byt
                 asyncio.run_coroutine_threadsafe(handing, loop).result()
             except (RuntimeError, concurrent.futures.CancelledError):
                 handing.close()
-                return  # the loop is closed: no more input is needed
+                return  # the loop is closed: no more input is wanted
             if not chunk or isinstance(chunk, OSError):
                 return
 
@@ -87,7 +87,7 @@ async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[byt
 
 
 class Framing(Protocol):
-    """Splits a stream into records. `pending` counts the bytes of the incomplete record."""
+    """Splits a stream into records. `pending` is the size of the incomplete record."""
 
     pending: int
 
@@ -96,7 +96,7 @@ class Framing(Protocol):
         ...
 
     def finish(self) -> list[bytes]:
-        """Return the rest at the end of the stream. Raises `InvalidInput` if it is incomplete."""
+        """Return the rest at the end of the stream. Raise `InvalidInput` if it is incomplete."""
         ...
 
 

@@ -18,9 +18,9 @@ _STORES = (
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported when they are used.
+    """A group whose commands are imported on first use.
 
-    Each has a place below `penstock.cli` (`module:attribute`) and the line of help that lists it.
+    Each command has a location below `penstock.cli` (`module:attribute`) and a line of help.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LazyGroup(click.Group):
         self._lazy = dict(lazy)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which they were given."""
+        """Return the commands in their declared order."""
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for one that does not exist, name the nearest one."""
+        """Find a command; for an unknown one, suggest the closest name."""
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
             from penstock.config import closest  # loads msgspec, which `--help` must not
 
@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in `--help`, without importing them."""
+        """List the commands in `--help` without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
@@ -91,7 +91,7 @@ _GROUPS: Mapping[str, LazyGroup] = {
                 "write": ("topics.write:write", "Append the lines of a file or of standard input."),
                 "diff": ("topics.read:diff", "Print the records after a sequence; follow new ones."),
                 "watch": ("topics.read:watch", "Print records as they are written."),
-                "delete": ("topics.manage:delete", "Delete records for good, or a whole topic."),
+                "delete": ("topics.manage:delete", "Permanently delete records, or a whole topic."),
                 "claim": ("topics.jobs:claim", "Claim jobs of a queue."),
                 "ack": ("topics.jobs:ack", "Delete finished jobs."),
                 "nack": ("topics.jobs:nack", "Return jobs to the queue."),
@@ -111,7 +111,10 @@ _GROUPS: Mapping[str, LazyGroup] = {
             help="Receive telemetry over OTLP, buffer it on disk, and export it to every destination.",
             lazy={
                 "run": ("collector:run", "Run the collector of a file."),
-                "dead-letters": ("collector:dead_letters", "List what destinations rejected for good."),
+                "dead-letters": (
+                    "collector:dead_letters",
+                    "List requests that destinations rejected permanently.",
+                ),
             },
         ),
         LazyGroup(
@@ -148,7 +151,7 @@ class _Root(LazyGroup):
         return _GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Hide a broken pipe from click, which would report it as a failure."""
+        """Convert a broken pipe, which click would report as a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -212,7 +215,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         report(error, group=given[0] if given else "")
         return exit_code(error)
     except _ReaderGone:
-        # The flush at exit must be silent as well.
+        # Discard the flush at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 

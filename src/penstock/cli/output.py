@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 QUIET_S = 1.0
-"""Shorter work shows no progress."""
+"""Work shorter than this shows no progress."""
 PLAIN_EVERY_S = 5.0
-"""Without a terminal, progress is printed at this interval, as it goes to a log."""
+"""The interval of progress lines without a terminal, where they usually go to a log."""
 _HELD_BYTES_MAX: Final = 4 << 20
 _LAST_WORDS_S: Final = 2.0
 
@@ -74,7 +74,7 @@ def _print_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], rig
 
 
 def time_text(ms: int) -> str:
-    """Format a time in UTC, to the millisecond, or as a number if it is outside the calendar."""
+    """Format a time in UTC with milliseconds, or as a number if it is outside the calendar."""
     try:
         moment = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     except (OverflowError, OSError, ValueError):
@@ -136,7 +136,7 @@ _COLOURS: Final = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What was checked, what was found and, unless it is fine, what to do."""
+    """A check with its result and, unless it passed, advice."""
 
     status: Status
     name: str
@@ -144,7 +144,7 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """Return the check for JSON."""
+        """Return the check as a JSON object."""
         return {"status": self.status.value, "name": self.name, "text": self.text, "advice": self.advice}
 
 
@@ -161,14 +161,14 @@ def fail(name: str, text: str, advice: str) -> Check:
 
 
 def print_finding(kind: str, text: str, advice: str | None = None) -> None:
-    """Print a finding about stored data, and below it what to do, if anything. `kind` is problem or note."""
+    """Print a finding about stored data and its advice, if any. `kind` is problem or note."""
     click.echo(f"{click.style(f'{kind:<8}', fg='red' if kind == 'problem' else 'yellow')} {text}")
     if advice:
         click.echo(f"{'':8}   -> {advice}")
 
 
 def print_check(check: Check, width: int) -> None:
-    """Print a check, its name in a column of `width`, and below it what to do."""
+    """Print a check, with its name in a column of `width`, followed by its advice."""
     label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])
     click.echo(f"{label}  {check.name:<{width}}  {check.text}")
     if check.advice:
@@ -176,10 +176,10 @@ def print_check(check: Check, width: int) -> None:
 
 
 class LineWriter:
-    """Writes lines to a stream from its own thread. `omitted` formats the count of lines without space.
+    """Writes lines to a stream from its own thread. `omitted` formats the number of dropped lines.
 
-    A reader that does not read, such as a paused terminal, blocks only that thread: lines that do not fit
-    into its buffer are dropped, counted and reported. Without a reader or a stream, lines are dropped.
+    A slow reader, such as a paused terminal, blocks only that thread: lines that do not fit into the buffer
+    are dropped, counted and reported. Without a reader or a stream, all lines are dropped.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class LineWriter:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Queue a line. Never blocks."""
+        """Queue a line. Never block."""
         with self._changed:
             if self._held + len(line) > self._held_max:
                 self._lost += 1
@@ -207,7 +207,7 @@ class LineWriter:
             self._changed.notify()
 
     def close(self, timeout_s: float = _LAST_WORDS_S) -> None:
-        """Write the queued lines, or give up if they are not read in time."""
+        """Write the queued lines; give up if the reader does not take them in time."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -216,7 +216,7 @@ class LineWriter:
     def _run(self) -> None:
         while (data := self._next()) is not None:
             if self._stream is not None:
-                with contextlib.suppress(OSError, ValueError):  # no reader, or a stream that is closed
+                with contextlib.suppress(OSError, ValueError):  # the reader has left, or the stream is closed
                     _write(self._stream, data)
 
     def _next(self) -> bytes | None:
@@ -234,10 +234,10 @@ class LineWriter:
 
 
 def _write(stream: TextIO, data: bytes) -> None:
-    """Write without the stream's buffer, whose lock a blocked write would hold until the exit."""
+    """Write without the stream's buffer: a blocked write would hold its lock until the exit."""
     try:
         number = stream.fileno()
-    except OSError:  # it is not a file
+    except OSError:  # not a file
         stream.write(data.decode("utf-8", "replace"))
         stream.flush()
         return

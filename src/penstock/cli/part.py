@@ -1,6 +1,6 @@
-"""Runs `penstock ARGUMENTS…` as a part of `penstock up`: the process ends when its parent does.
+"""Runs `penstock ARGUMENTS…` as a part of `penstock up`: the process ends when its parent ends.
 
-Whatever it was doing, the next start continues from what is durable.
+It may end at any point: the next start continues from the durable state.
 """
 
 from __future__ import annotations

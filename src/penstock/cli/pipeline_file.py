@@ -1,4 +1,4 @@
-"""The pipeline that a command works on: its file, and changes from the command line."""
+"""The pipeline of a command: its file, and changes from the command line."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class PipelineFile:
     changes: tuple[str, ...]
 
     def read(self) -> PipelineSpec:
-        """Read the pipeline. Raises `ConfigError`."""
+        """Read the pipeline. Raise `ConfigError` if it is invalid."""
         return read_pipeline(self.file, self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
-    """The Spark that a command uses. Its settings stay out of `repr`."""
+    """The Spark used by a command. Its settings stay out of `repr`."""
 
     master: str | None
     remote: str | None
@@ -43,7 +43,7 @@ class SparkOptions:
             raise ConfigError("give --master or --remote, not both")
 
     def settings_over(self, spec: PipelineSpec) -> dict[str, str]:
-        """Return Spark's settings: those of the file, overridden by those of the command line."""
+        """Return Spark's settings from the file, overridden by those from the command line."""
         return {**spec.spark, **settings(self.conf, "--conf")}
 
 
@@ -76,7 +76,7 @@ session_options = injected(
 
 
 def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:
-    """Read a pipeline from a file and apply changes. Paths are relative to the file. Raises `ConfigError`."""
+    """Read a pipeline file, with changes. Paths are relative to the file. Raise `ConfigError` if invalid."""
     from penstock.spark import read_spec
 
     mapping = merge(load_mapping(file), overrides(changes))
@@ -84,7 +84,7 @@ def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:
 
 
 def overrides(changes: Iterable[str]) -> dict[str, Setting]:
-    """Parse changes such as `trigger.interval=10s`. Values are YAML. Raises `ConfigError`."""
+    """Parse changes such as `trigger.interval=10s`. Values are YAML. Raise `ConfigError` if invalid."""
     import yaml
 
     layer: dict[str, Setting] = {}
@@ -92,7 +92,7 @@ def overrides(changes: Iterable[str]) -> dict[str, Setting]:
         path, separator, text = change.partition("=")
         keys = path.split(".")
         if not separator or not all(keys):
-            # Do not quote the text: it may be a secret without its name.
+            # Do not quote the text: it may be a secret whose name is missing.
             raise ConfigError("--set: expected KEY.PATH=VALUE, such as trigger.interval=10s")
         try:
             value: Setting = yaml.safe_load(text)
@@ -106,7 +106,7 @@ def overrides(changes: Iterable[str]) -> dict[str, Setting]:
 
 
 def settings(options: Iterable[str], name: str) -> dict[str, str]:
-    """Parse `KEY=VALUE` options. Raises `ConfigError`, which does not quote the value."""
+    """Parse `KEY=VALUE` options. Raise `ConfigError`, which does not quote the value."""
     pairs: dict[str, str] = {}
     for option in options:
         key, separator, value = option.partition("=")

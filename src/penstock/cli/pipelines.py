@@ -47,7 +47,7 @@ _HEADERS = (
 )
 
 LIMIT = 100_000
-"""The letters of one redrive are in memory together, and one object lists them all."""
+"""The letters of one redrive are all in memory, and one object lists them."""
 REASONS_SHOWN = 20
 
 
@@ -73,7 +73,7 @@ def audit(pipeline: PipelineFile, sink: str | None, deep: bool, out: Output) -> 
 
 
 def audit_document(report: AuditReport) -> dict[str, object]:
-    """Return an audit's report for --json."""
+    """Return an audit's report as a JSON object."""
     found = report.balance
     return {
         "pipeline": report.pipeline,
@@ -96,7 +96,7 @@ def audit_document(report: AuditReport) -> dict[str, object]:
 
 
 def _reasons(sink: SinkTotals) -> dict[str, int]:
-    """Return the reasons for which records have no row, each with its count."""
+    """Return the reasons why records have no row, each with a count."""
     reasons = {
         f"left out by the transform of {sink.name}": sink.dropped or 0,
         "bad record, on_error: skip": sink.skipped,
@@ -167,7 +167,11 @@ def _print_rest(found: Balance) -> None:
     "--since", metavar="TIME", help="Only letters written since then: 2h (ago), or 2026-05-01T12:00Z."
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Most letters to redrive."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=LIMIT,
+    show_default=True,
+    help="Maximum letters to redrive.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be redriven.")
 def redrive(
@@ -203,7 +207,7 @@ def redrive(
 
 
 def parse_sequences(text: str) -> tuple[int, int]:
-    """Parse `7`, `3-9`, `3-` or `-9` as first and last. Raises `ConfigError`."""
+    """Parse `7`, `3-9`, `3-` or `-9` as first and last. Raise `ConfigError` if invalid."""
     first, dash, last = text.strip().partition("-")
     try:
         low = int(first) if first else 0
@@ -216,7 +220,7 @@ def parse_sequences(text: str) -> tuple[int, int]:
 
 
 def parse_position(text: str) -> tuple[int, int, int]:
-    """Parse `0:17:3` as shard, sequence and index. Raises `ConfigError`."""
+    """Parse `0:17:3` as shard, sequence and index. Raise `ConfigError` if invalid."""
     try:
         shard, sequence, index = (int(part) for part in text.split(":"))
     except ValueError:
@@ -227,7 +231,7 @@ def parse_position(text: str) -> tuple[int, int, int]:
 
 
 def parse_since(text: str, now_ms: int) -> int:
-    """Parse a time, or how long ago it was, as milliseconds; UTC without a zone. Raises `ConfigError`."""
+    """Convert a time or an age to milliseconds; without a zone, it is UTC. Raise `ConfigError` if invalid."""
     try:
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
@@ -364,7 +368,7 @@ def compact(
 
 
 def tables_to_compact(spec: PipelineSpec, only: str | None) -> dict[str, TableSpec]:
-    """Return the tables to compact by the names of their sinks. Raises `ConfigError`."""
+    """Return the tables to compact, by the names of their sinks. Raise `ConfigError` for an invalid sink."""
     from penstock.spark import DEAD_LETTERS, table_of
 
     sinks = dict(spec.outputs)

@@ -59,8 +59,8 @@ class SegmentChoice:
     until: str | None
 
     def among(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
-        """Return the segments that match the options. Raises `InvalidInput` for a malformed time."""
-        from penstock.quiver import select  # loads the dataset half of Arrow, which most commands do without
+        """Return the segments that match the options. Raise `InvalidInput` for a malformed time."""
+        from penstock.quiver import select  # imports Arrow's datasets, which most commands do not need
 
         chosen = select(infos, since=_moment(self.since, "--since"), until=_moment(self.until, "--until"))
         return [
@@ -83,7 +83,7 @@ choice_options = injected(
 
 
 def open_place(place: str) -> SegmentSource:
-    """Open the segments at PATH. Raises `NotFound` if it is not a directory."""
+    """Open the segments at PATH. Raise `NotFound` if it is not a directory."""
     if not is_store_url(place) and not os.path.isdir(place):
         raise NotFound(f"{place} is not a directory; name the data directory, the one with core_0 in it")
     return open_source(place)
@@ -100,7 +100,7 @@ def _moment(text: str | None, option: str) -> dt.datetime | None:
 
 
 def chosen_cores(path: str, core: int | None) -> list[tuple[int, str]]:
-    """Return number and directory of each core below PATH, or of one core. Raises `NotFound`."""
+    """Return the number and directory of each core below PATH, or of one core. Raise `NotFound`."""
     root = os.path.abspath(path)
     if not os.path.isdir(root):
         raise NotFound(f"{path} is not a directory; name the data directory, the one with core_0 in it")
@@ -151,7 +151,7 @@ def _verify(source: SegmentSource, infos: list[SegmentInfo]) -> dict[str, str]:
             except Corrupt as error:
                 damage[f"segment {info.seq} of core {info.core_id}"] = str(error)
             except NotFound:
-                continue  # Removed meanwhile, as segments are.
+                continue  # the retention has removed it since
     return damage
 
 

@@ -14,7 +14,7 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 def signal_code(number: signal.Signals | None) -> ExitCode:
-    """Return the exit code of a command that this signal has stopped."""
+    """Return the exit code of a command stopped by this signal."""
     return ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
 
 
@@ -28,7 +28,7 @@ class LoopStop:
             asyncio.get_running_loop().add_signal_handler(number, self._caught, number)
 
     def _caught(self, number: signal.Signals) -> None:
-        if self.first is not None:  # asked twice: do not finish
+        if self.first is not None:  # the second signal: do not finish
             raise KeyboardInterrupt
         self.first = number
         self._stop()
@@ -41,8 +41,8 @@ class LeaveNow(BaseException):
 class StopSignals:
     """SIGINT and SIGTERM for work that checks for them between its steps.
 
-    While `patient` is false, there is nothing to finish and the first signal raises `LeaveNow`; later only
-    the second one does.
+    While `patient` is False, there is nothing to finish, and the first signal raises `LeaveNow`. After that,
+    only the second signal does.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StopSignals:
         return self
 
     def install(self) -> None:
-        """Catch the signals. Call it again after Spark has started, which replaces the handler of SIGINT."""
+        """Install the handlers. Call it again after Spark has started: Spark replaces that of SIGINT."""
         for number in _CAUGHT:
             signal.signal(number, self._caught)
 
@@ -88,5 +88,5 @@ class StopSignals:
         return signal_code(self._first)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a signal arrives or the time is over; return true for a signal."""
+        """Sleep until a signal arrives or the timeout expires. Return True for a signal."""
         return self._asked.wait(timeout_s)

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.up import DATA_DIR_VARIABLE
 
 DEFAULT_PIPELINE: Final = "pipelines/events.yaml"
-"""The pipeline below the data directory, used without a file."""
+"""The path below the data directory of the pipeline that runs without a file."""
 DIMENSIONS: Final = 384
 _HEAD: Final = """\
 # Moves records of the topic `events` from the queue, where the relay puts them, into a Delta table.
@@ -49,9 +49,9 @@ def init(directory: Path, force: bool) -> int:
         directory / "penstock.yaml": starting_text(),
         directory / "events.yaml": pipeline_text(),
     }
-    there = [path for path in files if path.exists()]
-    if there and not force:
-        named = " and ".join(str(path) for path in there)
+    existing = [path for path in files if path.exists()]
+    if existing and not force:
+        named = " and ".join(str(path) for path in existing)
         raise ConfigError(f"{named}: exists already; use --force to replace it")
     for path, text in files.items():
         _write(path, text)
@@ -70,7 +70,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def default_mapping(data_dir: str) -> dict[str, Setting]:
-    """Return a file with every part and its defaults."""
+    """Return a file that contains every part with its defaults."""
     return {
         "data_dir": data_dir,
         "collector": {},
@@ -94,7 +94,7 @@ def pipeline_text(data_dir: str | None = None) -> str:
 
 
 def starting_text() -> str:
-    """Return a file with every part and every default, most of them as comments."""
+    """Return a file with all parts and defaults, most of them as comments."""
     return _TEXT
 
 

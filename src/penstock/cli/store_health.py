@@ -26,7 +26,7 @@ NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 
 
 async def check_store(config: ConsumerConfig) -> list[Check]:
-    """Check a store. Failures are lines of the report, not errors."""
+    """Check a store. A failure is a line of the report, not an error."""
     store = open_store(config.store)
     try:
         checks: list[Check] = []
@@ -41,7 +41,7 @@ async def check_store(config: ConsumerConfig) -> list[Check]:
 
 
 def check_directory(path: str) -> list[Check]:
-    """Check a directory as a store: it exists, is writable, has free space and syncs."""
+    """Check a directory as a store: existence, write access, free space and fsync."""
     if not os.path.isdir(path):
         if os.path.exists(path):
             return [fail("directory", f"{path} is a file", "give a directory")]
@@ -71,7 +71,7 @@ def room_check(free: int, total: int) -> Check:
 
 
 def _mode_check(path: str) -> Check:
-    """Check whether other users of the machine can read the directory. Its mode is not changed."""
+    """Check whether other users can access the directory. Do not change its mode."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & ~data_modes().directory & 0o077:
         return warn(
@@ -85,7 +85,7 @@ def _mode_check(path: str) -> Check:
 def _kind_check(path: str) -> Check:
     kind = device_kind(path)
     if kind in VOLATILE:
-        return warn("file system", kind, "it is memory: all is lost when the machine restarts; use a disk")
+        return warn("file system", kind, "it is in memory: a restart loses all data; use a disk")
     if kind in NETWORK:
         return warn("file system", kind, "use one machine only, or an object store: locks may not hold here")
     return ok("file system", kind or "unknown")
@@ -150,19 +150,19 @@ def _advice(error: PenstockError) -> str:
         return "create it, or correct the address"
     if isinstance(error, Unavailable):
         return "check the address and the network, then try again"
-    return "follow the message; nothing can be stored there as it is"
+    return "follow the message; nothing can be stored there until this is resolved"
 
 
 async def _conditions_check(store: ObjectStore, prefix: str) -> Check:
     try:
         await check_conditional_writes(store, prefix)
     except PenstockError as error:
-        return fail("conditional writes", str(error), "without them two writers undo each other silently")
+        return fail("conditional writes", str(error), "without them, writers overwrite each other silently")
     return ok("conditional writes", "create-if-absent and replace-if-unchanged hold")
 
 
 def clock_check(modified_ms: int, before_ms: int, after_ms: int) -> Check:
-    """Compare this machine's clock with the time that the store gives a new object."""
+    """Compare this machine's clock with the time that the store assigns to a new object."""
     # Stores report whole seconds, so a difference below one second is not skew.
     skew_ms = max(0, before_ms - modified_ms - 1000) or min(0, after_ms - modified_ms)
     if abs(skew_ms) > SKEW_MS_MAX:
@@ -180,5 +180,5 @@ async def _manifest_check(store: ObjectStore, config: ConsumerConfig) -> Check:
             return ok("manifest", f"{name} does not exist yet: nothing was produced")
         footer = snapshot.footer
     except PenstockError as error:
-        return fail("manifest", f"{name}: {error}", "`penstock buffer fsck STORE` tells more; keep the bytes")
+        return fail("manifest", f"{name}: {error}", "keep the bytes; see `penstock buffer fsck STORE`")
     return ok("manifest", f"{name}: {footer.entry_count:,} entries, next {footer.next_sequence}")

@@ -1,4 +1,4 @@
-"""`penstock up`: every part of a machine with one command, and one file or none."""
+"""`penstock up`: run all parts of a machine with one command, with or without a file."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ def find_file(
     environ: Mapping[str, str],
     directory: Path | None = None,
 ) -> UpFile:
-    """Return the given file, or penstock.yaml in this directory, or every part with its defaults.
+    """Return the given file, else penstock.yaml in this directory, else every part with its defaults.
 
-    The file is overridden by `PENSTOCK_UP__*` in the environment, and that by flags. Raises `ConfigError`.
+    `PENSTOCK_UP__*` in the environment overrides the file, and flags override both. Raise `ConfigError` if
+    the file or a flag is invalid.
     """
     here = (directory or Path()).absolute()
     if path is None and (here / FILE_NAME).exists():
@@ -126,7 +127,7 @@ def _refuse(faults: list[str]) -> int:
 
 
 def _report(prepared: Prepared | None, faults: list[str], out: Output) -> int:
-    """Print what would run, and every fault, including those of the parts' own files."""
+    """Print the parts that would run, and every fault, including those in the parts' own files."""
     everything = [*faults, *(prepared.faults.values() if prepared is not None else [])]
     parts = [] if prepared is None else _parts(prepared)
     if out.is_json:

@@ -47,7 +47,7 @@ _WIDTH: Final = 16
 
 
 def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
-    """Run every part until SIGTERM or Ctrl-C. The caller holds the data directory."""
+    """Run every part until SIGTERM or Ctrl-C. The caller holds the lock of the data directory."""
     os.environ.setdefault("SPARK_LOCAL_DIRS", scratch_of_spark(prepared.plan))
     with asyncio.Runner() as runner:
         runner.run(_Up(prepared, printer).run())
@@ -64,7 +64,7 @@ def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
 
 
 class _Own(logging.Handler):
-    """Logs the records of this process, mainly the console's, to the fleet's log."""
+    """Forwards the log records of this process, mainly the console's, to the fleet's log."""
 
     def __init__(self, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class _Up:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_stop)
-        # A closed terminal stops what was started there.
+            loop.add_signal_handler(number, self._request_stop)
+        # Closing the terminal stops a fleet that was started in it.
         in_terminal = sys.stdin is not None and sys.stdin.isatty()
-        on_hangup = self._asked_to_stop if in_terminal else self._fleet.try_again
+        on_hangup = self._request_stop if in_terminal else self._fleet.try_again
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
-    def _asked_to_stop(self) -> None:
+    def _request_stop(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
@@ -120,7 +120,7 @@ class _Up:
             self._fleet.log_buffer.say(part, Level.ERROR, fault)
 
     async def _open_front(self, stack: contextlib.AsyncExitStack) -> None:
-        """Open the probes of the fleet, and the console on the same port."""
+        """Open the fleet's probes, and the console on the same port."""
         if missing := missing_extra(PartKind.CONSOLE):
             self._fleet.say(f"console and /health are not available: {missing}", Level.WARNING)
             return
@@ -182,7 +182,7 @@ class _Up:
         self._fleet.say(f"health of all parts: http://{reachable(address)}/ready")
 
     def _hint(self) -> Callable[[], None]:
-        """Log how to use each part when it is first ready; return a function that ends this."""
+        """Log how to use each part when it is first ready. Return a function that stops this."""
         seen: set[str] = set()
 
         def look(event: FleetEvent) -> None:
@@ -199,7 +199,7 @@ class _Up:
 
 
 def hint_of(plan: Plan, part: PartStatus) -> str | None:
-    """Return how to use a part that is ready, if there is a hint."""
+    """Return how to use a part that is ready, or None."""
     here = f"http://{reachable(part.address)}" if part.address else ""
     if part.kind is PartKind.TOPICS and here:
         return _write_an_event(plan.map, here)
@@ -227,9 +227,9 @@ def _write_an_event(places: FleetMap, here: str) -> str:
 
 
 class LogPrinter:
-    """Prints the log from a level on: text on standard error, or JSON on standard output.
+    """Prints log lines of at least `level`: text on standard error, or JSON on standard output.
 
-    With JSON, status changes of parts are printed too. A missing or slow reader does not block.
+    With JSON, status changes of parts are printed as well. A missing or slow reader does not block.
     """
 
     def __init__(self, level: Level, *, as_json: bool) -> None:
@@ -257,7 +257,7 @@ class LogPrinter:
             self._part(event)
 
     def print_url(self, url: str) -> None:
-        """Print the console's address. It may contain a token, so it must not be in the log."""
+        """Print the console's address. It may contain a token, so it must not appear in the log."""
         if self._as_json:
             self._json({"time": _now(), "event": "console", "url": url})
         else:
@@ -268,7 +268,7 @@ class LogPrinter:
             self._writer.put(self._formatted(time_text(line.at_ms), line.level, line.part, line.text))
 
     def _omitted(self, count: int) -> bytes:
-        text = f"{count} lines were omitted: the log is read too slowly"
+        text = f"{count} lines were omitted: the reader of the log is too slow"
         return self._formatted(_now(), Level.WARNING, OWN_NAME, text)
 
     def _formatted(self, at: str, level: Level, part: str, text: str) -> bytes:
@@ -280,10 +280,10 @@ class LogPrinter:
         return self._bytes(f"{at} {name} {part:<{_WIDTH}} {text}")
 
     def _part(self, part: PartStatus) -> None:
-        said = (part.state, part.pid, part.address, part.restarts)
-        if self._states.get(part.name) == said:
+        shown = (part.state, part.pid, part.address, part.restarts)
+        if self._states.get(part.name) == shown:
             return
-        self._states[part.name] = said
+        self._states[part.name] = shown
         self._json(
             {
                 "time": _now(),

@@ -1,8 +1,8 @@
 """HTTP/1.1 and cleartext HTTP/2 on one port, as a transport for any application.
 
-An `Application` turns a `Request` into a `Response`; a `Listener` carries both over TCP with bounded memory:
-heads, bodies, connections, streams and what waits to be sent all have a cap. An `App` is the application of
-routes, keys and caps that every port of Penstock has.
+An `Application` turns a `Request` into a `Response`. A `Listener` serves it over TCP with bounded memory:
+heads, bodies, connections, streams and unsent output all have a limit. `App` is the application with routes,
+keys and limits that every port of Penstock uses.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The application of every HTTP port: from a request to its handler.
+"""The application of every HTTP port: it routes each request to its handler.
 
-An `App` has routes, a policy (which requests are admitted) and one function that turns errors into
+An `App` has routes, a policy (which requests it admits) and one function that turns errors into
 responses. It checks a request in this order:
 
 1. the policy's guard (`Host`), then its pages,
-2. the key (401), before a path is known to exist, unless the policy says otherwise,
+2. the key (401), before the response reveals whether a path exists, unless the policy disables this,
 3. path (404) and method (405),
 4. scope and name (403),
-5. readiness (503), then the route's own check by the head,
-6. the cap on requests under way, then the handler.
+5. readiness (503), then the route's own check of the head,
+6. the limit on requests in progress, then the handler.
 
-Nothing here raises into the transport: every error, also a bug, becomes a response.
+No error reaches the transport: every exception, including a bug, becomes a response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.http.router import Match, Router
 
 
 class Call:
-    """One admitted request: who sent it, and the name in its path."""
+    """One admitted request with its sender and the name in its path."""
 
     __slots__ = ("name", "principal", "request")
 
@@ -42,17 +42,17 @@ C = TypeVar("C", bound=Call)
 Deliver: TypeAlias = Callable[[Response], None]
 Authenticate: TypeAlias = Callable[[Request], Principal]
 Errors: TypeAlias = Callable[[Exception, Request | None], Response]
-"""Turns an error into a response, and never raises. The request is None if it is not known."""
+"""Turns an error into a response, and never raises. The request is None if it is unknown."""
 Handler: TypeAlias = Callable[[C], Awaitable[Response]]
 CallbackHandler: TypeAlias = Callable[[C, Deliver], None]
-"""A handler without a coroutine: it delivers one response, immediately or later, or raises."""
+"""A handler without a coroutine. It delivers one response, immediately or later, or raises."""
 
 
 class Cap(Protocol):
-    """Counts requests under way."""
+    """Counts requests in progress."""
 
     def enter(self, principal: Principal) -> None:
-        """One more. May raise what refuses it."""
+        """Count one more request. May raise an error to refuse it."""
         ...
 
     def leave(self, principal: Principal) -> None: ...
@@ -60,19 +60,19 @@ class Cap(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Generic[C]):
-    """A handler and what it takes to reach it."""
+    """A handler and its admission rules."""
 
     handler: Handler[C] | None = None
     callback: CallbackHandler[C] | None = None
-    """Instead of `handler`, where requests are many and small: no policy that needs a task may apply."""
+    """Use instead of `handler` for many small requests. Not allowed with a policy that needs a task."""
     scope: Scope
     cap: Cap | None = None
     auth: Authenticate | None = None
-    """Identifies the sender; None uses the policy's. `no_key` admits any client."""
+    """Identifies the sender; None uses the policy's function. `no_key` admits any client."""
     ready: bool = True
-    """Answered only while the application is ready."""
+    """Whether the route requires a ready application."""
     check: Callable[[Request], None] | None = None
-    """Refuses a request by its head, by raising."""
+    """Raises an error to refuse a request by its head."""
 
     def __post_init__(self) -> None:
         assert (self.handler is None) is not (self.callback is None), "a route has one handler"
@@ -83,17 +83,17 @@ Routes: TypeAlias = Iterable[tuple[bytes, bytes, Route[C]]]
 
 
 def missed(request: Request, allowed: bytes | None) -> Exception:
-    """The refusal of a request whose method leads nowhere, or whose path (`allowed` is None) does."""
+    """Return the error for a request without a route: an unknown path (`allowed` is None) or method."""
     if allowed is None:
         return UnknownPath("nothing is at this path")
     return MethodNotAllowed(f"use {allowed.decode()} for this path", headers=[(b"allow", allowed)])
 
 
 def body_limit(bytes_max: Callable[[], int]) -> Callable[[Request], None]:
-    """Return a check for a route whose bodies may have less than the server takes."""
+    """Return a check for a route whose body limit is lower than the server's."""
 
     def check(request: Request) -> None:
-        """By the body, or by what the head says of one that has not come yet. Raises `PayloadTooLarge`."""
+        """Raise `PayloadTooLarge` if the body, or the length declared in the head, exceeds the limit."""
         most = bytes_max()
         declared = request.headers.get(b"content-length", b"")
         size = max(len(request.body), int(declared) if declared.isdigit() else 0)
@@ -108,29 +108,29 @@ class Policy(Generic[C]):
     """The admission rules of an application, and how its handlers run."""
 
     call: Callable[[Request, Principal, str], C]
-    """Makes what the handlers get of an admitted request."""
+    """Creates the argument of the handlers from an admitted request."""
     authenticate: Authenticate = no_key
     check_ready: Callable[[], None] | None = None
-    """Raises while requests cannot be served."""
+    """Raises an error while requests cannot be served."""
     missed: Callable[[Request, bytes | None], Exception] = missed
     hides_paths: bool = True
-    """Whether only a sender with a key learns which paths there are."""
+    """Whether only a sender with a key can learn which paths exist."""
     guard: Callable[[Request], None] | None = None
-    """Refuses a request before anything else, by raising."""
+    """Raises an error to refuse a request before any other check."""
     page: Callable[[Request], Response | None] | None = None
-    """Answers some requests before the routes."""
+    """Returns a page for some requests, before the routes."""
     fallback: Application | None = None
-    """Serves requests and faults of paths without a route."""
+    """Serves faults, and requests for paths without a route."""
     own_task: bool = False
-    """Whether a handler runs in its own task, which is cancelled when the client leaves."""
+    """Whether each handler runs in its own task, cancelled when the client leaves."""
     timeout_s: float | None = None
-    """For a handler in a task, until it has its response."""
+    """Timeout of a handler in a task, until it returns its response."""
     headers: HeaderList = ()
-    """Added to every response of the application itself."""
+    """Headers added to every response of the application itself."""
 
 
 class _Admission(Generic[C]):
-    """A route as a request meets it, with everything looked up that does not depend on the request."""
+    """A route with its admission rules resolved in advance."""
 
     __slots__ = (
         "authenticate",
@@ -147,7 +147,7 @@ class _Admission(Generic[C]):
         self.handler = route.handler
         self.callback = route.callback
         if policy.own_task or policy.headers:
-            assert route.handler is not None, "this policy wraps handlers: a callback has no place to wait"
+            assert route.handler is not None, "this policy wraps handlers; a callback cannot be wrapped"
             self.handler = _wrapped(route.handler, policy)
         self.cap = route.cap
         self.authenticate = policy.authenticate if route.auth is None else route.auth
@@ -155,11 +155,11 @@ class _Admission(Generic[C]):
         self.check = route.check
         self.scope = route.scope
         self.scope_bits = route.scope.value
-        """The scopes as a number: flags are slow to compare, and every request does."""
+        """The scopes as a number: comparing flags is slow, and every request compares them."""
 
 
 class App(Generic[C]):
-    """An `Application` of routes."""
+    """An `Application` with routes."""
 
     def __init__(self, routes: Routes[C], policy: Policy[C], errors: Errors) -> None:
         self._router: Router[_Admission[C]] = Router()
@@ -173,7 +173,7 @@ class App(Generic[C]):
         self._errors = errors
 
     def begin(self, request: Request, deliver: Deliver) -> Coroutine[object, None, Response] | None:
-        """Answer, whatever happens; see `Application.begin`."""
+        """Respond in any case; see `Application.begin`."""
         try:
             match = self._match(request.path)
             if match is None and self._fallback is not None:
@@ -188,12 +188,12 @@ class App(Generic[C]):
                 return self._answer(route.handler, route.cap, call)
             assert route.callback is not None
             _call_back(route.callback, route.cap, call, deliver)
-        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
-            deliver(self._worded(error, request))
+        except Exception as error:  # noqa: BLE001 - a bug must not break the connection
+            deliver(self._error_response(error, request))
         return None
 
     def _guarded(self, request: Request) -> Response | None:
-        """A page, for a request that the guard lets pass."""
+        """Return the policy's page for the request, if any. Raise if the guard refuses it."""
         policy = self._policy
         if policy.guard is not None:
             policy.guard(request)
@@ -209,11 +209,11 @@ class App(Generic[C]):
                 return await handler(call)
             finally:
                 cap.leave(call.principal)
-        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
-            return self._worded(error, call.request)
+        except Exception as error:  # noqa: BLE001 - a bug must not break the connection
+            return self._error_response(error, call.request)
 
     def screen(self, request: Request) -> Response | None:
-        """The same checks by the head alone."""
+        """Run the same checks on the head alone."""
         try:
             match = self._match(request.path)
             if match is None and self._fallback is not None:
@@ -222,16 +222,16 @@ class App(Generic[C]):
                 self._policy.guard(request)
             self._admit(request, match)
         except Exception as error:  # noqa: BLE001
-            return self._worded(error, request)
+            return self._error_response(error, request)
         return None
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         """See `Application.fault`."""
         if self._fallback is not None:
             return self._fallback.fault(fault, message, head)
-        return self._worded(TransportFault(fault, message), head)
+        return self._error_response(TransportFault(fault, message), head)
 
-    def _worded(self, error: Exception, request: Request | None) -> Response:
+    def _error_response(self, error: Exception, request: Request | None) -> Response:
         return _with_headers(self._errors(error, request), self._policy.headers)
 
     def _admit(self, request: Request, match: Match[_Admission[C]] | None) -> tuple[_Admission[C], C]:
@@ -254,7 +254,7 @@ class App(Generic[C]):
 
 
 def _call_back(callback: CallbackHandler[C], cap: Cap | None, call: C, deliver: Deliver) -> None:
-    """Run a handler that delivers; the request counts against the cap until it has."""
+    """Run a callback handler; count the request until it delivers its response."""
     if cap is None:
         callback(call, deliver)
         return
@@ -277,7 +277,7 @@ def _wrapped(handler: Handler[C], policy: Policy[C]) -> Handler[C]:
 
     async def run(call: C) -> Response:
         if own_task:
-            await asyncio.sleep(0)  # a task from here on: given up when the client leaves
+            await asyncio.sleep(0)  # runs as a task from here on, cancelled when the client leaves
         if timeout_s is None:
             return _with_headers(await handler(call), headers)
         async with asyncio.timeout(timeout_s):

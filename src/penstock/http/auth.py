@@ -1,4 +1,4 @@
-"""Keys, what each may do, and on which names."""
+"""API keys, their scopes, and the names they cover."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _BEARER: Final = b"Bearer "
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Principal:
-    """The sender of requests: one key, or any client without keys. Counts its requests in progress."""
+    """The sender of requests: one key, or any client of a server without keys. Counts its requests."""
 
     scopes: Scope
     prefixes: tuple[str, ...] = ()
-    """Names it may use begin with one of these; none means any name."""
+    """Prefixes of the names it may use; if empty, any name is allowed."""
     digest: bytes = field(default=b"", repr=False)
     in_flight: int = field(default=0, repr=False)
     streams: int = field(default=0, repr=False)
-    """Streams and WebSockets that it has open."""
+    """Open streams and WebSockets."""
     bits: int = field(init=False, repr=False)
-    """The scopes as a number: flags are slow to compare, and every request does."""
+    """The scopes as a number: comparing flags is slow, and every request compares them."""
 
     def __post_init__(self) -> None:
         self.bits = self.scopes.value
 
     def require(self, scope: Scope) -> None:
-        """Raises `Forbidden` unless the key has all of `scope`."""
+        """Raise `Forbidden` unless the key has all of `scope`."""
         if scope & self.scopes != scope:
             missing = scope & ~self.scopes
             names = " and ".join(str(one.name).lower() for one in Scope if one in missing)
@@ -74,12 +74,12 @@ class Principal:
         return self.may_name if self.prefixes else None
 
     def require_name(self, name: str) -> None:
-        """Raises `Forbidden` for a name outside the key's prefixes."""
+        """Raise `Forbidden` for a name outside the key's prefixes."""
         if not self.may_name(name):
             raise Forbidden("this key does not cover that name")
 
     def require_names(self, names: Iterable[str]) -> None:
-        """Raises `Forbidden`, with the name, for the first one outside the key's prefixes."""
+        """Raise `Forbidden`, naming the first name outside the key's prefixes."""
         for name in names if self.prefixes else ():
             if not self.may_name(name):
                 raise Forbidden("this key does not cover that name", {"topic": name})
@@ -88,7 +88,7 @@ class Principal:
 ANYONE: Final = Principal(scopes=Scope.ALL)
 """A principal with every right, for code that runs without a keyring."""
 NOBODY: Final = Principal(scopes=Scope.NONE)
-"""A principal without any right, for requests that are not asked for a key."""
+"""A principal without rights, for requests that need no key."""
 
 
 def no_key(request: Request) -> Principal:
@@ -97,7 +97,7 @@ def no_key(request: Request) -> Principal:
 
 
 class Keyring:
-    """The keys of a server, as digests. Without any, every client has all rights."""
+    """The keys of a server, stored as digests. Without keys, every client has all rights."""
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         self._principals = tuple(principals)
@@ -105,9 +105,9 @@ class Keyring:
 
     @classmethod
     def parse(cls, text: str, variable: str = "TOPICS_API_KEYS") -> Keyring:
-        """From `key`, `key:scopes`, `key:scopes:prefixes`, `key::prefixes`, separated by commas.
+        """Parse `key`, `key:scopes`, `key:scopes:prefixes` or `key::prefixes`, separated by commas.
 
-        Raises `ConfigError`, which names `variable` and never quotes a key.
+        Raise `ConfigError`, which names `variable` and never quotes a key.
         """
         entries = [entry.strip() for entry in text.split(",")]
         principals = [_principal(entry, place, variable) for place, entry in enumerate(entries, 1) if entry]
@@ -123,14 +123,14 @@ class Keyring:
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether some key covers a part of the names alone."""
+        """Whether some key covers only a part of the names."""
         return any(principal.prefixes for principal in self._principals)
 
     def __repr__(self) -> str:
         return f"Keyring({len(self._principals)} keys)"
 
     def authenticate(self, request: Request) -> Principal:
-        """Return the sender of a request. Raises `Unauthorized`."""
+        """Return the sender of a request. Raise `Unauthorized` for a missing or unknown key."""
         if not self._principals:
             return self._anyone
         header = request.headers.get(b"authorization")
@@ -139,9 +139,9 @@ class Keyring:
         return self.principal(header)
 
     def authenticate_with_token(self, request: Request) -> Principal:
-        """Authenticate a request whose key may be in the query (`?token=`) if there is no header.
+        """Return the sender of a request, whose key may be in the query (`?token=`) if it has no header.
 
-        For clients that cannot send headers. Raises `Unauthorized`.
+        Intended for clients that cannot send headers. Raise `Unauthorized` for a missing or unknown key.
         """
         header = request.headers.get(b"authorization")
         if header is None and (token := request.query().get("token")):
@@ -149,7 +149,7 @@ class Keyring:
         return self.principal(header)
 
     def principal(self, authorization: bytes | None) -> Principal:
-        """Return the sender of an `Authorization` header. Raises `Unauthorized`."""
+        """Return the sender with this `Authorization` header. Raise `Unauthorized` if no key matches."""
         if not self._principals:
             return self._anyone
         if authorization is None:
@@ -159,7 +159,7 @@ class Keyring:
         return self.bearer(authorization[len(_BEARER) :])
 
     def bearer(self, token: bytes) -> Principal:
-        """Return the holder of a key. Every key is compared, in constant time. Raises `Unauthorized`."""
+        """Return the holder of a key. Compare every key in constant time. Raise `Unauthorized` if unknown."""
         digest = hashlib.sha256(token).digest()
         found = None
         for principal in self._principals:
@@ -171,7 +171,7 @@ class Keyring:
 
 
 def sites_of(host: str, keys: Keyring, names: Iterable[str]) -> Sites | None:
-    """Return the check that keeps other sites' pages out of a server without keys; None with keys."""
+    """Return the check that blocks other sites' pages, or None for a server with keys."""
     return None if len(keys) else Sites(host, names)
 
 

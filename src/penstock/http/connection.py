@@ -14,23 +14,23 @@ from penstock.http.message import Application, Request, Response
 
 
 class Connection(Protocol):
-    """One client, as its listener sees it."""
+    """One client, as seen by its listener."""
 
     def tick(self) -> None:
-        """Close connections that take too long; called every second."""
+        """Close the connection if it exceeds a timeout. Called every second."""
         ...
 
     def drain(self) -> None:
-        """Close as soon as nothing is under way; answers from now on are the last of their connection."""
+        """Close as soon as no request is in progress. Pending responses are the last ones."""
         ...
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
         ...
 
 
 class Host:
-    """The application, the limits, and every connection that is open."""
+    """The application, the limits, and all open connections."""
 
     __slots__ = (
         "_chunk",
@@ -62,11 +62,11 @@ class Host:
         self.set_date()
 
     def set_date(self) -> None:
-        """The `Date` header, made once a second and not once a response."""
+        """Update the `Date` header; called once a second instead of for each response."""
         self.date = formatdate(self.clock.now_ms() / 1000, usegmt=True).encode()
 
     def chunk(self, data: bytes) -> bytes:
-        """The bytes as a chunk of a chunked body; made once when the same piece goes to many clients."""
+        """Encode `data` as a chunk of a chunked body; reuse the last chunk if many clients get it."""
         if data is not self._chunk_data:
             self._chunk_data, self._chunk = data, b"%x\r\n%b\r\n" % (len(data), data)
         return self._chunk
@@ -77,11 +77,11 @@ class Host:
 
 
 class RequestTask:
-    """One request on its way to its response.
+    """One request until its response.
 
-    Most requests either finish at once or wait for a single future, the commit. A task each would cost more
-    than the parsing, so a coroutine is driven by the futures it waits for. When it yields without a future
-    (`asyncio.sleep(0)`) the rest becomes a task, which `abandon` cancels; otherwise it runs to its end.
+    Most requests finish immediately or wait for one future, their commit. A task for each would cost more
+    than the parsing, so the futures that a coroutine waits for drive it. If it yields without a future
+    (`asyncio.sleep(0)`), the rest becomes a task, which `abandon` cancels. Otherwise it runs to completion.
     """
 
     __slots__ = ("_coroutine", "_deliver", "_task")
@@ -92,28 +92,28 @@ class RequestTask:
         self._task: asyncio.Task[Response] | None = None
 
     def start(self, app: Application, request: Request) -> None:
-        """Have the request answered; `deliver` may be called before this returns."""
-        coroutine = app.begin(request, self._land)
+        """Start the request. `deliver` may be called before this returns."""
+        coroutine = app.begin(request, self._respond)
         if coroutine is not None:
             self.run(coroutine)
 
     def run(self, coroutine: Coroutine[object, None, Response]) -> None:
-        """Drive a coroutine to the response."""
+        """Drive a coroutine until it returns the response."""
         self._coroutine = coroutine
         self._step(None)
 
     @property
     def is_patient(self) -> bool:
-        """Whether it waits in its own task, and may therefore wait long."""
+        """Whether the request runs in its own task, and may therefore wait for long."""
         return self._task is not None
 
     def abandon(self) -> None:
-        """Drop the response: no client waits for it any more."""
+        """Drop the response: the client has left."""
         self._deliver = None
         if self._task is not None:
             self._task.cancel()
 
-    def _land(self, response: Response) -> None:
+    def _respond(self, response: Response) -> None:
         if self._deliver is not None:
             self._deliver(response)
 
@@ -123,17 +123,17 @@ class RequestTask:
         try:
             waited = coroutine.send(None)
         except StopIteration as done:
-            self._land(done.value)
+            self._respond(done.value)
             return
         if waited is None:
             self._task = asyncio.get_running_loop().create_task(coroutine)
             self._task.add_done_callback(self._task_done)
         else:
             future = cast("asyncio.Future[object]", waited)
-            # As a task does: the future is taken over, so that others may await it as well.
+            # As a task does: reset the flag, so that others may also await this future.
             future._asyncio_future_blocking = False
             future.add_done_callback(self._step)
 
     def _task_done(self, task: asyncio.Task[Response]) -> None:
         if not task.cancelled():
-            self._land(task.result())
+            self._respond(task.result())

@@ -1,4 +1,4 @@
-"""Refusals of requests by HTTP itself, before any handler. Each API has its own error body for them."""
+"""Errors of HTTP requests that no handler sees. Each API has its own response body for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.http.message import Fault, HeaderList
 
 
 class Refusal(PenstockError):
-    """A request is refused before it reaches the engine."""
+    """The request is rejected before it reaches the engine."""
 
     code: str = "invalid_request"
 
@@ -23,49 +23,49 @@ class Refusal(PenstockError):
 
 
 class Unauthorized(Refusal):
-    """No key, or one that is not known."""
+    """The key is missing or unknown."""
 
     code = "unauthorized"
 
 
 class Forbidden(Refusal):
-    """The key is known and may not do this."""
+    """The key is known but lacks the permission."""
 
     code = "forbidden"
 
 
 class UnknownPath(Refusal):
-    """Nothing is at this path."""
+    """The path does not exist."""
 
     code = "not_found"
 
 
 class MethodNotAllowed(Refusal):
-    """The path takes other methods."""
+    """The path exists but does not support this method."""
 
     code = "method_not_allowed"
 
 
 class NotAcceptable(Refusal):
-    """The client does not take the only form there is."""
+    """The client does not accept the only available content type."""
 
     code = "not_acceptable"
 
 
 class PayloadTooLarge(Refusal):
-    """The body is above its cap."""
+    """The body is larger than its limit."""
 
     code = "payload_too_large"
 
 
 class UnsupportedMediaType(Refusal):
-    """The body is not of a type that is read here."""
+    """The body has an unsupported type or encoding."""
 
     code = "unsupported_media_type"
 
 
 class TransportFault(Refusal):
-    """The transport refuses a request; `fault` says which limit or rule it breaks."""
+    """A request rejected by the transport; `fault` states which limit or rule it breaks."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)

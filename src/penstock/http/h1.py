@@ -1,4 +1,4 @@
-"""HTTP/1.1: keep-alive, pipelining, chunked bodies, `Expect: 100-continue`, with a bound on everything."""
+"""HTTP/1.1: keep-alive, pipelining, chunked bodies, `Expect: 100-continue`, all with limits."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from penstock.http.streaming import hand_over
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_LENGTH: Final = b"0"
 _STEP_BYTES: Final = 4096
-"""How much the parser takes at once of anything but a body: that many bytes may be hundreds of requests."""
+"""Bytes that the parser reads at once outside a body. Even these may contain hundreds of requests."""
 _TURN_BYTES: Final = 4 * _STEP_BYTES
-"""How much it takes before other connections get their turn."""
+"""Bytes parsed before other connections get their turn."""
 _PIECE_BYTES: Final = 64
-"""What a piece of a body costs besides its bytes."""
+"""The overhead of one piece of a body."""
 _FIELD_BYTES: Final = 128
-"""What a header costs besides its bytes."""
+"""The overhead of one header."""
 _QUEUED_BYTES: Final = 1024
-"""What a request that waits costs besides its bytes."""
+"""The overhead of one queued request."""
 
 
 class _Refused(Exception):
-    """Stops the parser: the response says why, and is the last of the connection."""
+    """Stops the parser. Its response is the last one of the connection."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
 
 
 class _Arrival(NamedTuple):
-    """A request that is complete, and what its answer depends on."""
+    """A complete request, and the state that its response depends on."""
 
     request: Request
     held_bytes: int
-    """How much counts in the budget until it is answered."""
+    """Bytes counted in the budget until the response is sent."""
     stays: bool
-    """Whether the connection stays open after the answer."""
+    """Whether the connection stays open after the response."""
     knows_chunks: bool
-    """Whether the client of this request speaks HTTP/1.1."""
+    """Whether the client supports chunked responses (HTTP/1.1)."""
 
 
 def _size(headers: Mapping[bytes, bytes]) -> int:
@@ -52,11 +52,11 @@ def _size(headers: Mapping[bytes, bytes]) -> int:
 
 
 class H1Connection(asyncio.Protocol):
-    """One HTTP/1.1 client. Requests are answered one after the other, in the order in which they came.
+    """One HTTP/1.1 client. Requests are answered one at a time, in order of arrival.
 
-    The parser's callbacks fill one request at a time. What is malformed or refused becomes the last response:
-    it is sent after those before it, and what the client still sends is thrown away for a moment, so that it
-    gets to read the answer.
+    The parser's callbacks build one request at a time. For a malformed or refused request, the error becomes
+    the last response, sent after the pending ones. Further input is then discarded for a short time, so that
+    the client can read that response.
     """
 
     def __init__(self, host: Host) -> None:
@@ -65,40 +65,40 @@ class H1Connection(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         # The request being read.
         self._is_between = True
-        """Whether the parser has seen nothing of the next request."""
+        """Whether the parser has seen no byte of the next request."""
         self._latest: tuple[Request, bytes] | None = None
-        """While the parser runs, the last request it found and its target, if the head says everything."""
+        """While the parser runs: the last request and its target, if another request may reuse the head."""
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_length = 0
-        """What the head says of it; 0 for a chunked one."""
+        """The declared length of the body; 0 if it is chunked."""
         self._body_held_bytes = 0
-        """What the head and the body of this request count in the budget."""
+        """Bytes of this request's head and body counted in the budget."""
         self._head_held_bytes = 0
-        """What an unfinished head counts in the budget."""
+        """Bytes of an unfinished head counted in the budget."""
         self._fields = 0
         self._unread = b""
-        """Received and left for the next turn; it counts in the budget."""
+        """Input left for the next turn; counted in the budget."""
         self._in_body = False
         self._quiet_bytes = 0
-        """Bytes parsed since anything came of them: a head, a piece of a body, an end."""
+        """Bytes parsed since the last complete head, piece of a body, or end of a request."""
         self._replayed_head = b""
-        self._wishes: dict[bytes, bytes] = {}
-        """What a head said about another protocol, while it is read again without that."""
+        self._upgrade_headers: dict[bytes, bytes] = {}
+        """Upgrade headers of a head, while it is parsed again without them."""
         self._continue_due = False
         # The requests being answered.
         self._waiting: deque[_Arrival] = deque()
-        self._flight: RequestTask | None = None
-        self._flight_held_bytes = 0
+        self._task: RequestTask | None = None
+        self._task_held_bytes = 0
         self._keep_alive = True
         self._knows_chunks = True
         self._is_head_request = False
         self._sender: asyncio.Task[None] | None = None
         self._last: Response | None = None
         self._ignores_input = False
-        """Nothing more is read from this client."""
+        """Whether further input is discarded."""
         self._has_left = False
         # The client's pace.
         self._can_write: asyncio.Future[None] | None = None
@@ -119,7 +119,8 @@ class H1Connection(asyncio.Protocol):
         if self._unread:
             self._read_later(data)
             return
-        is_between, budget = self._is_between, self._host.budget
+        # After a stray line break, the parser and the budget have seen bytes before the next head.
+        is_between, budget = self._is_between and not self._quiet_bytes, self._host.budget
         if is_between and not budget.is_spent and (request := self._host.heads.request(data)) is not None:
             held_bytes = len(request.body)
             budget.take(held_bytes)
@@ -131,13 +132,13 @@ class H1Connection(asyncio.Protocol):
         self._latest = None
 
     def _read(self, data: bytes) -> None:
-        """Parse in steps. What is too much for one turn, or finds the queue full, is left for later."""
+        """Parse in steps. Leave the rest for later after one turn's share, or when the queue is full."""
         at = taken = 0
         while at < len(data) and not self._ignores_input:
             if taken >= _TURN_BYTES or len(self._waiting) >= self._host.limits.pipelined_max:
                 self._read_later(data[at:])
                 break
-            # The rest of a body is one callback, however long it is.
+            # The rest of a body is one callback, regardless of its length.
             body_left = self._body_length - self._body_bytes if self._in_body else 0
             step = data[at : at + max(_STEP_BYTES, body_left)]
             taken += min(len(step), _STEP_BYTES)
@@ -145,11 +146,11 @@ class H1Connection(asyncio.Protocol):
         if not self._ignores_input:
             self._hold_head()
         elif at < len(data) and self._transport.get_protocol() is not self:
-            # The connection belongs to another protocol by now, and so does what came after its request.
+            # Another protocol owns the connection now, and the input after the upgrade request.
             cast(asyncio.Protocol, self._transport.get_protocol()).data_received(data[at:])
 
     def _feed(self, data: bytes) -> int:
-        """Let the parser read; returns how many of the bytes it took."""
+        """Run the parser; return how many bytes it consumed."""
         self._quiet_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -170,11 +171,11 @@ class H1Connection(asyncio.Protocol):
         self._host.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """The next turn."""
+        """Continue with the input left by the last turn."""
         if not self._unread or self._ignores_input or self._transport.is_closing():
             return
         if len(self._waiting) >= self._host.limits.pipelined_max:
-            return  # `_next` comes here again
+            return  # `_next` will call this again
         data, self._unread = self._unread, b""
         self._host.budget.give(len(data))
         self._read(data)
@@ -187,17 +188,17 @@ class H1Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """A client that stops sending has left, unless its answer is about to come."""
+        """Close when a client stops sending, unless a short response is due."""
         self._has_left = True
-        is_short = self._flight is not None and not self._flight.is_patient and self._sender is None
-        return is_short or bool(self._flight is None and self._waiting)
+        is_short = self._task is not None and not self._task.is_patient and self._sender is None
+        return is_short or bool(self._task is None and self._waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.connections.discard(self)
         self._ignores_input = True
         self._drop_requests()
-        if self._flight is not None:
-            self._flight.abandon()
+        if self._task is not None:
+            self._task.abandon()
         if self._sender is not None:
             self._sender.cancel()
         self.resume_writing()
@@ -214,15 +215,15 @@ class H1Connection(asyncio.Protocol):
         self._can_write = None
 
     def _drop_requests(self) -> None:
-        """Forget what was read and not begun, and give its bytes back."""
+        """Drop requests that were read but not started, and release their bytes."""
         waiting_bytes = sum(arrival.held_bytes for arrival in self._waiting)
-        self._host.budget.give(waiting_bytes + self._flight_held_bytes)
-        self._flight_held_bytes = 0
+        self._host.budget.give(waiting_bytes + self._task_held_bytes)
+        self._task_held_bytes = 0
         self._waiting.clear()
         self._drop_unread()
 
     def _drop_unread(self) -> None:
-        """Forget what never became a request."""
+        """Drop input that has not become a request."""
         self._host.budget.give(self._body_held_bytes + self._head_held_bytes + len(self._unread))
         self._body_held_bytes = self._head_held_bytes = 0
         self._unread, self._body = b"", []
@@ -241,7 +242,7 @@ class H1Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
-            return  # a trailer: nothing here has a meaning for one
+            return  # a trailer: ignored, because no trailer is supported
         name = name.lower()
         self._fields += 1
         if self._fields > self._host.limits.head_fields_max:
@@ -280,14 +281,14 @@ class H1Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._quiet_bytes = 0
         if not self._in_body:
-            return  # the head of a request that asks for another protocol; it is read again without that
+            return  # the head of an upgrade request; it is parsed again without the upgrade
         if self._ignores_input:
-            self._drop_unread()  # it came after the last one that is answered
+            self._drop_unread()  # it follows the last request that gets a response
             return
         body = self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
-        if self._wishes:
-            self._headers |= self._wishes
+        if self._upgrade_headers:
+            self._headers |= self._upgrade_headers
         request = Request(self._parser.get_method(), self._url, self._headers, whole)
         held_bytes, stays = self._body_held_bytes, self._stays()
         knows_chunks = self._parser.get_http_version() != "1.0"
@@ -299,15 +300,15 @@ class H1Connection(asyncio.Protocol):
         self._arrived(_Arrival(request, held_bytes, stays, knows_chunks))
 
     def _is_ordinary(self, stays: bool) -> bool:
-        """Whether another request with the same head can be taken without asking the parser."""
-        if self._body_bytes > self._host.limits.body_screened_bytes or not stays or self._wishes:
+        """Return whether another request with the same head can skip the parser."""
+        if self._body_bytes > self._host.limits.body_screened_bytes or not stays or self._upgrade_headers:
             return False
         if self._parser.get_http_version() != "1.1":
             return False
         return b"transfer-encoding" not in self._headers and b"expect" not in self._headers
 
     def _arrived(self, arrival: _Arrival) -> None:
-        if self._flight is None and not self._waiting:
+        if self._task is None and not self._waiting:
             self._start(arrival)
             return
         request = arrival.request
@@ -318,15 +319,15 @@ class H1Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _stays(self) -> bool:
-        """Whether the connection stays open; a client of HTTP/1.0 gets a new one each time."""
+        """Return whether the connection stays open; one of an HTTP/1.0 client never does."""
         if not self._parser.should_keep_alive():
             return False
         return b"connection" not in self._headers or self._parser.get_http_version() != "1.0"
 
-    # --- what is not accepted ------------------------------------------------------------------------------
+    # --- refusals ------------------------------------------------------------------------------------------
 
     def _screen(self, length: int) -> None:
-        """Refuse a large or announced body before it is read."""
+        """Refuse a large, chunked or announced body before it is read."""
         limits, app = self._host.limits, self._host.app
         if length > limits.body_bytes_max:
             raise _Refused(self._body_too_large())
@@ -338,22 +339,22 @@ class H1Connection(asyncio.Protocol):
             raise _Refused(refusal)
         if self._headers.get(b"expect", b"").lower() == b"100-continue":
             self._continue_due = True
-            self._say_continue()
+            self._send_continue()
 
-    def _say_continue(self) -> None:
-        if self._continue_due and self._flight is None and not self._waiting:
+    def _send_continue(self) -> None:
+        if self._continue_due and self._task is None and not self._waiting:
             self._continue_due = False
             self._transport.write(_CONTINUE)
 
     def _hold(self, size: int) -> None:
-        """Count a part of the request in the budget, or refuse the request."""
+        """Count a part of the request in the budget. Refuse the request if the budget is spent."""
         if self._host.budget.is_spent:
             raise _Refused(self._overloaded(self._head()))
         self._host.budget.take(size)
         self._body_held_bytes += size
 
     def _hold_head(self) -> None:
-        """Count what the parser keeps of a head that is not complete."""
+        """Count the bytes of an incomplete head that the parser keeps."""
         size = self._quiet_bytes + self._fields * _FIELD_BYTES
         more = size - self._head_held_bytes
         if more > 0 and self._host.budget.is_spent:
@@ -385,18 +386,18 @@ class H1Connection(asyncio.Protocol):
         return Request(self._parser.get_method(), self._url, self._headers)
 
     def _head_without_upgrade(self) -> bytes:
-        """The head once more, without the wish for another protocol, which only the application can grant.
+        """Return the head without its upgrade headers; only the application can grant an upgrade.
 
-        The parser takes everything after such a head for that other protocol, though clients may send a body.
-        The request has the wish in its headers all the same.
+        After an upgrade request, the parser treats all input as another protocol, although clients may send a
+        body. The parsed request still has the upgrade headers.
         """
         names = (b"connection", b"upgrade", b"http2-settings")
         version = self._parser.get_http_version().encode()
-        # A client of HTTP/1.0 cannot change the protocol (RFC 9110, 7.8): its wish is not for anybody.
-        wishes = {name: value for name, value in self._headers.items() if name in names}
-        self._wishes = wishes if version != b"1.0" else {}
+        # An HTTP/1.0 client cannot change the protocol (RFC 9110, 7.8): ignore its request to upgrade.
+        upgrade_headers = {name: value for name, value in self._headers.items() if name in names}
+        self._upgrade_headers = upgrade_headers if version != b"1.0" else {}
         kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers.items() if name not in names]
-        # The other options of the connection hold all the same, `close` above all.
+        # Keep the other connection options, in particular `close`.
         options = [option.strip() for option in self._headers.get(b"connection", b"").split(b",")]
         options = [option for option in options if option.lower() not in (b"", b"upgrade", b"http2-settings")]
         if options:
@@ -414,7 +415,7 @@ class H1Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(error)
             return
-        self._replayed_head, self._wishes = b"", {}
+        self._replayed_head, self._upgrade_headers = b"", {}
 
     def _refuse(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__
@@ -433,7 +434,7 @@ class H1Connection(asyncio.Protocol):
         self._ignores_input = True
         self._last = response
         self._drop_unread()
-        if self._flight is None and not self._waiting:
+        if self._task is None and not self._waiting:
             self._send_last(response)
 
     def _send_last(self, response: Response) -> None:
@@ -447,18 +448,18 @@ class H1Connection(asyncio.Protocol):
         self._transport.resume_reading()
         self._ticks = 0
 
-    # --- answering -----------------------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------------------
 
     def _start(self, arrival: _Arrival) -> None:
         request, held_bytes, stays, self._knows_chunks = arrival
-        self._flight_held_bytes = held_bytes
+        self._task_held_bytes = held_bytes
         self._keep_alive = stays and not self._host.draining
         self._is_head_request = request.method == b"HEAD"
         if self._host.budget.is_spent and not held_bytes:
             self._deliver(self._overloaded(request))
             return
-        self._flight = flight = RequestTask(self._deliver)
-        flight.start(self._host.app, request)
+        self._task = task = RequestTask(self._deliver)
+        task.start(self._host.app, request)
 
     def _deliver(self, response: Response) -> None:
         if response.stream is not None:
@@ -471,23 +472,23 @@ class H1Connection(asyncio.Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """Continue with the next request: the response is with the transport."""
-        self._flight = None
+        """Continue with the next request: the transport has the response."""
+        self._task = None
         self._answered += 1
-        if self._flight_held_bytes:
-            self._host.budget.give(self._flight_held_bytes)
-            self._flight_held_bytes = 0
+        if self._task_held_bytes:
+            self._host.budget.give(self._task_held_bytes)
+            self._task_held_bytes = 0
         if not self._keep_alive:
             self._close()
         elif self._waiting:
-            # Not from here: a long row of requests that are answered immediately would nest as deep.
+            # Not directly: many queued requests with immediate responses would recurse as deep.
             self._host.loop.call_soon(self._next)
         elif self._last is not None:
             self._send_last(self._last)
         elif self._has_left:
             self._close()
         elif self._continue_due:
-            self._say_continue()
+            self._send_continue()
 
     def _close(self) -> None:
         self._ignores_input = True
@@ -495,7 +496,7 @@ class H1Connection(asyncio.Protocol):
         self._transport.close()
 
     def _next(self) -> None:
-        if self._flight is not None or not self._waiting or self._transport.is_closing():
+        if self._task is not None or not self._waiting or self._transport.is_closing():
             return
         arrival = self._waiting.popleft()
         if len(self._waiting) == self._host.limits.pipelined_max - 1 and not self._ignores_input:
@@ -507,7 +508,7 @@ class H1Connection(asyncio.Protocol):
 
     def _write(self, response: Response) -> None:
         if self._transport.is_closing():
-            return  # lost a moment ago, and not yet notified: a write to it may raise
+            return  # lost, but `connection_lost` was not called yet: writing may raise
         body = response.body
         size = len(body) if isinstance(body, bytes) else sum(map(len, body))
         head = response_head(response, size, self._host.date, keep_alive=self._keep_alive)
@@ -519,8 +520,8 @@ class H1Connection(asyncio.Protocol):
             self._transport.writelines([head, *body])
 
     def _hand_over(self, response: Response) -> None:
-        """Drop what the client sent after its request: a streaming response is the last one."""
-        self._flight, self._ignores_input = None, True
+        """Give the connection to a streaming response, the last one. Drop any further input."""
+        self._task, self._ignores_input = None, True
         self._drop_requests()
         self._give_back_answer()
         self._host.connections.discard(self)
@@ -533,7 +534,7 @@ class H1Connection(asyncio.Protocol):
         )
 
     async def _send_stream(self, response: Response) -> None:
-        """Piece by piece, in chunks, or to the end of the connection for a client that knows no chunks."""
+        """Send the pieces as chunks, or until the connection closes for a client without chunk support."""
         stream = response.stream
         assert stream is not None
         is_chunked = self._knows_chunks
@@ -561,7 +562,7 @@ class H1Connection(asyncio.Protocol):
                 await close()
         self._finish()
 
-    # --- patience ------------------------------------------------------------------------------------------
+    # --- timeouts ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         limits = self._host.limits
@@ -572,7 +573,7 @@ class H1Connection(asyncio.Protocol):
         self._ticks += 1
         if self._can_write is not None:
             patience = limits.write_timeout_s
-        elif self._flight is not None:
+        elif self._task is not None:
             return
         elif self._ignores_input:
             patience = limits.linger_s
@@ -585,7 +586,7 @@ class H1Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         self._keep_alive = False
-        if self._flight is None and not self._waiting and not self._in_body:
+        if self._task is None and not self._waiting and not self._in_body:
             self._close()
 
     def abort(self) -> None:

@@ -1,6 +1,6 @@
-"""Heads of HTTP/1.1: those of requests that were parsed before, and those of responses.
+"""Heads of HTTP/1.1: a cache of parsed request heads, and the encoding of response heads.
 
-Clients send the same few heads over and over, byte for byte.
+Clients send the same few heads repeatedly, byte for byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END: Final = b"\r\n\r\n"
 
 
 class KnownHead(NamedTuple):
-    """A parsed head, and the length of the body that it announces."""
+    """A parsed head, and the body length that it declares."""
 
     method: bytes
     target: bytes
@@ -26,10 +26,10 @@ class KnownHead(NamedTuple):
 
 
 class KnownHeads:
-    """From the bytes of a head to what it says. The memory of it is bounded.
+    """A bounded cache of parsed heads, keyed by their bytes.
 
-    Between two requests a parser has no memory, so it takes the same bytes for the same head: it need not see
-    them again. Only whole requests are looked up, which come in one piece and have nothing after them.
+    The parser keeps no state between two requests, so the same bytes always give the same head and need no
+    second parse. Only a complete request that arrives in one piece, with nothing after it, is looked up.
     """
 
     __slots__ = ("_heads",)
@@ -41,7 +41,7 @@ class KnownHeads:
         return len(self._heads)
 
     def request(self, data: bytes) -> Request | None:
-        """The request that these bytes are, no more and no less; None if they have to be parsed."""
+        """Return the request if `data` is exactly one request with a known head, else None."""
         end = data.find(_END, 0, _BYTES_MAX) + 4
         head = self._heads.get(data[:end])
         if head is None or len(data) - end != head.body_bytes:
@@ -49,11 +49,9 @@ class KnownHeads:
         return Request(head.method, head.target, head.headers, data[end:])
 
     def learn(self, data: bytes, request: Request, target: bytes) -> None:
-        """Remember the head of a request of HTTP/1.1 that came as these bytes, and after which the connection
-        stays as it is.
-        """
+        """Store the head of an HTTP/1.1 request that arrived as `data` and leaves the connection open."""
         end = data.find(_END, 0, _BYTES_MAX) + 4
-        # Where the head ends is the parser's to say: the body is what it says, or nothing is learned.
+        # Only the parser decides where the head ends: if its body differs from the rest, store nothing.
         if end < 4 or data[end:] != request.body:
             return
         if len(self._heads) >= _REMEMBERED_MAX:
@@ -69,7 +67,7 @@ def _start(status: int, content_type: bytes) -> bytes:
 def response_head(
     response: Response, size: int | None, date: bytes, *, keep_alive: bool, is_chunked: bool = False
 ) -> bytes:
-    """Encode the head of a response; `size` None is a body of unknown length."""
+    """Encode the head of a response. A `size` of None means a body of unknown length."""
     if size is not None:
         ends = b"\r\ncontent-length: %d\r\n" % size
     else:

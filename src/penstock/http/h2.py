@@ -1,4 +1,4 @@
-"""Cleartext HTTP/2 with prior knowledge: many requests at once over one connection."""
+"""Cleartext HTTP/2 with prior knowledge: many concurrent requests over one connection."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _PING: Final = b"penstock"
 _WINDOW_AT_FIRST: Final = 65_535
 _FLUSH_AT_BYTES: Final = 64 * 1024
 _TURN_WORK: Final = 64
-"""Frames that are handled before other connections get their turn."""
+"""Frames handled before other connections get their turn."""
 _IDLE_PER_ANSWER: Final = 4
 _IDLE_BYTES: Final = 1024
-"""An answer allows its client that many idle frames, and one more for so many bytes. A piece that a window
-cuts shorter than that is an idle frame itself."""
+"""Each response allows its client `_IDLE_PER_ANSWER` idle frames, and one more per this many bytes. A piece
+shorter than this because of a small window counts as an idle frame."""
 _STREAMS_PER_FRAME: Final = 64
-"""A changed window for new streams changes all that are open, and costs as one frame for so many."""
+"""A changed initial window affects all open streams. It counts as one idle frame per this many streams."""
 _TABLE_SIZES_MAX: Final = 2
-"""Sizes of the header table that one head may set; RFC 7541, 4.2 needs no more."""
+"""Table size updates allowed in one head; RFC 7541, 4.2 needs no more."""
 _ENCODER_TABLE_BYTES: Final = 4096
-"""The library searches the table of the encoder for each header that is sent, so its length is a cost."""
+"""The library searches the encoder's table for each header sent, so a long table costs time."""
 _SETTINGS: Final = frozenset(int(code) for code in h2.settings.SettingCodes)
 
 
 class H2Connection(asyncio.Protocol):
     """One HTTP/2 client.
 
-    Answers wait here for the client's windows, up to a cap; while more than that waits, no further request is
-    begun. A client that takes back requests by the hundreds, floods with frames that bring nothing, or reads
-    nothing for long, is cut off. Every byte that is kept counts in the budget of all connections.
+    Responses wait here for the client's windows, up to a limit; above it, no further request is started. The
+    connection is closed if the client cancels hundreds of requests, floods with frames that carry nothing, or
+    reads nothing for long. All bytes held for the client count in the shared budget.
     """
 
     def __init__(self, host: Host) -> None:
@@ -53,11 +53,11 @@ class H2Connection(asyncio.Protocol):
         self._streams: dict[int, H2Stream] = {}
         self._waiting: dict[int, H2Stream] = {}
         self._sendable: dict[int, H2Stream] = {}
-        """Streams whose outbox does not wait for a window of their own."""
+        """Streams with output that does not wait for their own window."""
         self._unread = b""
-        """Frames that are not complete, or left for the next turn; they count in the budget."""
+        """Incomplete frames, and frames left for the next turn; counted in the budget."""
         self._is_behind = False
-        """Whether some of them are complete."""
+        """Whether some unread frames are complete."""
         self._idle_frames = 0
         self._outbox_bytes = 0
         self._can_write = True
@@ -102,7 +102,7 @@ class H2Connection(asyncio.Protocol):
             self._read(self._unread + data if self._unread else data)
 
     def _read(self, data: bytes) -> None:
-        """Handle one turn's frames; the rest waits for the next one."""
+        """Handle the frames of one turn; leave the rest for the next one."""
         turn = next_turn(data, _TURN_WORK)
         self._idle_frames += turn.idle
         if turn.is_flood or self._idle_frames > self._host.limits.idle_frames_per_tick_max:
@@ -123,7 +123,7 @@ class H2Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _read_on(self) -> None:
-        """The next turn."""
+        """Continue with the frames left by the last turn."""
         if self._is_behind and self._can_write and not self._is_closed:
             self._read(self._unread)
 
@@ -136,7 +136,7 @@ class H2Connection(asyncio.Protocol):
         try:
             events = self._h2.receive_data(frames)
         except h2.exceptions.ProtocolError:
-            # What is wrong is in the GOAWAY frame that is waiting to be sent.
+            # The GOAWAY frame that is waiting to be sent states the error.
             self._close()
             return
         for event in events:
@@ -159,7 +159,7 @@ class H2Connection(asyncio.Protocol):
         self._can_write = False
         self._held_answer_bytes = self._transport.get_write_buffer_size()
         self._host.budget.take(self._held_answer_bytes)
-        # What a client sends may ask for more answers; it has not read the ones it has.
+        # More requests would produce more responses, while the client has not read the earlier ones.
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -171,7 +171,7 @@ class H2Connection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
             self._send_waiting()
-            self._tell_live()
+            self._notify_live()
             self._start_waiting()
             self._flush()
 
@@ -192,7 +192,7 @@ class H2Connection(asyncio.Protocol):
         self._keep(b"")
         self._transport.close()
 
-    # --- what the client sends -----------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------------------
 
     def _take(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RequestReceived):
@@ -227,7 +227,7 @@ class H2Connection(asyncio.Protocol):
             self._answer(stream, refusal)
 
     def _screen(self, stream: H2Stream) -> Response | None:
-        """Refuse by the head what would not be accepted with its body: none is kept without a key."""
+        """Refuse a request by its head before its body is kept: a client without a key uploads nothing."""
         limits, app = self._host.limits, self._host.app
         length = stream.declared_bytes
         if stream.is_complete:
@@ -261,7 +261,7 @@ class H2Connection(asyncio.Protocol):
             self._sendable[stream.id] = stream
 
     def _take_settings(self, event: h2.events.RemoteSettingsChanged) -> None:
-        """Another window for new streams moves the windows of those that are open as well."""
+        """Apply new settings: a changed initial window also changes the windows of open streams."""
         if h2.settings.SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
             self._idle_frames += len(self._streams) // _STREAMS_PER_FRAME
             self._sendable = {number: stream for number, stream in self._streams.items() if stream.outbox}
@@ -287,12 +287,12 @@ class H2Connection(asyncio.Protocol):
         words = "the server holds as many bytes for clients as it may"
         return self._host.app.fault(Fault.OVERLOADED, words, stream.head())
 
-    # --- answering -----------------------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
         while self._waiting and self._can_write and self._outbox_bytes <= self._host.limits.outbox_bytes_max:
             stream = self._waiting.pop(next(iter(self._waiting)))
-            stream.fly(self._host.app, self._deliver)
+            stream.start(self._host.app, self._deliver)
 
     def _deliver(self, stream: H2Stream, response: Response) -> None:
         if stream.id in self._streams and not self._is_closed:
@@ -310,7 +310,7 @@ class H2Connection(asyncio.Protocol):
         try:
             self._h2.send_headers(stream.id, head, end_stream=is_bare)
         except h2.exceptions.ProtocolError:
-            self._drop(stream)  # the client has taken the request back already
+            self._drop(stream)  # the client has already cancelled the request
             return
         if is_bare:
             self._end(stream)
@@ -337,7 +337,7 @@ class H2Connection(asyncio.Protocol):
         self._host.budget.give(size)
 
     def _send_waiting(self) -> None:
-        """Look only at what can go out: a frame that opens one window costs nothing for a thousand others."""
+        """Send on sendable streams only: one window update must not cause a visit to a thousand streams."""
         while self._sendable and self._can_write and self._h2.outbound_flow_control_window > 0:
             stream = self._sendable.pop(next(iter(self._sendable)))
             if stream.outbox:
@@ -366,7 +366,7 @@ class H2Connection(asyncio.Protocol):
                     self._h2.end_stream(stream.id)
                     self._end(stream)
         except h2.exceptions.ProtocolError:
-            self._drop(stream)  # the client has taken the request back already
+            self._drop(stream)  # the client has already cancelled the request
 
     async def _send_stream(self, stream: H2Stream, response: Response) -> None:
         pieces = response.stream
@@ -399,7 +399,7 @@ class H2Connection(asyncio.Protocol):
         self._unflushed_bytes += len(data)
         if self._unflushed_bytes > _FLUSH_AT_BYTES:
             self._unflushed_bytes = 0
-            self._flush()  # which tells whether the socket takes more
+            self._flush()  # this updates `_can_write`
         else:
             self._flush_soon()
         return not stream.outbox and self._can_write
@@ -416,14 +416,14 @@ class H2Connection(asyncio.Protocol):
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
             self._flush_soon()
 
-    def _tell_live(self) -> None:
-        """The socket takes bytes again, also from streams whose own outbox was empty all the time."""
+    def _notify_live(self) -> None:
+        """Notify live responses: the socket is writable again, even for streams with an empty outbox."""
         for stream in list(self._streams.values()):
             if stream.live is not None and not stream.outbox:
                 stream.live.emptied()
 
     def _flush_soon(self) -> None:
-        """Many streams may have got something in this turn; their frames go out together."""
+        """Flush at the end of this turn, so that the frames of many streams are sent together."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._host.loop.call_soon(self._flush_due)
@@ -434,7 +434,7 @@ class H2Connection(asyncio.Protocol):
         self._flush()
 
     def _end(self, stream: H2Stream) -> None:
-        """The response is complete; if the client is still sending, that is of no use any more."""
+        """Finish a stream whose response is complete. Reset it if the client is still sending."""
         self._streams.pop(stream.id, None)
         self._sendable.pop(stream.id, None)
         self._give_back(stream, stream.held_bytes)
@@ -458,7 +458,7 @@ class H2Connection(asyncio.Protocol):
         self._host.budget.give(size)
         stream.held_bytes -= size
 
-    # --- patience ------------------------------------------------------------------------------------------
+    # --- timeouts ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         self._resets = self._idle_frames = 0
@@ -468,7 +468,7 @@ class H2Connection(asyncio.Protocol):
         self._watch_client()
 
     def _watch_client(self) -> None:
-        """Ask a client that has been silent whether it is there; without a word it is gone."""
+        """Ping a silent client, and disconnect it if it does not reply."""
         limits = self._host.limits
         if self._received != self._received_mark:
             self._received_mark, self._silent_ticks = self._received, 0
@@ -507,10 +507,10 @@ class H2Connection(asyncio.Protocol):
 
 
 class _PeerSettings(h2.settings.Settings):
-    """The settings of a client, as far as this server uses them.
+    """The client's settings, limited to those that this server uses.
 
-    The library keeps every setting under its number, of which there are 65,536, and goes through all of them
-    for each frame of settings.
+    The library stores every setting by number, of which there are 65,536, and iterates over all of them for
+    each settings frame.
     """
 
     def __setitem__(self, key: h2.settings.SettingCodes | int, value: int) -> None:
@@ -522,10 +522,10 @@ class _PeerSettings(h2.settings.Settings):
 
 
 class _HeadDecoder(hpack.Decoder):
-    """A decoder for which a head is its headers.
+    """A header decoder that limits table size updates.
 
-    The library lets a head begin with any number of sizes for its table, one byte each and none of them in
-    the header list, whose length is limited.
+    The library accepts any number of size updates before the headers of a head. They take one byte each and
+    do not count in the header list, whose length is limited.
     """
 
     _sizes = 0
@@ -542,7 +542,7 @@ class _HeadDecoder(hpack.Decoder):
     def header_table_size(self, value: int) -> None:
         self._sizes += 1
         if self._sizes > _TABLE_SIZES_MAX:
-            raise hpack.HPACKDecodingError(f"a head with more than {_TABLE_SIZES_MAX} sizes of the table")
+            raise hpack.HPACKDecodingError(f"a head has more than {_TABLE_SIZES_MAX} table size updates")
         self.header_table.maxsize = value
 
 
@@ -550,8 +550,8 @@ def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     config = h2.config.H2Configuration(
         client_side=False,
         header_encoding=None,
-        # `H2Stream` checks heads: the library looks at each character, which a client pays for with one byte
-        # for thousands of them.
+        # `H2Stream` validates heads: the library checks each character, and with header compression one byte
+        # of input can stand for thousands of them.
         validate_inbound_headers=False,
         validate_outbound_headers=False,
         normalize_outbound_headers=False,
@@ -561,7 +561,7 @@ def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     machine.decoder = _HeadDecoder()
     machine.decoder.max_header_list_size = limits.head_bytes_max
     machine.remote_settings = _PeerSettings(client=True)
-    # As initial values, so that they hold from the first frame and not from the client's acknowledgement.
+    # Set as initial values, so that they apply from the first frame, before the client acknowledges them.
     machine.local_settings = h2.settings.Settings(
         client=False,
         initial_values={

@@ -1,4 +1,4 @@
-"""Parts of an HTTP/2 connection: one request with its response, and frames before they are unpacked."""
+"""Parts of an HTTP/2 connection: one request with its response, and checks of frames before decoding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _STREAM_BYTES: Final = 4096
-"""What a stream costs besides its bytes."""
+"""The overhead of one stream."""
 _PIECE_BYTES: Final = 64
-"""What a piece of a body costs besides its bytes."""
+"""The overhead of one piece of a body."""
 
 
 class MalformedHead(Exception):
@@ -27,7 +27,7 @@ class MalformedHead(Exception):
 
 
 class StreamObserver(Protocol):
-    """The writer of a live response, as its stream tells it what became of the client."""
+    """The writer of a live response, notified by its stream."""
 
     def emptied(self) -> None: ...
 
@@ -35,16 +35,16 @@ class StreamObserver(Protocol):
 
 
 class H2Stream:
-    """One stream: the request read so far, and the response still to be sent."""
+    """One stream: the received part of the request, and the unsent part of the response."""
 
     __slots__ = (
         "_body_mark",
         "_emptied",
-        "_flight",
         "_headers",
         "_method",
         "_stalled_ticks",
         "_target",
+        "_task",
         "body",
         "body_bytes",
         "has_all",
@@ -60,7 +60,7 @@ class H2Stream:
     )
 
     def __init__(self, stream_id: int, headers: Iterable[tuple[bytes, bytes]], fields_max: int = 256) -> None:
-        """Raises `MalformedHead`."""
+        """Raise `MalformedHead` if the head breaks the rules of HTTP/2."""
         self.id = stream_id
         self._method = self._target = b""
         self._headers: dict[bytes, bytes] = {}
@@ -68,20 +68,20 @@ class H2Stream:
         self.body: list[bytes] = []
         self.body_bytes = 0
         self.head_bytes = _STREAM_BYTES + sum(len(name) + len(value) for name, value in self._headers.items())
-        """What the stream counts in the budget as long as it is open."""
+        """Bytes counted in the budget while the stream is open."""
         self.held_bytes = 0
-        """What it counts now: that, and its body until it is answered."""
+        """Bytes counted now: the head, and the body until the response starts."""
         self.is_complete = False
         self.is_answered = False
         self.outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.has_all = False
-        """Nothing will be added to the outbox."""
+        """Whether the outbox is complete."""
         self.sender: asyncio.Task[None] | None = None
         self.live: StreamObserver | None = None
         self._body_mark = -1
         self._stalled_ticks = 0
-        self._flight: RequestTask | None = None
+        self._task: RequestTask | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     def _read_head(self, fields: list[tuple[bytes, bytes]], fields_max: int) -> None:
@@ -92,27 +92,27 @@ class H2Stream:
         joined: dict[bytes, list[bytes]] = {}
         for name, value in fields:
             if b"\0" in value or b"\n" in value or b"\r" in value or value != value.strip(b" \t"):
-                raise MalformedHead("a value with blanks around it or a line break within")
+                raise MalformedHead("a value has surrounding blanks or contains a line break")
             if name in _PSEUDO and name not in pseudo and not joined:
                 pseudo[bytes(name)] = bytes(value)
             elif (
                 _NAME(name) is None or name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers")
             ):
-                raise MalformedHead("a header that HTTP/2 does not have")
+                raise MalformedHead("a header is not allowed in HTTP/2")
             else:
                 joined.setdefault(bytes(name), []).append(bytes(value))
         self._method, self._target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         if not (self._method and self._target and pseudo.get(b":scheme")):
-            raise MalformedHead("no :method, :scheme or :path")
+            raise MalformedHead(":method, :scheme or :path is missing")
         authority, hosts = pseudo.get(b":authority"), joined.get(b"host", [])
         if len(hosts) > 1 or (authority is not None and hosts and hosts[0] != authority):
-            raise MalformedHead("more than one host")
+            raise MalformedHead("the request names more than one host")
         self._headers = {name: b", ".join(values) for name, values in joined.items()}
         if authority is not None:
             self._headers[b"host"] = authority
 
     def add_body(self, data: bytes) -> int:
-        """Keep a piece of the body; returns what it counts in the budget."""
+        """Append a piece of the body; return how many bytes to count in the budget."""
         if not data:
             return 0
         self.body.append(data)
@@ -129,16 +129,16 @@ class H2Stream:
         return int(text) if text.isdigit() else None
 
     def head(self) -> Request:
-        """The request without its body."""
+        """Return the request without its body."""
         return Request(self._method, self._target, self._headers)
 
     def request(self) -> Request:
         return Request(self._method, self._target, self._headers, b"".join(self.body))
 
-    def fly(self, app: Application, deliver: Callable[[H2Stream, Response], None]) -> None:
-        """Have the request answered."""
-        self._flight = RequestTask(lambda response: deliver(self, response))
-        self._flight.start(app, self.request())
+    def start(self, app: Application, deliver: Callable[[H2Stream, Response], None]) -> None:
+        """Start the request; call `deliver` with its response."""
+        self._task = RequestTask(lambda response: deliver(self, response))
+        self._task.start(app, self.request())
 
     def response_headers(self, response: Response, date: bytes) -> list[tuple[bytes, bytes]]:
         headers = [
@@ -154,7 +154,7 @@ class H2Stream:
         return headers
 
     def put(self, pieces: Iterable[bytes]) -> int:
-        """Put pieces of the body into the outbox; returns how many bytes they are."""
+        """Append pieces of the body to the outbox; return their total size."""
         views = [memoryview(piece) for piece in pieces if piece]
         size = sum(map(len, views))
         self.outbox.extend(views)
@@ -162,7 +162,7 @@ class H2Stream:
         return size
 
     def is_stalled(self, ticks_max: int) -> bool:
-        """Called once a second: whether the request's body has not moved for so many."""
+        """Return whether the request's body has stalled for `ticks_max` calls. Call once a second."""
         if self.is_complete or self.is_answered or self.body_bytes != self._body_mark:
             self._body_mark, self._stalled_ticks = self.body_bytes, 0
             return False
@@ -170,7 +170,7 @@ class H2Stream:
         return self._stalled_ticks >= ticks_max
 
     def next_piece(self, room: int) -> bytes:
-        """At most `room` bytes from the front of the outbox."""
+        """Remove and return at most `room` bytes from the front of the outbox."""
         first = self.outbox.popleft()
         if len(first) > room:
             self.outbox.appendleft(first[room:])
@@ -179,7 +179,7 @@ class H2Stream:
         return bytes(first)
 
     async def emptied(self) -> None:
-        """Wait until everything put into the outbox has gone out."""
+        """Wait until the outbox is empty."""
         if self.outbox:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
@@ -192,16 +192,16 @@ class H2Stream:
             self.live.emptied()
 
     def forget(self) -> None:
-        """Let go of the request. It and what answers it know each other, and would stay for a while."""
-        self._flight = None
+        """Release the request, to break its reference cycle with the response."""
+        self._task = None
         self._headers = {}
 
     def abandon(self) -> None:
-        """Drop the response: no client waits for it any more."""
+        """Drop the response: the client has left."""
         self.outbox.clear()
         self.outbox_bytes = 0
-        if self._flight is not None:
-            self._flight.abandon()
+        if self._task is not None:
+            self._task.abandon()
         self.forget()
         if self.sender is not None:
             self.sender.cancel()
@@ -216,17 +216,17 @@ _CONTINUATION: Final = 9
 _END_STREAM: Final = 1
 _END_HEADERS: Final = 4
 _HEADERS_WORK: Final = 4
-"""A head costs about as much as that many other frames, and one more for every so many bytes."""
+"""A HEADERS frame costs as much as this many other frames, plus one per `_HEAD_BYTES_PER_WORK` bytes."""
 _HEAD_BYTES_PER_WORK: Final = 16
 _CONTINUATIONS_MAX: Final = 32
 
 
 class FrameLengths:
-    """Follows the frames of one connection, whose first `skip` bytes are none.
+    """Checks the lengths of one connection's frames; its first `skip` bytes are not frames.
 
-    The state machine looks at a frame's length only when all of the frame is there, and a length may say
-    16 MiB; and it unpacks the headers of a request before it counts them. Without this a client could have
-    as much kept and unpacked for it as it likes to announce.
+    The state machine checks a frame's length only once the frame is complete, and a length may announce
+    16 MiB. It also decodes the headers of a request before it counts them. Without this check, a client could
+    make the server buffer and decode as much as it announces.
     """
 
     __slots__ = ("_head_length", "_head_length_max", "_length_max", "_part", "_skip")
@@ -239,7 +239,7 @@ class FrameLengths:
         self._part = b""
 
     def allow(self, data: bytes) -> bool:
-        """Whether every frame that begins in `data`, the next bytes of the stream, is short enough."""
+        """Return whether every frame that begins in the next bytes of the connection is short enough."""
         if self._part:
             data = self._part + data
         at, size = self._skip, len(data)
@@ -258,20 +258,21 @@ class FrameLengths:
 
 
 class Turn(NamedTuple):
-    """The frames that are handled in one turn of the loop."""
+    """The frames handled in one turn of the event loop."""
 
     size: int
-    """How many bytes they have; 0 if no frame is complete."""
+    """Their size in bytes; 0 if no frame is complete."""
     idle: int
-    """How many of them ask for nothing and bring nothing: settings, pings, windows, priorities, resets."""
+    """How many of them carry no request: settings, pings, window updates, priorities, resets."""
     is_flood: bool
-    """Whether one head comes in more frames than any client needs."""
+    """Whether one head spans more frames than any client needs."""
 
 
 def next_turn(data: bytes, work_max: int) -> Turn:
-    """Return the whole frames at the start of `data` that are at most `work_max` of work, or one more.
+    """Return the complete frames at the start of `data`, up to `work_max` units of work.
 
-    The frames of one head stay together, so that what waits for the rest of it waits here, where it counts.
+    The last frame may exceed the limit. The frames of one head stay together, so that an incomplete head
+    waits here, where it counts in the budget.
     """
     at = size = idle = work = parts = 0
     while at + _HEAD_BYTES <= len(data) and (work < work_max or size != at):

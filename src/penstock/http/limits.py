@@ -7,47 +7,47 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Every bound of the transport; each is checked before memory is taken."""
+    """Every limit of the transport. Each is checked before memory is allocated."""
 
     body_bytes_max: int = 64 * 1024**2
     head_bytes_max: int = 64 * 1024
     """Request line and headers of one request."""
     head_fields_max: int = 256
-    """Headers of one request, however short they are."""
+    """Headers of one request, regardless of their size."""
     body_screened_bytes: int = 64 * 1024
-    """A larger body is read only after the application has judged the head: no upload for a wrong key."""
+    """A larger body is read only after the application has accepted the head: no upload with a wrong key."""
     connections_max: int = 16_384
     pipelined_max: int = 32
-    """Requests of one connection that may wait for the one being answered."""
+    """Requests of one connection that may wait for the current one."""
     held_bytes_max: int = 512 * 1024**2
-    """Every byte that is kept for clients, over all connections: requests from their first byte on, and
-    answers that clients do not read."""
+    """All bytes held for clients, over all connections: unfinished and queued requests, and responses that
+    clients have not read."""
     streams_max: int = 1024
     """Concurrent requests of one HTTP/2 connection."""
     stream_window_bytes: int = 1024**2
     connection_window_bytes: int = 4 * 1024**2
     outbox_bytes_max: int = 16 * 1024**2
-    """Answers of one HTTP/2 connection that wait for its windows; beyond that no new request is started."""
+    """Unsent responses of one HTTP/2 connection. Above this, no further request is started."""
     resets_per_tick_max: int = 200
-    """Requests that an HTTP/2 client may take back within a second."""
+    """Requests that an HTTP/2 client may cancel within one second."""
     idle_frames_per_tick_max: int = 1000
-    """Frames of HTTP/2 within a second that bring no request: pings, settings, windows and the like. An
-    answer allows for more, so that a client may move its windows as it reads."""
+    """HTTP/2 frames within one second that carry no request, such as pings, settings and window updates. Each
+    response allows some more, so that a client can update its windows as it reads."""
     head_timeout_s: int = 60
     body_timeout_s: int = 60
-    """Without a single byte."""
+    """Maximum time without a byte of the body."""
     write_timeout_s: int = 60
-    """A client that reads nothing of its answer."""
+    """Maximum time that a client may leave its response unread."""
     idle_timeout_s: int = 600
-    """Between two requests of an HTTP/1.1 connection."""
+    """Maximum time between two requests of an HTTP/1.1 connection."""
     linger_s: int = 2
-    """How long a refused upload is still read, so that the client gets to see why."""
+    """How long to keep reading a refused upload, so that the client can receive the response."""
     ping_interval_s: int = 20
     ping_timeout_s: int = 20
 
     @classmethod
     def for_bodies(cls, bytes_max: int) -> HttpLimits:
-        """The defaults with another cap for bodies, and what depends on it."""
+        """Return the defaults with another limit for bodies, and adjust the limits that depend on it."""
         known = cls()
         return replace(
             known,
@@ -78,4 +78,4 @@ class ByteBudget:
 
     def give(self, size: int) -> None:
         self.held -= size
-        assert self.held >= 0, "more was given back than taken"
+        assert self.held >= 0, "more bytes were released than reserved"

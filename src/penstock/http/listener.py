@@ -1,6 +1,6 @@
-"""One TCP port: accept connections, tell HTTP/1.1 from HTTP/2, keep time, and drain.
+"""One TCP port: accept connections, detect HTTP/1.1 or HTTP/2, enforce timeouts, and drain.
 
-`run` gives a server's process its event loop and its signals.
+`run` gives a server process its event loop and signal handlers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.http.sites import Guarded, Sites
 _BACKLOG = 2048
 _SWITCH_INTERVAL_S: Final = 0.0005
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 120_000}
-"""A machine that vanished without a word is noticed after two minutes, on an idle connection too."""
+"""A client that disappears without closing is detected after two minutes, even on an idle connection."""
 
 
-class _Newcomer(asyncio.Protocol):
-    """A connection before its first bytes, which tell the protocol."""
+class _NewConnection(asyncio.Protocol):
+    """A connection whose first bytes, which select the protocol, have not arrived."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -42,7 +42,7 @@ class _Newcomer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._host.is_full or self._host.draining:
-            self._turn_away()
+            self._refuse()
             return
         self._host.connections.add(self)
 
@@ -61,7 +61,7 @@ class _Newcomer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.connections.discard(self)
 
-    def _turn_away(self) -> None:
+    def _refuse(self) -> None:
         response = self._host.app.fault(Fault.OVERLOADED, "the server has as many connections as it may")
         body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
         self._transport.write(response_head(response, len(body), self._host.date, keep_alive=False) + body)
@@ -96,7 +96,7 @@ class Listener:
         sites: Sites | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`sites` keeps web pages of others out. None is for servers with keys, and for those that ask it."""
+        """`sites` blocks pages of other sites. Pass None for a server with keys or its own check."""
         self._app = app if sites is None else Guarded(app, sites)
         self._limits = limits or HttpLimits()
         self._clock = clock
@@ -105,14 +105,15 @@ class Listener:
         self._ticker: asyncio.Task[None] | None = None
 
     async def bind(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
-        """Accept connections from now on; the address says which port 0 became. Raises `OSError`.
+        """Start accepting connections. Return the address, including the chosen port for port 0.
 
-        `reuse_port` lets several processes accept on one port; the system shares the connections out.
+        `reuse_port` lets several processes accept on one port; the kernel distributes the connections. Raise
+        `OSError` if the port cannot be bound.
         """
         loop = asyncio.get_running_loop()
         shared = self._host = Host(self._app, self._limits, self._clock, loop)
         self._server = await loop.create_server(
-            lambda: _Newcomer(shared),
+            lambda: _NewConnection(shared),
             host,
             port,
             backlog=_BACKLOG,
@@ -131,7 +132,7 @@ class Listener:
         return len(self._host.connections) if self._host is not None else 0
 
     def tick(self) -> None:
-        """A second has passed."""
+        """Enforce timeouts; called once a second."""
         if self._host is not None:
             self._host.set_date()
             for connection in list(self._host.connections):
@@ -143,7 +144,7 @@ class Listener:
             self.tick()
 
     async def stop_accepting(self) -> None:
-        """No new connections, and no second request on those that are open."""
+        """Refuse new connections, and further requests on open ones."""
         if self._host is None or self._server is None:
             return
         self._host.draining = True
@@ -152,7 +153,7 @@ class Listener:
             connection.drain()
 
     async def drain(self, *, timeout_s: float) -> bool:
-        """Let what is under way finish, then close every connection; false when some had to be cut off."""
+        """Let requests in progress finish, then close all connections. Return False if some were cut off."""
         await self.stop_accepting()
         if self._host is None:
             return True
@@ -166,12 +167,12 @@ class Listener:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        await asyncio.sleep(0)  # lets the aborted connections say goodbye
+        await asyncio.sleep(0)  # lets the transports of aborted connections close
         return not left
 
 
 def _keep_alive(listening: socket.socket) -> None:
-    """Every connection that it accepts has what is set here from the beginning, where the system knows it."""
+    """Enable TCP keepalive on a listening socket, where supported. Accepted connections inherit it."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
@@ -179,7 +180,7 @@ def _keep_alive(listening: socket.socket) -> None:
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
-    """Run `main` on the quickest loop there is; SIGINT and SIGTERM set the event it is given."""
+    """Run `main` on the fastest available event loop. SIGINT and SIGTERM set the event passed to it."""
     tune()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_with_signals(main))
@@ -202,23 +203,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def tune() -> None:
-    """Process-wide settings that a server wants and a library must not touch."""
-    # The commit thread comes back from its sync and needs the interpreter, which the loop holds.
+    """Apply process-wide settings for a server; a library must not change them."""
+    # After a sync, the commit thread needs the interpreter lock, which the event loop holds.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # Requests leave nothing for the cycle collector, so it need not run as often.
+    # Requests leave little for the cycle collector, so it can run less often.
     gc.set_threshold(50_000, 20, 100)
     if sys.platform == "linux":
         _keep_large_buffers()
 
 
 def settle() -> None:
-    """Take what recovery built out of the cycle collector's sight: it stays, and there may be a lot of it."""
+    """Exempt the objects that recovery built from the cycle collector: they are permanent and numerous."""
     gc.collect()
     gc.freeze()
 
 
 def _keep_large_buffers() -> None:
-    """Let glibc reuse the memory of large joins; otherwise each one faults its pages in again."""
+    """Let glibc reuse the memory of large buffers; otherwise each one causes new page faults."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mmap_threshold, trim_threshold, top_pad = -3, -1, -2

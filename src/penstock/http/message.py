@@ -1,4 +1,4 @@
-"""Requests, responses, and the interface between transport and application."""
+"""Requests, responses, and the interface between the transport and an application."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT_QUERY: Final = 128
 
 
 class Request:
-    """One request with its whole body. Header names are lower case; repeated headers are joined by commas."""
+    """One request with its complete body. Header names are lower case; commas join repeated headers."""
 
     __slots__ = ("body", "headers", "method", "path", "query_text", "started_s")
 
@@ -34,14 +34,14 @@ class Request:
         self.started_s = time.perf_counter()
 
     def query(self) -> Mapping[str, str]:
-        """The query, form-decoded; of a repeated name the first value counts."""
+        """Return the form-decoded query. The first value of a repeated name counts."""
         text = self.query_text
         return _parsed(text) if len(text) <= _SHORT_QUERY else _parsed.__wrapped__(text)
 
 
 @lru_cache(maxsize=1024)
 def _parsed(query_text: bytes) -> Mapping[str, str]:
-    """Clients send the same few queries over and over."""
+    """Parse a query; cached, because clients send the same few queries repeatedly."""
     text = query_text.decode("ascii", "replace")
     return dict(reversed(parse_qsl(text, keep_blank_values=True, errors="replace")))
 
@@ -49,38 +49,38 @@ def _parsed(query_text: bytes) -> Mapping[str, str]:
 class StreamWriter(Protocol):
     """The writing side of one client's connection.
 
-    No method waits or raises; what is written after the end is dropped.
+    No method waits or raises. Data written after the end is dropped.
     """
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client keeps up. A sender that ignores this fills memory."""
+        """Whether the client keeps up. Writing while this is False fills memory."""
         ...
 
     def write(self, data: bytes) -> None: ...
 
     def end(self) -> None:
-        """Complete the response; what was written is still sent. The body is not notified."""
+        """Complete the response. Pending data is still sent. The body is not notified."""
         ...
 
     def cut(self) -> None:
-        """Close without sending the rest; the body is notified."""
+        """Close without sending pending data. The body is notified."""
         ...
 
 
 class StreamingBody(Protocol):
-    """A body that sends into its response for as long as it lasts."""
+    """A body that writes into its response for as long as the connection is open."""
 
     def attach(self, writer: StreamWriter) -> None:
-        """Begin: the head of the response has been sent."""
+        """Start writing: the head of the response has been sent."""
         ...
 
     def writable(self) -> None:
-        """Continue: the client has caught up after the writer was not writable."""
+        """Resume writing: the client has caught up."""
         ...
 
     def closed(self) -> None:
-        """Stop: the client has left. Called once, unless the writer was ended before."""
+        """Stop: the client has left. Called once, unless the writer was ended first."""
         ...
 
 
@@ -88,32 +88,32 @@ class UpgradeWriter(StreamWriter, Protocol):
     """The writer of a connection that also receives."""
 
     def pause(self) -> None:
-        """Read nothing more from the client until `resume`."""
+        """Stop reading from the client until `resume`."""
         ...
 
     def resume(self) -> None: ...
 
     def hold(self, size: int) -> bool:
-        """Count this many bytes of the client as waiting; False if all connections have no room for them."""
+        """Set the client's unprocessed bytes in the shared budget. Return False if they do not fit."""
         ...
 
 
 class Upgrade(StreamingBody, Protocol):
-    """A streaming body that also receives: the connection changes to another protocol (101)."""
+    """A streaming body that also receives data: the connection changes to another protocol (101)."""
 
     def connect(self, writer: UpgradeWriter) -> None:
-        """Begin; called instead of `attach`."""
+        """Start; called instead of `attach`."""
         ...
 
     def received(self, data: bytes) -> None: ...
 
 
 class Response:
-    """One answer: a whole body (one buffer, or several in a row), a stream, or a streaming body.
+    """One response: a complete body (one or several buffers), an iterator of pieces, or a streaming body.
 
-    A stream is sent piece by piece as it yields, waits while the client does not read, and is closed
-    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection directly;
-    one that is an upgrade takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
+    A `stream` is sent piece by piece, waits while the client does not read, and is closed (`aclose`) when it
+    ends or the client leaves. A streaming body (`live`) writes into the connection directly. An `upgrade` is
+    a streaming body that changes the protocol, with status 101 and only over HTTP/1.1.
     """
 
     __slots__ = ("body", "content_type", "headers", "live", "status", "stream", "upgrade")
@@ -139,7 +139,7 @@ class Response:
 
 
 class Fault(enum.Enum):
-    """A refusal by the transport; the application writes the response."""
+    """The reason of a refusal by the transport; the application writes the response."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
@@ -153,20 +153,20 @@ class Application(Protocol):
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
     ) -> Coroutine[object, None, Response] | None:
-        """Answer one request: by calling `deliver` once, now or later, or by the coroutine that is returned.
+        """Start a request. Respond by calling `deliver` once, now or later, or by returning a coroutine.
 
-        Never raises, nor does the coroutine. That is first run without a task of its own. A handler that
-        needs one, for timeouts or to be cancelled when the client leaves, says `await asyncio.sleep(0)`
-        before; without it, it always runs to its end.
+        Neither this method nor the coroutine raises. The coroutine starts without its own task. A handler
+        that needs a task, for timeouts or to be cancelled when the client leaves, first awaits
+        `asyncio.sleep(0)`. Without a task, it always runs to completion.
         """
         ...
 
     def screen(self, request: Request) -> Response | None:
-        """Judge a request by its head alone, before a large body is read: a refusal, or None to continue."""
+        """Check a request by its head before a large body is read. Return a refusal, or None to continue."""
         ...
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        """The answer to what never became a request; `head` is what is known of it, if anything is."""
+        """Return the response to input that did not become a request; `head` is its known part."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From a path to what is there."""
+"""Routes by path and method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEMBERED_MAX: Final = 8192
 
 
 class Match(Generic[R]):
-    """The match of a path: its methods, and the decoded name if the path has one."""
+    """The route of a path: its methods, and the decoded name if the path has one."""
 
     __slots__ = ("methods", "name")
 
@@ -23,14 +23,14 @@ class Match(Generic[R]):
 
     @property
     def allowed(self) -> bytes:
-        """The methods, as the `Allow` header has them."""
+        """The methods, formatted for the `Allow` header."""
         return b", ".join(sorted(self.methods))
 
 
 class Router(Generic[R]):
-    """Routes by path and method. A pattern may hold one `{name}` segment.
+    """Routes by path and method. A pattern may contain one `{name}` segment.
 
-    Paths seen before cost one dictionary lookup; the memory of them is bounded.
+    A cached path costs one dictionary lookup; the cache is bounded.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Router(Generic[R]):
         methods[method] = route
 
     def match(self, path: bytes) -> Match[R] | None:
-        """Match a path; None if there is no route. Names are percent-decoded here and nowhere else."""
+        """Return the match of a path, or None if there is no route. Names are percent-decoded only here."""
         try:
             return self._seen[path]
         except KeyError:
@@ -80,7 +80,7 @@ class Router(Generic[R]):
 
 
 def _path_of(target: bytes) -> bytes:
-    """The path of a target in absolute form (`http://host/path`)."""
+    """Return the path of a target in absolute form (`http://host/path`)."""
     try:
         return httptools.parse_url(target).path or b"/"
     except httptools.HttpParserInvalidURLError:

@@ -1,13 +1,14 @@
-"""Which web pages may use a server: `Host`, `Origin` and `Sec-Fetch-Site` of a request, judged in one place.
+"""Protection against other sites' web pages, by the `Host`, `Origin` and `Sec-Fetch-Site` headers.
 
-A browser sends requests for whatever page it shows, from inside the network of its user. Without keys a
-server cannot tell such a request from one of a program, except by these headers:
+A browser sends requests on behalf of any page it shows, from inside its user's network. A server without
+keys can tell such a request from one of a program only by these headers:
 
-- DNS rebinding: a name of another site that points at this machine is in `Host`. An address cannot be
-  rebound, so a `Host` that is one always passes, as does a request without `Host`, which no browser sends.
-- Cross-site requests: a page of another site is in `Origin`, and in `Sec-Fetch-Site` of newer browsers.
+- DNS rebinding: another site's name that resolves to this machine appears in `Host`. An address cannot be
+    rebound, so a `Host` that is an address always passes. So does a request without `Host`: no browser sends
+    one.
+- Cross-site requests: another site's page appears in `Origin`, and in `Sec-Fetch-Site` of newer browsers.
 
-A server with keys needs none of this: a page of another site does not have the key.
+A server with keys does not need this check: another site's page does not have the key.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _PLACE: Final = re.compile(rb"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(?:
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _LOCAL: Final = frozenset({b"localhost"})
 _NOT_PUBLIC: Final = (b".local", b".internal")
-"""No public name ends this way, so no other site can own one."""
+"""No public name ends with these, so no other site can own one."""
 _REMEMBERED_MAX: Final = 256
 _ANY: Final = b"*"
 
 
 def allowed_hosts(names: Iterable[str], setting: str) -> tuple[str, ...]:
-    """Return the names in lower case. Raises `ConfigError`, which names the setting."""
+    """Return the names in lower case. Raise `ConfigError`, naming the setting, for an invalid name."""
     found = tuple(name.strip().lower().rstrip(".") for name in names)
     for name in found:
         if (
@@ -49,11 +50,11 @@ def allowed_hosts(names: Iterable[str], setting: str) -> tuple[str, ...]:
 
 
 class Sites:
-    """The names by which a server that listens on `host` is reached, and what follows for a request.
+    """The accepted names of a server that listens on `host`, and the checks of a request against them.
 
-    Always: addresses, localhost, this machine's name, `host` and `names` (`*` stands for any). A server that
-    other machines reach is also found by names that cannot be owned in public: those without a dot, and those
-    that end in .local or .internal.
+    Always accepted: addresses, localhost, this machine's name, `host` and `names` (`*` means any). A server
+    that other machines can reach also accepts names that cannot be registered publicly: those without a dot,
+    and those ending in .local or .internal.
     """
 
     def __init__(self, host: str, names: Iterable[str] = ()) -> None:
@@ -64,10 +65,10 @@ class Sites:
         """Values of `Host` that passed: clients send the same few."""
 
     def host_refusal(self, request: Request) -> str | None:
-        """Why the name in `Host` is not one of this server, or None if it is."""
+        """Return why the name in `Host` is not accepted, or None if it is."""
         refusal = self._name_refusal(request.headers.get(b"host", b""))
         if refusal is None and not request.path.startswith(b"/"):
-            # A target in absolute form has a name too, which holds more than `Host` (RFC 9112, 3.2.2).
+            # A target in absolute form also has a name, which takes precedence over `Host` (RFC 9112, 3.2.2).
             return self._name_refusal(request.path.partition(b"://")[2].partition(b"/")[0])
         return refusal
 
@@ -93,9 +94,10 @@ class Sites:
         return b"." not in name or name.endswith(_NOT_PUBLIC)
 
     def origin_refusal(self, request: Request, *, is_ambient: bool = False) -> str | None:
-        """Why the page that sends this may not, or None if it may or no page does.
+        """Return why the sending page is refused, or None if it is allowed or no page sends the request.
 
-        `is_ambient`: a browser adds what proves the sender by itself, so it has to be known otherwise.
+        `is_ambient`: the browser authenticates the request automatically, so a missing `Origin` proves
+        nothing.
         """
         headers = request.headers
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
@@ -116,7 +118,7 @@ class Sites:
         )
 
     def refusal(self, request: Request) -> str | None:
-        """Why a server without keys does not answer this request, or None if it does."""
+        """Return why a server without keys refuses this request, or None if it is allowed."""
         found = self.host_refusal(request)
         headers = request.headers
         if found is None and (
@@ -127,7 +129,7 @@ class Sites:
 
 
 class Guarded:
-    """An `Application` that gives `app` only what its own pages and programs send."""
+    """An `Application` that passes requests to `app` only if `sites` allows them."""
 
     def __init__(self, app: Application, sites: Sites) -> None:
         self._app = app
@@ -137,7 +139,7 @@ class Guarded:
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
     ) -> Coroutine[object, None, Response] | None:
-        """See `Application.begin`."""
+        """Implement `Application.begin`."""
         refusal = self._sites.refusal(request)
         if refusal is None:
             return self._app.begin(request, deliver)
@@ -145,7 +147,7 @@ class Guarded:
         return None
 
     def screen(self, request: Request) -> Response | None:
-        """See `Application.screen`."""
+        """Implement `Application.screen`."""
         refusal = self._sites.refusal(request)
         if refusal is None:
             return self._app.screen(request)
@@ -153,7 +155,7 @@ class Guarded:
 
 
 def _name_of(host: bytes) -> bytes:
-    """The name in `name:port`, in lower case and without the dot of the root; empty for another form."""
+    """Return the name in `name:port`, lower case, without a trailing dot; empty if malformed."""
     found = _PLACE(host.strip().lower())
     return (found["address"] or found["name"] or b"").rstrip(b".") if found else b""
 

@@ -1,7 +1,7 @@
 """The writers of streaming responses, over HTTP/1.1, HTTP/2 and upgraded connections.
 
-A stream of records has no fixed end. Its response carries a `StreamingBody`, which the connection attaches to
-a `StreamWriter`. From then on bytes are written straight into the connection, without a task or a future per
+A stream of records has no fixed end. Its response has a `StreamingBody`, which the connection attaches to a
+`StreamWriter`. From then on the body writes directly into the connection, without a task or a future per
 piece. The body is notified when the client falls behind, catches up, or leaves.
 """
 
@@ -17,10 +17,10 @@ from penstock.http.message import Response, StreamingBody, Upgrade, reason
 
 
 class H1StreamWriter(asyncio.Protocol):
-    """Takes a connection over and is the writer of its live response, in chunks where the client knows them.
+    """The writer of a live response over HTTP/1.1, in chunks if the client supports them.
 
-    It is the last response of the connection: what the client still sends is thrown away, and a client that
-    stops sending has left. Bytes that it does not read count in the budget of all connections.
+    It owns the connection. The response is the last one: further input is discarded, and a client that stops
+    sending is treated as gone. Unread bytes count in the budget of all connections.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class H1StreamWriter(asyncio.Protocol):
         if not is_writable:
             self._hold()
 
-    # --- the writer ----------------------------------------------------------------------------------------
+    # --- StreamWriter --------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         if self._live is not None and not self._transport.is_closing():
@@ -63,7 +63,7 @@ class H1StreamWriter(asyncio.Protocol):
     # --- the transport -------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """A client of a live response has nothing more to say."""
+        """Discard the input: a live response is the last one of its connection."""
 
     def eof_received(self) -> bool:
         return False
@@ -96,7 +96,7 @@ class H1StreamWriter(asyncio.Protocol):
         self._host.budget.give(self._held_bytes)
         self._held_bytes = 0
 
-    # --- patience ------------------------------------------------------------------------------------------
+    # --- timeouts ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         if self._can_write:
@@ -106,14 +106,14 @@ class H1StreamWriter(asyncio.Protocol):
             self.abort()
 
     def drain(self) -> None:
-        """The body ends it, when it is told to."""
+        """Do nothing: the body ends the response when the server shuts down."""
 
     def abort(self) -> None:
         self._transport.abort()
 
 
 class H1UpgradeWriter(H1StreamWriter):
-    """A connection that speaks another protocol; every byte of the client is for the body."""
+    """The writer of an upgraded connection; all input goes to the body."""
 
     def __init__(
         self, host: Host, transport: asyncio.Transport, upgrade: Upgrade, *, is_writable: bool
@@ -149,7 +149,7 @@ class H1UpgradeWriter(H1StreamWriter):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # What the client sends may ask for more; it has not read what it has.
+        # More input may produce more output, while the client has not read the earlier output.
         self._read_or_not()
 
     def resume_writing(self) -> None:
@@ -168,7 +168,7 @@ class H1UpgradeWriter(H1StreamWriter):
 def hand_over(
     host: Host, transport: asyncio.Transport, response: Response, *, is_chunked: bool, is_writable: bool
 ) -> None:
-    """Send the head of a live response and give it the connection."""
+    """Send the head of a live response and transfer the connection to it."""
     if response.upgrade is not None:
         upgrade = H1UpgradeWriter(host, transport, response.upgrade, is_writable=is_writable)
         _take_over(host, transport, upgrade, _switching_head(response))
@@ -197,10 +197,10 @@ def _switching_head(response: Response) -> bytes:
 
 
 class StreamCarrier(Protocol):
-    """The connection, as far as a writer needs it."""
+    """The part of an HTTP/2 connection that a stream's writer needs."""
 
     def send_live(self, stream: H2Stream, data: bytes) -> bool:
-        """Send as much as the windows let through; whether that was everything."""
+        """Send as much as the windows allow. Return whether everything was sent and more can be written."""
         ...
 
     def end_live(self, stream: H2Stream) -> None: ...
@@ -209,7 +209,7 @@ class StreamCarrier(Protocol):
 
 
 class H2StreamWriter:
-    """The writer of one stream: writable while nothing of it waits for the client's windows."""
+    """The writer of one stream. It is writable while no output waits for the client's windows."""
 
     __slots__ = ("_carrier", "_is_open", "_live", "_stream", "is_writable")
 
@@ -234,13 +234,13 @@ class H2StreamWriter:
             self._carrier.cut_live(self._stream)
 
     def emptied(self) -> None:
-        """Finish: all bytes have been sent."""
+        """Resume the body: all its output has been sent."""
         if self._is_open and not self.is_writable:
             self.is_writable = True
             self._live.writable()
 
     def dropped(self) -> None:
-        """The client took the request back, or left."""
+        """Notify the body that the client has cancelled the request or left."""
         if self._is_open:
             self._is_open = self.is_writable = False
             self._live.closed()

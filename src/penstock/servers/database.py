@@ -1,8 +1,8 @@
-"""Serve a database, from the bind of its port to its last flush.
+"""Serve a database, from binding its port to its last flush.
 
-The port is taken first: a server that cannot have it does not fence the one that has it. Then the database is
-opened, and whatever feeds it is started. A word to stop, or what went wrong, ends it in the other order: what
-feeds it, requests under way, the database. It ends in bounded time, also when the storage does not answer.
+The port is bound first: a server that cannot bind it does not fence the one that has it. Then the database is
+opened and its source is started. A stop or a failure ends them in reverse order: the source, the requests in
+progress, the database. The shutdown takes bounded time, even if the storage does not respond.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.metrics import Gauge
 from penstock.servers.process import DRAIN_S, write_port_file
 
 RETRY: Final = (b"retry-after", b"1")
-"""Goes with every answer that asks the client to come again."""
+"""The header of every response that asks the client to retry."""
 _READING: Final = "readers"
 _WRITING: Final = "writers"
 _READS: Final = (Scope.NONE, Scope.READ)
@@ -48,8 +48,8 @@ _READS: Final = (Scope.NONE, Scope.READ)
 C = TypeVar("C", bound=Call)
 
 
-class _UnderWay:
-    """Requests of one kind under way. Probes and metrics count, and are never refused."""
+class _RequestCount:
+    """Counts requests of one kind in progress. Probes and metrics are counted, but never refused."""
 
     __slots__ = ("_count", "_count_max", "_kind")
 
@@ -59,10 +59,10 @@ class _UnderWay:
         self._count = 0
 
     def check(self) -> None:
-        """Raises `Unavailable` when one more would be too many."""
+        """Raise `Unavailable` if one more request would exceed the limit."""
         if self._count >= self._count_max:
             most = f"{self._count_max} requests of {self._kind}"
-            raise Unavailable(f"{most} are under way, which is the cap")
+            raise Unavailable(f"{most} are in progress, which is the limit")
 
     def enter(self, principal: Principal) -> None:
         self._count += 1
@@ -72,7 +72,7 @@ class _UnderWay:
 
 
 class DatabaseApp(App[C]):
-    """An `App` that bounds readers and writers apart, and tells for how long a database has been opening."""
+    """An `App` with separate limits for readers and writers. It reports how long the database is opening."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class DatabaseApp(App[C]):
         super().__init__(_bounded(routes, requests_max), policy, self._refused)
         self._refusal = errors
         self.opening_s: Callable[[], float] | None = None
-        """While the database is being opened: for how long it has been."""
+        """Returns how long the database has been opening; None once it is open."""
 
     def _refused(self, error: Exception, request: Request | None) -> Response:
         if self.opening_s is not None and isinstance(error, Unavailable):
@@ -97,11 +97,11 @@ class DatabaseApp(App[C]):
 
 
 def _bounded(routes: Routes[C], requests_max: int) -> Iterator[tuple[bytes, bytes, Route[C]]]:
-    """The routes with their caps. Those that do not wait for the database are counted, and never refused."""
-    # Apart, because writers may all wait for a storage that does not answer, and readers need not.
-    under_way = {kind: _UnderWay(kind, requests_max) for kind in (_READING, _WRITING)}
+    """Return the routes with their limits. Routes that do not wait for the database are never refused."""
+    # Separate limits, because all writers may be waiting for a storage that does not respond.
+    counts = {kind: _RequestCount(kind, requests_max) for kind in (_READING, _WRITING)}
     for method, path, route in routes:
-        cap = under_way[_kind(route)]
+        cap = counts[_kind(route)]
         check = _both(cap.check, route.check) if route.ready else route.check
         yield method, path, replace(route, cap=cap, check=check)
 
@@ -116,22 +116,22 @@ def _both(has_room: Callable[[], None], check: Callable[[Request], None] | None)
 
 
 def _kind(route: Route[C]) -> str:
-    """Readers, or those who wait for the storage to write."""
+    """Return the kind of a route: readers, or writers, which wait for the storage."""
     return _READING if route.scope in _READS else _WRITING
 
 
 class DecodedBytes:
-    """Bytes of bodies that are decoded and still needed, over all requests. One event loop owns it."""
+    """Bytes of decoded bodies still in use, over all requests. One event loop owns it."""
 
     def __init__(self, bytes_max: int, gauge: Gauge) -> None:
-        """`gauge` shows how many there are."""
+        """`gauge` shows their number."""
         self._bytes_max = bytes_max
         self._held = 0
         self._gauge = gauge
 
     @contextmanager
     def holding(self, size: int) -> Iterator[Held]:
-        """Count `size` bytes until the end. Raises `Unavailable` if there is no room for them."""
+        """Count `size` bytes until the context ends. Raise `Unavailable` if they do not fit."""
         held = Held(self)
         try:
             held.grow_to(size)
@@ -140,10 +140,10 @@ class DecodedBytes:
             self._change(-held.size)
 
     def take(self, size: int) -> None:
-        """Raises `Unavailable`."""
+        """Count `size` more bytes. Raise `Unavailable` if they do not fit."""
         if self._held + size > self._bytes_max:
             raise Unavailable(
-                f"requests that are being read hold {self._held:,} bytes already, and there is room for "
+                f"requests being decoded already hold {self._held:,} bytes, and the limit is "
                 f"{self._bytes_max:,}: send it again"
             )
         self._change(size)
@@ -161,7 +161,7 @@ class Held:
         self.size = 0
 
     def grow_to(self, size: int) -> None:
-        """Hold at least so much, now that more is known. Raises `Unavailable`."""
+        """Hold at least `size` bytes. Raise `Unavailable` if they do not fit."""
         if size > self.size:
             self._total.take(size - self.size)
             self.size = size
@@ -169,72 +169,72 @@ class Held:
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S: Final = 2.0
-"""How often the storage is asked whether this is still its writer, when nothing is written."""
+"""How often to check that this process is still the writer while nothing is written."""
 _WAIT_S: Final = 10.0
-"""How often it is told that the database is not open yet."""
+"""How often to log that the database is not open yet."""
 CLOSE_S: Final = 15.0
-"""How long the last flush may take. With what requests get before, it is less than the half minute after
-which most supervisors kill."""
+"""How long the last flush may take. Together with the drain of requests, this is less than the 30 seconds
+after which most supervisors kill a process."""
 _STALLED_S: Final = 20.0
-"""A storage that has been at one flush for so long does not answer. Writers wait longer by default."""
+"""A storage that has worked on one flush for this long is stalled. Writers wait longer by default."""
 _CANCELS: Final = 3
-"""A task that is given up may wait for the storage once more while it tidies up."""
+"""How often to cancel a task: while it cleans up, it may wait for the storage again."""
 _CANCEL_S: Final = 0.5
 
 
 class Database(Protocol):
-    """A database whose life the process owns."""
+    """A database that the process owns."""
 
     @property
     def failed(self) -> Exception | None:
-        """The error that stopped it, if any."""
+        """The error that stopped the database, if any."""
         ...
 
     async def failure(self) -> Exception:
-        """Wait until it stops after a failure, and return the reason."""
+        """Wait until a failure stops the database, and return the error."""
         ...
 
     async def check(self) -> None:
-        """Raises `Fenced` if another process has it, `Unavailable` if that is not known.
+        """Raise `Fenced` if another process owns the database, `Unavailable` if that is unknown.
 
-        What else it raises says that it will not answer again: the server ends with it.
+        Any other error means that the storage has stopped permanently; the server ends with it.
         """
         ...
 
     @property
     def unstored(self) -> int:
-        """How many writes were taken and are not durable."""
+        """The number of accepted writes that are not durable."""
         ...
 
     @property
     def storage_wait_s(self) -> float:
-        """How long the storage has been at what it stores now; 0 if it stores nothing."""
+        """How long the storage has worked on its current flush; 0 if it is idle."""
         ...
 
     async def close(self) -> None:
-        """Make everything durable that was taken. Raises what stopped it."""
+        """Make every accepted write durable. Raise the error that stopped the database."""
         ...
 
 
 def check_writable(database: Database) -> None:
-    """Raises `Unavailable` while the storage does not answer, so that no write can become durable."""
+    """Raise `Unavailable` while the storage does not respond, so that no write can become durable."""
     if database.storage_wait_s >= _STALLED_S:
         raise Unavailable(_stalled(database))
 
 
 def _stalled(database: Database) -> str:
-    return f"no write succeeds: the storage has not answered for {database.storage_wait_s:.0f} s"
+    return f"no write succeeds: the storage has not responded for {database.storage_wait_s:.0f} s"
 
 
 class Source(Protocol):
-    """A source that writes to a database while it is served."""
+    """A source that writes to a database while the database is served."""
 
     async def run(self) -> object:
-        """Work until stopped. What it raises ends the server."""
+        """Work until stopped. An error ends the server."""
         ...
 
     def stop(self) -> None:
-        """End in order; `run` returns soon."""
+        """Stop in order; `run` returns soon after."""
         ...
 
 
@@ -252,7 +252,7 @@ class Place:
 
 
 class ServedDatabase(Generic[D]):
-    """A database that is served, from its bind to its close."""
+    """A database served over HTTP, from binding its port to closing it."""
 
     def __init__(
         self,
@@ -268,9 +268,9 @@ class ServedDatabase(Generic[D]):
         clock: Clock = SYSTEM_CLOCK,
         close_s: float = CLOSE_S,
     ) -> None:
-        """`opened` lets requests reach the database; `draining` refuses those that come too late.
+        """`opened` makes the database available to requests; `draining` refuses late requests.
 
-        After `close_s` seconds of closing the rest is given up.
+        The close is abandoned after `close_s` seconds.
         """
         self._app = app
         self._listener = Listener(app, limits, sites=sites, clock=clock)
@@ -283,10 +283,11 @@ class ServedDatabase(Generic[D]):
         self._close_s = close_s
 
     async def serve(self, stop: asyncio.Event, *, on_bound: Callable[[str, int], None] | None = None) -> None:
-        """Serve until `stop` is set; then everything that was taken is durable.
+        """Serve until `stop` is set. All accepted writes are then durable.
 
-        Raises `Fenced` when a newer process has taken the database or its queue, `OutcomeUnknown` when the
-        storage did not take everything in time at the end or has stopped for good, and what else stops it.
+        Raise `Fenced` if a newer process owns the database or its queue. Raise `OutcomeUnknown` if the
+        storage did not store everything in time at the end, or has stopped permanently. Raise any other error
+        that stops it.
         """
         host, port = await self._bind()
         try:
@@ -303,21 +304,21 @@ class ServedDatabase(Generic[D]):
             await self._listener.drain(timeout_s=0)
 
     async def _open(self, stop: asyncio.Event) -> D | None:
-        """The database; None if the process is to stop before. Meanwhile clients and the log are told."""
+        """Open the database and report the wait. Return None if the process must stop first."""
         began = self._clock.monotonic()
         self._app.opening_s = lambda: self._clock.monotonic() - began
-        telling = asyncio.ensure_future(self._tell_of_waiting(self._app.opening_s))
+        reporting = asyncio.ensure_future(self._report_waiting(self._app.opening_s))
         try:
-            return await _unless(stop, self._opening())
+            return await _open_unless(stop, self._opening())
         finally:
             self._app.opening_s = None
-            await _given_up(telling)
+            await _cancel(reporting)
 
-    async def _tell_of_waiting(self, waited_s: Callable[[], float]) -> None:
+    async def _report_waiting(self, waited_s: Callable[[], float]) -> None:
         while True:
             await self._clock.sleep(_WAIT_S)
             _LOG.warning(
-                "the database is not open after %.0f s: the store may not answer, or there is much to read",
+                "the database is not open after %.0f s: the store may not respond, or there is much to read",
                 waited_s(),
             )
 
@@ -325,7 +326,7 @@ class ServedDatabase(Generic[D]):
         source = None if self._make_source is None else self._make_source(database)
         working = None if source is None else asyncio.ensure_future(source.run())
         try:
-            await self._until_over(database, stop, working)
+            await self._wait_for_end(database, stop, working)
         finally:
             _LOG.info("shutting down")
             if source is not None:
@@ -337,23 +338,23 @@ class ServedDatabase(Generic[D]):
             await self._close(database, working)
 
     async def _close(self, database: D, working: asyncio.Future[object] | None) -> None:
-        """Raises `OutcomeUnknown` if the storage does not take what is left."""
-        closing = asyncio.ensure_future(_closed(database, working))
+        """Close the source and the database. Raise `OutcomeUnknown` if that takes too long."""
+        closing = asyncio.ensure_future(_close_all(database, working))
         done, _ = await asyncio.wait({closing}, timeout=self._close_s)
         if done:
             await closing
             return
         count = database.unstored
-        await _cut_off(closing)
-        told = f"the storage did not finish within {self._close_s:g} s"
+        await _force_cancel(closing)
+        reason = f"the storage did not finish within {self._close_s:g} s"
         if count:
-            raise OutcomeUnknown(f"{told}; writes that were taken and are not known to be stored: {count}")
-        _LOG.warning("%s; everything that was taken had been stored before", told)
+            raise OutcomeUnknown(f"{reason}; accepted writes that may not be stored: {count}")
+        _LOG.warning("%s; every accepted write was already stored", reason)
 
-    async def _until_over(
+    async def _wait_for_end(
         self, database: D, stop: asyncio.Event, working: asyncio.Future[object] | None
     ) -> None:
-        """Wait for the word to stop. Raises what ends the server before."""
+        """Wait for the stop. Raise an error that ends the server first."""
         waits: list[asyncio.Future[object]] = [
             asyncio.ensure_future(stop.wait()),
             asyncio.ensure_future(database.failure()),
@@ -369,20 +370,20 @@ class ServedDatabase(Generic[D]):
                     await task
         finally:
             for task in waits:
-                await _given_up(task)
+                await _cancel(task)
 
     async def _watch(self, database: D) -> None:
-        """Notice a newer writer, and a storage that stopped for good, when nothing is written.
+        """Detect a newer writer, or a storage that has stopped permanently, while nothing is written.
 
-        A storage that does not answer may come back.
+        A storage that does not respond may recover.
         """
-        is_told = False
+        is_reported = False
         while True:
             await self._clock.sleep(_CHECK_S)
             is_stalled = database.storage_wait_s >= _STALLED_S
-            if is_stalled and not is_told:
+            if is_stalled and not is_reported:
                 _LOG.warning("%s", _stalled(database))
-            is_told = is_stalled
+            is_reported = is_stalled
             with contextlib.suppress(Unavailable):
                 await database.check()
 
@@ -395,8 +396,8 @@ class ServedDatabase(Generic[D]):
             raise Unavailable(f"cannot listen on {host}:{port}: {why}") from error
 
 
-async def _closed(database: Database, working: asyncio.Future[object] | None) -> None:
-    """Let the source finish, then the database. What the database says counts."""
+async def _close_all(database: Database, working: asyncio.Future[object] | None) -> None:
+    """Wait for the source, then close the database. An error of the database takes precedence."""
     try:
         if working is not None:
             if database.failed is not None:
@@ -408,8 +409,8 @@ async def _closed(database: Database, working: asyncio.Future[object] | None) ->
         await database.close()
 
 
-async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
-    """Return the result of `opening`; None if the process is to stop first."""
+async def _open_unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
+    """Return the result of `opening`, or None if the process must stop first."""
     task = asyncio.ensure_future(opening)
     stopping = asyncio.ensure_future(stop.wait())
     taken = False
@@ -418,22 +419,22 @@ async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D |
         taken = task.done()
         return await task if taken else None
     finally:
-        await _given_up(stopping)
+        await _cancel(stopping)
         if not taken:
-            await _closed_again(task)
+            await _close_opened(task)
 
 
-async def _closed_again(opening: asyncio.Future[D]) -> None:
-    """Give an open up. It may have come to its end all the same: then what it opened is closed."""
-    await _cut_off(opening)
+async def _close_opened(opening: asyncio.Future[D]) -> None:
+    """Cancel an open. If it has completed anyway, close the opened database."""
+    await _force_cancel(opening)
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         closing = asyncio.ensure_future(opening.result().close())
         await asyncio.wait({closing}, timeout=CLOSE_S)
-        await _cut_off(closing)
+        await _force_cancel(closing)
 
 
-async def _cut_off(task: asyncio.Future[T]) -> None:
-    """End a task that may wait for a storage that never answers; what it raises counts no more."""
+async def _force_cancel(task: asyncio.Future[T]) -> None:
+    """End a task that may wait for an unresponsive storage; ignore its error."""
     for _ in range(_CANCELS):
         if task.done():
             break
@@ -443,7 +444,7 @@ async def _cut_off(task: asyncio.Future[T]) -> None:
         _LOG.debug("given up: %s", task.exception())
 
 
-async def _given_up(task: asyncio.Future[T]) -> None:
+async def _cancel(task: asyncio.Future[T]) -> None:
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PenstockError):
@@ -451,7 +452,7 @@ async def _given_up(task: asyncio.Future[T]) -> None:
 
 
 class DatabaseSettings(Protocol):
-    """The address of a database server, and its keys."""
+    """The settings of a database server that `serve_database` needs."""
 
     @property
     def host(self) -> str: ...
@@ -468,16 +469,16 @@ class DatabaseSettings(Protocol):
 
 
 class DatabaseApi(Generic[D]):
-    """The part that the handlers of all databases share: the database, once it is open."""
+    """The common part of all database handlers: the database, once it is open."""
 
     def __init__(self, noun: str) -> None:
-        """`noun` is what messages call the database."""
+        """`noun` names the database in messages."""
         self.database: D | None = None
         self.draining = False
         self._noun = noun
 
     def check_ready(self) -> None:
-        """Raises `Unavailable` while requests cannot be served."""
+        """Raise `Unavailable` while requests cannot be served."""
         self.check_failed()
         if self.database is None:
             raise Unavailable(f"the {self._noun} is being opened")
@@ -485,7 +486,7 @@ class DatabaseApi(Generic[D]):
             raise Unavailable("the server is shutting down")
 
     def check_failed(self) -> None:
-        """Raises `Unavailable` if the database has stopped after a failure."""
+        """Raise `Unavailable` if the database has stopped after a failure."""
         if self.database is not None and self.database.failed is not None:
             raise Unavailable(f"the {self._noun} has stopped: {self.database.failed}")
 
@@ -509,13 +510,13 @@ async def serve_database(
     on_bound: Callable[[str, int], None] | None,
     on_ready: Callable[[D], None] | None,
 ) -> None:
-    """Serve a database until `stop` is set; then everything that was accepted is durable.
+    """Serve a database until `stop` is set. Every accepted write is then durable.
 
-    Raises what `ServedDatabase.serve` and `opening` raise, and `ConfigError` for a source whose records no
+    Raise the errors of `ServedDatabase.serve` and `opening`, and `ConfigError` for a source whose records no
     flush would make durable.
     """
     if source is not None and sync_mode is SyncMode.EXPLICIT:
-        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
+        raise ConfigError("sync_mode: a queue is acknowledged after a durable flush; use every_flush")
 
     def opened(database: D) -> None:
         api.database = database

@@ -1,4 +1,4 @@
-"""Errors as the `/v0` contract tells them: a status, a code, a sentence and sometimes a detail."""
+"""Error responses of the `/v0` API: a status, a code, a message and an optional detail."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 def error_response(
     code: str, message: str, detail: Mapping[str, object] | None = None, headers: HeaderList = ()
 ) -> Response:
-    """The error body of the contract under the code's status."""
+    """Return the error body of the API with the status of `code`."""
     error: dict[str, object] = {"code": code, "message": message}
     if detail is not None:
         error["detail"] = detail
@@ -61,7 +61,7 @@ def error_response(
 
 
 def told(error: Exception) -> str:
-    """Return the text of an error for clients. Paths of this machine are left out, and logged."""
+    """Return the text of an error for clients: without paths of this machine, which are only logged."""
     text = public_text(error)
     if text != str(error):
         _LOG.warning("%s: %s", type(error).__name__, error)
@@ -79,10 +79,10 @@ def response_to(error: Exception, request: Request | None = None) -> Response:
             error.code if error.code in STATUS else "internal", public_text(error), error.detail
         )
     if isinstance(error, Unavailable | PermissionDenied):
-        # A full disk, a store that does not answer or has no credentials: nothing was applied, it may pass.
+        # A full disk, or an unreachable store: nothing was applied, and the fault may pass.
         _LOG.warning("%s: %s", type(error).__name__, error)
         return error_response("not_ready", public_text(error))
     if isinstance(error, InvalidInput | LimitExceeded):
         return error_response("invalid_request", public_text(error))
     _LOG.error("a request failed", exc_info=error)
-    return error_response("internal", "the server failed; its log says why")
+    return error_response("internal", "the server failed; see its log")

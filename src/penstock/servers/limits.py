@@ -1,4 +1,4 @@
-"""How much one key may have under way, or open, at once."""
+"""Limits on the requests in progress and the open streams of each key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.topics import Throttled
 
 
 class RequestLimiter:
-    """Bounds the requests under way per key; 0 sets no bound."""
+    """Limits the requests in progress per key; 0 means no limit."""
 
     __slots__ = ("_cap", "total")
 
@@ -18,9 +18,9 @@ class RequestLimiter:
         self.total = 0
 
     def enter(self, principal: Principal) -> None:
-        """Raises `Throttled` when the key has as many requests under way as it may."""
+        """Count a request. Raise `Throttled` if the key has reached its limit."""
         if self._cap and principal.in_flight >= self._cap:
-            raise Throttled(f"this key has {self._cap} requests under way, which is its cap")
+            raise Throttled(f"this key has {self._cap} requests in progress, which is its limit")
         principal.in_flight += 1
         self.total += 1
 
@@ -31,19 +31,19 @@ class RequestLimiter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """Limits of long-lived responses; 0 sets no bound."""
+    """Limits of long-lived responses; 0 means no limit."""
 
     sessions_max: int = 10_000
-    """Watch sessions, with and without a stream."""
+    """Watch sessions, with or without an open stream."""
     connections_max: int = 10_000
-    """Streams and WebSockets, over all keys."""
+    """Open streams and WebSockets, over all keys."""
     connections_per_key_max: int = 1000
     heartbeat_ms_min: int = 1000
-    """What a watch may ask for at least; below a second only in tests."""
+    """The shortest heartbeat interval of a watch; below a second only in tests."""
 
 
 class StreamLimiter:
-    """Bounds the streams and WebSockets that are open. Check first, and count when the response has begun."""
+    """Limits the open streams and WebSockets. Call `check` first, and `enter` when the response has begun."""
 
     __slots__ = ("_limits", "total")
 
@@ -52,12 +52,12 @@ class StreamLimiter:
         self.total = 0
 
     def check(self, principal: Principal) -> None:
-        """Raises `Throttled` when one more would be too many."""
+        """Raise `Throttled` if one more stream would exceed a limit."""
         limits = self._limits
         if limits.connections_max and self.total >= limits.connections_max:
-            raise Throttled(f"{self.total} streams are open, which is the cap")
+            raise Throttled(f"{self.total} streams are open, which is the limit")
         if limits.connections_per_key_max and principal.streams >= limits.connections_per_key_max:
-            raise Throttled(f"this key has {principal.streams} streams open, which is its cap")
+            raise Throttled(f"this key has {principal.streams} open streams, which is its limit")
 
     def enter(self, principal: Principal) -> None:
         principal.streams += 1

@@ -1,4 +1,4 @@
-"""The server as a process: binds, recovers, serves, and leaves in order."""
+"""The server process: it binds its port, recovers the log, serves, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 DRAIN_S: Final = 10.0
 _SPARE_FILES: Final = 256
-"""File descriptors kept for the log, segments and cold reads."""
+"""File descriptors reserved for the log, segments and cold reads."""
 
 
 async def serve_topics(
@@ -37,10 +37,10 @@ async def serve_topics(
     on_bound: Callable[[str, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until `stop` is set. The port answers before the log is replayed, with 503 until it is.
+    """Serve until `stop` is set. The port opens before the log is replayed, and responds with 503 until then.
 
-    What the engine raises before it has to wait, such as a directory that is in use, comes out of here before
-    the port is taken; what it raises later, after the port is closed again and its file is gone.
+    Raise any error of the engine. An immediate one, such as a directory in use, is raised before the port
+    opens; a later one is raised after the port is closed and its file is deleted.
     """
     check_exposure(settings)
     check_places(settings)
@@ -53,29 +53,29 @@ async def serve_topics(
     )
     sites = sites_of(settings.host, settings.keys, settings.allowed_hosts)
     listener = Listener(app, _limits(settings), sites=sites, clock=clock)
-    starting = await _begin(engine)
+    starting = await _start_engine(engine)
     try:
         host, port = await _bind(listener, settings)
         if settings.port_file is not None:
             write_port_file(settings.port_file, host, port)
         if on_bound is not None:
             on_bound(host, port)
-        if await _recovered(starting, stop, settings.port_file):
+        if await _wait_for_recovery(starting, stop, settings.port_file):
             _LOG.info("ready")
             if on_ready is not None:
                 on_ready()
             await stop.wait()
         _LOG.info("shutting down")
     finally:
-        await _given_up(starting)
+        await _cancel(starting)
         api.drain()
         if not await listener.drain(timeout_s=DRAIN_S):
             _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
         await engine.close()
 
 
-async def _begin(engine: Engine) -> asyncio.Task[None]:
-    """The start of the engine, as far as it gets without waiting. Raises what ends it there."""
+async def _start_engine(engine: Engine) -> asyncio.Task[None]:
+    """Start the engine, up to its first wait. Raise the error of an immediate failure."""
     starting = asyncio.ensure_future(engine.start())
     await asyncio.sleep(0)
     if starting.done():
@@ -91,8 +91,10 @@ async def _bind(listener: Listener, settings: ServerSettings) -> tuple[str, int]
         raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
 
 
-async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None) -> bool:
-    """Whether the engine is ready; false when the process is to stop first."""
+async def _wait_for_recovery(
+    starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None
+) -> bool:
+    """Return whether the engine is ready; False if the process must stop first."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -105,12 +107,12 @@ async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_fil
                 os.unlink(port_file)
         raise
     finally:
-        await _given_up(stopping)
+        await _cancel(stopping)
     return True
 
 
-async def _given_up(task: asyncio.Task[T]) -> None:
-    """Cancel it and wait until it is over; a task that is over stays what it is."""
+async def _cancel(task: asyncio.Task[T]) -> None:
+    """Cancel a task and wait for its end. Do nothing if it is done."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -125,7 +127,7 @@ def _limits(settings: ServerSettings) -> HttpLimits:
 
 
 def write_port_file(path: str, host: str, port: int) -> None:
-    """Write `host:port` in one step, so that no reader of the file sees half of it."""
+    """Write `host:port` atomically, so that no reader sees a partial file."""
     staged = f"{path}.{os.getpid()}.tmp"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

@@ -1,8 +1,8 @@
-"""Scheduling of the event loop by the kernel, beside threads that compute.
+"""Kernel scheduling of the event loop's thread next to busy threads.
 
-Where every core is busy, a thread that wakes waits until the one that runs has used up its slice, which the
-kernel may look at only with its next tick: 4 ms at 250 Hz. A thread that asks for shorter slices than the
-others may interrupt them when it wakes. Its share of the processor stays the same: no thread starves.
+If every core is busy, a thread that wakes waits until a running thread has used up its time slice. The
+kernel may check that only at its next tick: after 4 ms at 250 Hz. A thread that requests shorter slices than
+the others may preempt them when it wakes. Its share of CPU time stays the same, so no thread starves.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import Final
 
 _LOG = logging.getLogger(__name__)
 _SLICE_NS: Final = 100_000
-"""The shortest that Linux knows."""
+"""The shortest slice that Linux supports."""
 _CALLS: Final = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
-"""The numbers of `sched_setattr` and `sched_getattr`, for which the C library has no names."""
+"""The numbers of `sched_setattr` and `sched_getattr`, which the C library does not wrap."""
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 """Size, policy, flags, niceness, priority, runtime (the slice), deadline, period."""
 _RESET_ON_FORK: Final = 0x01
 
 
 def shorten_slice() -> bool:
-    """Ask that the calling thread runs soon after it wakes, and return whether the kernel agreed.
+    """Request that the calling thread runs soon after it wakes. Return whether the kernel accepted.
 
-    Threads and processes that it starts from now on have slices as always. Linux 6.12 and later can do this;
-    elsewhere, where it is not permitted, and where the thread was given a policy or a priority of
-    its own, nothing changes.
+    Threads and processes that it starts later have normal slices. Linux 6.12 and later support this. Nothing
+    changes on other systems, without the permission, or if the thread has its own policy or priority.
     """
     calls = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
     if calls is None:
@@ -44,7 +43,7 @@ def shorten_slice() -> bool:
 
 def _shorten(set_attributes: int, get_attributes: int) -> bool:
     _, policy, flags, niceness, *_ = _attributes(get_attributes)
-    if policy != os.SCHED_OTHER or niceness < 0:  # what the thread starts would not inherit it any more
+    if policy != os.SCHED_OTHER or niceness < 0:  # with the reset flag, new threads would not inherit it
         return False
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, flags | _RESET_ON_FORK, niceness, 0, _SLICE_NS, 0, 0)
     _call(set_attributes, ctypes.create_string_buffer(wanted, len(wanted)), 0)
@@ -58,7 +57,7 @@ def _attributes(get_attributes: int) -> tuple[int, ...]:
 
 
 def _call(number: int, buffer: ctypes.Array[ctypes.c_char], *arguments: int) -> None:
-    """A system call about this thread. Raises `OSError`."""
+    """Run a system call on this thread. Raise `OSError` if it fails."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(ctypes.c_long(number), 0, buffer, *arguments) != 0:
         code = ctypes.get_errno()

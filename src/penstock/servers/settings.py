@@ -1,6 +1,6 @@
-"""Settings of the servers: `TOPICS_*` of the environment, and what the servers of both databases share.
+"""Settings of the servers: the `TOPICS_*` variables, and the common settings of both database servers.
 
-A wrong value raises `ConfigError`, which says what was found and what is expected.
+A wrong value raises `ConfigError`, which states the value and what is expected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READ: Final = (
 )
 _NOT_READ: Final = frozenset(
     {
-        # Variables of the contract for limits that cannot be changed here.
+        # Variables of the contract for limits that are fixed here.
         *("MAX_BATCH_RECORDS", "MAX_RECORD_BYTES", "MAX_META_BYTES", "MAX_TAG_BYTES", "MAX_NODE_BYTES"),
         *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM"),
         # Variables of the client, which may run in the same environment.
@@ -54,8 +54,8 @@ class ServerSettings:
     probes_need_key: bool = False
     allow_no_keys: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    """Without keys: accepted names in `Host` and `Origin`, besides addresses, localhost and the name of this
-    machine. `*` accepts any."""
+    """Names accepted in `Host` and `Origin` by a server without keys, in addition to addresses, localhost and
+    the name of this machine. `*` accepts any name."""
     body_bytes_max: int = 64 * 1024**2
     in_flight_per_key_max: int = 1000
     streams: StreamLimits = field(default_factory=StreamLimits)
@@ -64,7 +64,7 @@ class ServerSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> ServerSettings:
-        """Read the environment. Raises `ConfigError` naming the variable."""
+        """Read the environment. Raise `ConfigError` naming the variable."""
         env = _Environment(environ)
         host, port = env.address()
         return cls(
@@ -118,7 +118,7 @@ class _Environment:
         return level
 
     def shards(self) -> int:
-        """Return the number of shards. By the contract, 0 and text that is not a number mean the default."""
+        """Return the number of shards. The contract maps 0 and text that is not a number to the default."""
         text = self.text("TOPICS_WAL_SHARDS") or ""
         digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
         if not digits:
@@ -188,7 +188,7 @@ class _Environment:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown `TOPICS_*`. It never quotes a value, which may be a secret."""
+    """Return a warning for each unknown `TOPICS_*` variable. Never quote a value: it may be a secret."""
     names = sorted(name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX))
     sentences = []
     for name in names:
@@ -196,7 +196,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
             continue
         near = closest(name, _READ)
         hint = f"; did you mean {_PREFIX}{near}?" if near else ""
-        sentences.append(f"{_PREFIX}{name} is set and has no meaning{hint}")
+        sentences.append(f"{_PREFIX}{name} is set but is not a known variable{hint}")
     return sentences
 
 
@@ -215,12 +215,12 @@ def check_exposure(settings: ServerSettings) -> None:
     raise ConfigError(
         f"TOPICS_HOST {settings.host!r} can be reached from other machines and there are no keys: "
         "set TOPICS_API_KEYS, or bind to 127.0.0.1, "
-        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 to allow this"
     )
 
 
 def check_places(settings: ServerSettings) -> None:
-    """Raise `ConfigError` if a path that must be a directory is something else."""
+    """Raise `ConfigError` if a configured directory exists but is not a directory."""
     places = {"TOPICS_DATA_DIR": settings.engine.data_dir, "TOPICS_COLD_DIR": settings.engine.cold_dir}
     for name, place in places.items():
         if place is None or "://" in place:
@@ -248,10 +248,9 @@ def check_reach(host: str, *, has_keys: bool, allowed: bool, remedy: str) -> Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSettings:
-    """Where the server of a database listens, who may use it, and how much it accepts at a time.
+    """The address of a database server, its keys, and its limits.
 
-    Raises `ConfigError` for values that cannot work, and for a server without keys that other machines can
-    reach.
+    Raise `ConfigError` for invalid values, and for a server without keys that other machines can reach.
     """
 
     KEYS_VARIABLE: ClassVar[str]
@@ -262,19 +261,19 @@ class DatabaseSettings:
     keys: Keyring = field(default_factory=Keyring)
     allow_no_keys: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    """Without keys: accepted names in `Host` and `Origin`, besides addresses, localhost and the name of this
-    machine. `*` accepts any."""
+    """Names accepted in `Host` and `Origin` by a server without keys, in addition to addresses, localhost and
+    the name of this machine. `*` accepts any name."""
     write_timeout: DurationLike = "5s"
-    """How long a write waits for space before it is refused and has to be retried."""
+    """How long a write waits for space before it is refused; the client must then retry it."""
     acknowledge_timeout: DurationLike = "30s"
-    """How long an accepted write waits for the storage. After that its outcome is unknown to the client."""
+    """How long an accepted write waits for the storage. After that, the client does not know its outcome."""
     max_body_bytes: SizeLike
-    """Limit of one decompressed write."""
+    """The size limit of one decompressed write."""
     max_decoded_bytes: SizeLike
-    """Limit of the memory for all writes that are decoded and not applied yet; more are refused and have to
-    be retried."""
+    """The memory limit for all writes that are decoded but not applied. More writes are refused; clients must
+    retry them."""
     requests_max: int = 1000
-    """Requests in progress; more are refused and have to be retried."""
+    """The limit of requests in progress. More are refused; clients must retry them."""
 
     write_timeout_s = seconds_of("write_timeout")
     acknowledge_timeout_s = seconds_of("acknowledge_timeout")
@@ -284,11 +283,11 @@ class DatabaseSettings:
     def __post_init__(self) -> None:
         convert_units(self)
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+            raise ConfigError(f"port: {self.port} is not between 0 and 65535")
         _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.keys.has_prefixes:
             raise ConfigError(
-                f"{self.KEYS_VARIABLE}: keys of a database take no prefixes; each covers all of it"
+                f"{self.KEYS_VARIABLE}: database keys take no prefixes; each key covers the whole database"
             )
         check_whole_numbers(self, 1, "requests_max", "max_body_bytes")
         if self.decoded_bytes_max < self.body_bytes_max:
@@ -299,6 +298,5 @@ class DatabaseSettings:
             self.host,
             has_keys=bool(len(self.keys)),
             allowed=self.allow_no_keys,
-            remedy=f"set {self.KEYS_VARIABLE}, or bind to 127.0.0.1, or pass --allow-no-keys if that is what "
-            "you want",
+            remedy=f"set {self.KEYS_VARIABLE}, or bind to 127.0.0.1, or pass --allow-no-keys to allow this",
         )

@@ -1,4 +1,4 @@
-"""Every part of a machine, run together: planned from one file, supervised, stopped in order."""
+"""All parts of a machine, run together: planned from one file, supervised, and stopped in order."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ _TICK_S: Final = 1.0
 class Fleet:
     """The parts of a plan, as processes. Implements `FleetView`.
 
-    `command` runs a part's arguments. `disabled` has the reason for each part that does not run, and what
-    would change that. `own` reports a part that runs in this process.
+    `command` runs a part's arguments. `disabled` gives the reason why a part does not run, and how to enable
+    it. `own` reports a part that runs in this process.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Fleet:
 
     @property
     def map(self) -> FleetMap:
-        """See `FleetView.map`."""
+        """Implement `FleetView.map`."""
         return self._plan.map
 
     def parts(self) -> Sequence[PartStatus]:
-        """See `FleetView.parts`."""
+        """Implement `FleetView.parts`."""
         return [*(runner.status for runner in self._runners), *self._own.values()]
 
     def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
-        """See `FleetView.log`."""
+        """Implement `FleetView.log`."""
         return self.log_buffer.lines(after, limit)
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """See `FleetView.subscribe`."""
+        """Implement `FleetView.subscribe`."""
         return self.log_buffer.subscribe(listener)
 
     def own(self, status: PartStatus) -> None:
@@ -99,9 +99,9 @@ class Fleet:
             runner.try_again()
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Run every part until `stop`, then stop them stage by stage; `hurry` stops the rest immediately.
+        """Run every part until `stop`, then stop them stage by stage. `hurry` stops the rest immediately.
 
-        No process is left running, even if this is cancelled.
+        No process is left running, even if this coroutine is cancelled.
         """
         for status in self.parts():
             self.log_buffer.changed(status)
@@ -120,7 +120,7 @@ class Fleet:
             self.log_buffer.report_omitted()
 
     async def _until(self, stopping: asyncio.Task[bool], living: Sequence[asyncio.Task[None]]) -> None:
-        """Wait for the stop. Raises the error of a runner, which is a bug in this program."""
+        """Wait for the stop. Raise the error of a runner, which is a bug in this program."""
         waiting = {stopping, *living}
         while stopping not in (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]:
             for task in [task for task in living if task in waiting and task.done()]:

@@ -1,9 +1,9 @@
 """The lifecycle of one part: its state, how events change it, and when it is restarted. Pure.
 
-A part that ends unexpectedly is restarted with exponential backoff and full jitter, at most a minute. The
-count of failures starts over once it has been ready for a while. An exit code for which a restart does not
-help makes the part `failed`: after a wrong setting it is retried slowly, as the setting may be corrected;
-after it was fenced, or has found damage, it is not restarted.
+A part that ends unexpectedly is restarted with exponential backoff and full jitter, after at most a minute.
+The failure count is reset once the part has been ready for a while. An exit code for which a restart does
+not help makes the part `failed`. After a wrong setting, it is retried slowly, because the setting may be
+corrected. After fencing or damage, it is not restarted.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from penstock.up.status import PartState
 
 BACKOFF: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
 HEALTHY_S: Final = 60.0
-"""After this time in the state ready, the count of failures starts over."""
+"""The failure count is reset after this time in the state ready."""
 WRONG_AGAIN_S: Final = 60.0
-"""How soon a part with wrong settings is retried."""
+"""The delay before a part with wrong settings is retried."""
 SILENT_MAX_S: Final = 60.0
-"""A part that was ready and does not respond for this long is killed."""
+"""A part that was ready is killed if it does not respond for this long."""
 MUTE_MAX_S: Final = 300.0
-"""A part without a probe whose heartbeat stops for this long is killed.
+"""A part without a probe is killed if its heartbeat stops for this long.
 
-Longer than for a probe: Spark's driver may pause for garbage collection.
+This is longer than for a probe, because Spark's driver may pause for garbage collection.
 """
 STARTING_MAX_S: Final = 1800.0
-"""A part that is not ready after this time, and reports no progress, is killed. Spark may have to fetch
-packages before it starts, and a database may have much to read."""
+"""A part that is not ready after this time, and reports no progress, is killed. Spark may have to download
+packages before it starts, and a database may have much to recover."""
 NOT_READY_AFTER: Final = 2
-"""How many probes in a row must fail; a single one may fail on a busy machine."""
+"""How many consecutive probes must fail; a single one may fail on a busy machine."""
 
 _REJECTED: Final = 2
 _FENCED: Final = 4
@@ -58,7 +58,7 @@ class ProbeResult(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the runner has to do for a part."""
+    """The next action of the runner for a part."""
 
     NOTHING = "nothing"
     START = "start"
@@ -73,20 +73,20 @@ class ProcessState:
     since_s: float
     started_s: float | None = None
     ready_s: float | None = None
-    """Since when it has been ready without interruption."""
+    """The start of the current uninterrupted ready time."""
     silent_s: float | None = None
-    """Since when it has not responded, after it was ready."""
+    """The time since which it has not responded, after it was ready."""
     begun_s: float | None = None
-    """When it was started or last reported that it is not ready yet; None once it is ready."""
+    """When it was started or last reported that it is not ready; None once it is ready."""
     heard_s: float | None = None
-    """The time of its last heartbeat, if it sends any."""
+    """The time of its last heartbeat, if it sends heartbeats."""
     misses: int = 0
-    """Probes that failed in a row."""
+    """Consecutive failed probes."""
     failures: int = 0
-    """How often in a row it has ended unexpectedly."""
+    """Consecutive unexpected exits."""
     restarts: int = 0
     next_start_s: float | None = None
-    """When to start it, if it is due to be started."""
+    """The time of its next start, if one is due."""
 
     @property
     def is_running(self) -> bool:
@@ -94,12 +94,12 @@ class ProcessState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it does not run and will not be started."""
+        """Whether it has ended and will not be started again."""
         return self.state in (PartState.STOPPED, PartState.DISABLED)
 
 
 def initial_state(now_s: float, *, enabled: bool = True) -> ProcessState:
-    """Return the state of a part that is started now, or never if it is not `enabled`."""
+    """Return the initial state of a part: due to start now, or disabled."""
     if not enabled:
         return ProcessState(state=PartState.DISABLED, since_s=now_s)
     return ProcessState(state=PartState.STARTING, since_s=now_s, next_start_s=now_s)
@@ -133,7 +133,7 @@ def on_heartbeat(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
-    """Return the state after it reported trouble and that it restarts."""
+    """Return the state after it reported an error and its own restart."""
     if not process.is_running:
         return process
     process = replace(process, begun_s=now_s, heard_s=None)
@@ -143,7 +143,7 @@ def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def excuse_silence(process: ProcessState, now_s: float) -> ProcessState:
-    """Do not count the time up to now as silence: this process itself was suspended."""
+    """Restart the silence timeout: this process itself was suspended."""
     return replace(process, heard_s=None if process.heard_s is None else now_s)
 
 
@@ -181,7 +181,7 @@ def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) 
 
 
 def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
-    """Return the state after it was asked to stop; it is not restarted."""
+    """Return the state after a stop request; the part is not restarted."""
     if process.state is PartState.DISABLED or process.state is PartState.STOPPED:
         return process
     running = process.is_running and process.next_start_s is None
@@ -190,14 +190,14 @@ def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def try_again(process: ProcessState, now_s: float) -> ProcessState:
-    """Make it start now if it waits for a restart or has failed."""
+    """Start the part now if it waits for a restart or has failed."""
     if process.state in (PartState.RESTARTING, PartState.FAILED):
         return replace(process, next_start_s=now_s, failures=0)
     return process
 
 
 def next_action(process: ProcessState, now_s: float) -> Action:
-    """Return what the runner has to do now."""
+    """Return the next action of the runner."""
     if process.next_start_s is not None and now_s >= process.next_start_s:
         return Action.START
     return Action.KILL if hang_reason(process, now_s) else Action.NOTHING
@@ -218,7 +218,7 @@ def hang_reason(process: ProcessState, now_s: float) -> str:
 
 
 def failure_reason(how: Exit) -> str:
-    """Return why a restart does not help after this exit; empty if it may."""
+    """Return why a restart does not help after this exit; empty if it may help."""
     return _FAILED.get(how.code, "") if how.code is not None else ""
 
 

@@ -1,6 +1,7 @@
 """The log of a fleet: the output of its parts, with levels, limits and a buffer of the last lines.
 
-Lines get a level (`Levels`, `LogFilter`), are rate-limited (`Throttle`), stored and published (`LogBuffer`).
+Lines are assigned a level (`Levels`, `LogFilter`), rate-limited (`Throttle`), stored and published
+(`LogBuffer`).
 
 `SparkTraceFilter` recognises tracebacks that Spark prints although nothing is wrong. Spark closes the
 connection to a Python worker that plans a read or a write as soon as it has the result. The worker then
@@ -44,7 +45,7 @@ _CONTROL: Final = dict.fromkeys(
 )
 """Terminal control characters, line ends, text direction marks, and surrogates."""
 HELD_MAX_S: Final = 5.0
-"""How long to hold an incomplete traceback: on a busy machine, a worker may pause between two lines."""
+"""How long to hold an incomplete traceback. On a busy machine, a worker may pause between two lines."""
 
 _OPENING: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^  File ".*[/\\]pyspark[/\\]daemon\.py", line \d+, in (manager|worker)$')
@@ -58,12 +59,12 @@ _KEPT: Final = 2000
 
 
 def shown(text: str) -> str:
-    """Return text as one line, without control characters and in a form that any encoding accepts."""
+    """Return text as a single line without control characters, which any encoding accepts."""
     return text.translate(_CONTROL)
 
 
 class SecretMask:
-    """Removes secrets from texts. Secrets of less than eight characters would match ordinary words."""
+    """Masks secrets in text. Secrets of less than eight characters would match ordinary words."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = sorted((one for one in secrets if len(one) >= _SECRET_MIN), key=len, reverse=True)
@@ -80,11 +81,11 @@ class OutputLine:
     level: Level
     text: str
     is_verdict: bool = False
-    """Whether it states what is wrong, as opposed to a line of a traceback."""
+    """Whether it states an error, in contrast to a line of a traceback."""
 
 
 class Levels:
-    """Gives each line of standard error a level; a continuation has the level of the line before."""
+    """Assigns a level to each line of standard error. A continuation line keeps the previous level."""
 
     def __init__(self) -> None:
         self._last = Level.INFO
@@ -107,14 +108,14 @@ class Levels:
         if line.startswith("Traceback (most recent call last)"):
             self._in_trace, self._last = True, Level.ERROR
         elif not line[:1].isspace():
-            # The line after a traceback is the error; the next line is something new.
+            # The line after a traceback is the error message; the next line is unrelated.
             self._last = Level.ERROR if self._in_trace else Level.INFO
             self._in_trace = False
         return self._last
 
 
 def event_of(line: str) -> Mapping[str, object] | None:
-    """Return the event in a line of standard output, or None if it holds no event."""
+    """Return the event in a line of standard output, or None if there is none."""
     if not line.startswith("{"):
         return None
     try:
@@ -125,7 +126,7 @@ def event_of(line: str) -> Mapping[str, object] | None:
 
 
 class Throttle:
-    """Admits a burst of `burst` lines, then `per_s` lines a second, and counts the rest."""
+    """Admits a burst of `burst` lines, then `per_s` lines per second, and counts the others."""
 
     def __init__(self, *, per_s: float = 100.0, burst: int = 500) -> None:
         self._per_s = per_s
@@ -154,20 +155,20 @@ class Throttle:
 class SparkTraceFilter:
     """Marks the lines of harmless Spark tracebacks in standard error.
 
-    Lines that may belong to such a traceback are held until it is complete, or turns out to be another one.
+    Lines that may belong to such a traceback are held until it is complete or proves to be another one.
     """
 
     def __init__(self) -> None:
         self._held: list[str] = []
         self._open = 0
-        """Held tracebacks that are incomplete."""
+        """The number of incomplete tracebacks held."""
         self._flushes = 0
-        """How many of them are known to be the flush of a worker."""
+        """How many of them are known to come from a worker's flush."""
         self._in_other = False
         """Whether a traceback of another kind is incomplete."""
 
     def hear(self, line: str) -> list[tuple[str, bool]]:
-        """Add a line; return the lines that are decided now, each with whether it is harmless."""
+        """Add a line. Return the lines decided now, each with whether it is harmless."""
         if line == _OPENING:
             self._open += 1
         elif not self._open or _JAVA_LOGGED.match(line):
@@ -191,11 +192,11 @@ class SparkTraceFilter:
         return [(text, True) for text in held]
 
     def _interrupted(self, line: str) -> list[tuple[str, bool]]:
-        """Handle a line that does not fit the held tracebacks: one of them is real, or another one runs."""
+        """Handle a line that does not fit the held tracebacks: some traceback in progress is real."""
         if self._in_other:
             return self._other(line)
         if self._open > 1 and self._open > self._flushes:
-            # One of the held tracebacks is a real one; the others may still be harmless.
+            # One of the held tracebacks is real; the others may still be harmless.
             self._open -= 1
             del self._held[len(self._held) - 1 - self._held[::-1].index(_OPENING)]
             return [*self._other(_OPENING), *self._other(line)]
@@ -207,14 +208,14 @@ class SparkTraceFilter:
         return [(line, False)]
 
     def release(self) -> list[tuple[str, bool]]:
-        """Return the held lines unmarked: no more lines follow."""
+        """Return the held lines as not harmless: no more lines follow."""
         held, self._held = self._held, []
         self._open = self._flushes = 0
         return [marked for line in held for marked in self._other(line)]
 
 
 class LogFilter:
-    """Gives each line of standard error a level; harmless Spark tracebacks get the level debug."""
+    """Assigns a level to each line of standard error; harmless Spark tracebacks get the level debug."""
 
     def __init__(self) -> None:
         self._levels = Levels()
@@ -222,12 +223,12 @@ class LogFilter:
         self._heard_s = 0.0
 
     def hear(self, line: str, now_s: float) -> list[OutputLine]:
-        """Add a line; return the lines that are decided now."""
+        """Add a line. Return the lines decided now."""
         self._heard_s = now_s
         return self._with_levels(self._filter.hear(line))
 
     def overdue(self, now_s: float) -> list[OutputLine]:
-        """Return the lines that have been held for too long."""
+        """Return the held lines if they have been held for too long."""
         return self.release() if now_s - self._heard_s >= HELD_MAX_S else []
 
     def release(self) -> list[OutputLine]:
@@ -257,7 +258,7 @@ class LogBuffer:
         self._throttles: dict[str, Throttle] = {}
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """See `FleetView.subscribe`."""
+        """Implement `FleetView.subscribe`."""
         self._subscribed += 1
         number = self._subscribed
         self._listeners[number] = listener
@@ -268,16 +269,16 @@ class LogBuffer:
         return end
 
     def lines(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
-        """See `FleetView.log`."""
+        """Implement `FleetView.log`."""
         found = [line for line in self._lines if line.number > after]
         return found[-limit:] if limit > 0 else []
 
     def say(self, part: str, level: Level, text: str) -> None:
-        """Log a line of the fleet about a part. It is never rate-limited."""
+        """Log a message of the fleet about a part. It is never rate-limited."""
         self._write(part, level, text)
 
     def hear(self, part: str, line: OutputLine) -> bool:
-        """Log a line that a part printed; return false if it exceeds the limit and was only counted."""
+        """Log a line printed by a part. Return False if it exceeds the rate limit and was only counted."""
         throttle = self._throttles.setdefault(part, Throttle())
         admitted = throttle.admits(self._clock.monotonic())
         if admitted:
@@ -285,10 +286,10 @@ class LogBuffer:
         return admitted
 
     def report_omitted(self) -> None:
-        """Log for every part how many of its lines were omitted since the last call."""
+        """Log, for every part, how many of its lines were omitted since the last call."""
         for part, throttle in self._throttles.items():
             if count := throttle.take_omitted():
-                self.say(part, Level.WARNING, f"{count} lines were omitted: it prints too many")
+                self.say(part, Level.WARNING, f"{count} lines were omitted: the part prints too many")
 
     def shown(self, text: str) -> str:
         """Return text without secrets and control characters."""

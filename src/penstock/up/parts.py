@@ -13,7 +13,7 @@ from penstock.up.settings import UpSettings
 from penstock.up.status import FleetMap, PartKind
 
 DATA_DIR_VARIABLE: Final = "PENSTOCK_DATA_DIR"
-"""The environment variable with the fleet's data directory, which a pipeline's file may use."""
+"""The environment variable with the fleet's data directory; a pipeline file may refer to it."""
 TOPICS_URL: Final = "{topics}"
 """Placeholder in a part's arguments for the address of the topics server, once it is known."""
 _STAGES: Final = {
@@ -42,13 +42,13 @@ _NEEDS: Final = {
 
 
 def stage_of(kind: PartKind) -> int:
-    """Return when a part stops; stage 0 is first. A part stops before the one that it delivers to."""
+    """Return the stop stage of a kind; stage 0 is first. A part stops before the one that it delivers to."""
     return _STAGES[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A path that returns 200 when the part is ready. `key` is sent if there is one."""
+    """A path that returns 200 when the part is ready. `key` is sent if it is set."""
 
     path: str
     key: Secret | None = None
@@ -56,23 +56,23 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """The plan of one child process. Without a probe, it reports itself when it is ready."""
+    """The plan of one child process. A part without a probe reports its own readiness."""
 
     name: str
     kind: PartKind
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     port_file: str | None = None
-    """The file to which it writes its address."""
+    """The file to which the part writes its address."""
     address: str | None = None
-    """Its address, if it writes no file."""
+    """The part's address, if it writes no port file."""
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """The host and port of each address that it listens on, by the setting."""
+    """The host and port of each listener, by its setting."""
     probe: Probe | None = None
     needs_topics: bool = False
-    """Whether it uses the topics server and waits until that listens."""
+    """Whether the part uses the topics server and waits until it listens."""
     file: str | None = None
-    """The user's file that it runs."""
+    """The user's file that the part runs."""
     grace_s: float = 60.0
 
 
@@ -81,7 +81,7 @@ class Layout:
     """The directories of a fleet. Paths are absolute."""
 
     base: str
-    """The directory of the file, to which its paths are relative."""
+    """The directory of the file; paths in the file are relative to it."""
     data_dir: str
 
     def path(self, text: str) -> str:
@@ -111,20 +111,20 @@ class Plan:
     parts: tuple[PartPlan, ...]
     map: FleetMap
     collector_file: str | None = None
-    """The collector's file, to which `collector_text` is written if there is one."""
+    """The collector's file. `penstock up` writes `collector_text` to it, if that is set."""
     collector_text: Mapping[str, Setting] | None = field(default=None, repr=False)
     faults: tuple[str, ...] = ()
     """Contradictions in the plan, which keep it from running."""
 
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
-    """Keys in plain text, which must not appear in any output."""
+    """Keys in plain text, which must be masked in all output."""
 
     def part(self, name: str) -> PartPlan:
         return next(part for part in self.parts if part.name == name)
 
 
 def pipeline_environment(data_dir: str) -> dict[str, str]:
-    """Return the environment of a pipeline's file in a fleet with this data directory."""
+    """Return the environment for a pipeline's file in a fleet with this data directory."""
     return {**os.environ, DATA_DIR_VARIABLE: data_dir}
 
 
@@ -134,7 +134,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def reachable(address: str) -> str:
-    """Return `host:port` as reached from this machine, for a server that listens on all addresses too."""
+    """Return `host:port` as reached from this machine, even for a server that listens on all addresses."""
     host, _, port = address.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
 
@@ -148,7 +148,7 @@ def is_installed(package: str) -> bool:
 
 
 def missing_extra(kind: PartKind, installed: Callable[[str], bool] = is_installed) -> str | None:
-    """Return why a part of this kind cannot run here, and what to install; None if it can."""
+    """Return why a part of this kind cannot run here and what to install, or None if it can run."""
     extra, packages = _NEEDS[kind]
     missing = [package for package in packages if not installed(package)]
     if not missing:

@@ -1,4 +1,4 @@
-"""Plans the parts that run, and the map of the fleet, from the file of `penstock up`. Pure."""
+"""Plans the parts to run, and the map of the fleet, from the file of `penstock up`. Pure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LOOPBACK: Final = "127.0.0.1"
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - these are looked for
 _MARGIN_S: Final = 10.0
-"""How long before its kill a stopping pipeline gives up its running micro-batch."""
+"""How long before it would be killed a stopping pipeline abandons its running micro-batch."""
 
 
 def plan_of(settings: UpSettings, *, base: str, key: Secret) -> Plan:
-    """Return the plan for a file in the directory `base`. Contradictions between parts are its `faults`.
+    """Return the plan for a file in the directory `base`. Its `faults` are contradictions between parts.
 
-    `key` is a new secret: servers with keys accept it too, and the parts that call them use it.
+    `key` is a new secret: servers with keys accept it as well, and the parts that call them use it.
     """
     layout = Layout(base=base, data_dir=_under(base, settings.data_dir))
     return _Planner(settings, layout, key).plan()
@@ -85,7 +85,7 @@ class _Planner:
         )
 
     def _queue(self, name: str, *, producer: str | None = None, consumer: str | None = None) -> QueuePlace:
-        """Return a queue by name, with one more part as producer or consumer."""
+        """Return a queue by name; add a producer or consumer to it."""
         known = self._queues.get(name)
         if known is None:
             own = self._settings.queues.get(name) or self._own_queue(name)
@@ -115,7 +115,7 @@ class _Planner:
             self._faults.append(f"queue {place.name!r}: {error}")
 
     def _own_queue(self, name: str) -> QueueSettings:
-        """Return the default place of a queue that the file does not describe."""
+        """Return the default location of a queue that the file does not describe."""
         collector = self._settings.collector
         is_signal = name in _SIGNALS and collector is not None and collector.enabled and collector.is_default
         return QueueSettings(store=collector.store if collector is not None and is_signal else "")
@@ -199,7 +199,7 @@ class _Planner:
         return part, TopicsPlace(part=name, data_dir=data_dir, key=key)
 
     def _keys(self, variable: str, keys: Secret | None) -> dict[str, str]:
-        """Return the keys of a server, including the key of this machine's own parts."""
+        """Return the keys of a server, including the key of the fleet's own parts."""
         return {variable: f"{keys.reveal()},{self._key.reveal()}"} if keys else {}
 
     def _relays(self, *, has_topics: bool) -> tuple[list[PartPlan], list[RelayPlace]]:
@@ -374,7 +374,7 @@ def collector_mapping(collector: CollectorPart, settings: UpSettings, layout: La
 
 
 def _secrets_of(settings: UpSettings) -> list[str]:
-    """Return each key and token in the file."""
+    """Return all keys and tokens in the file."""
     servers = (settings.topics, settings.timeseries, settings.vector, settings.console)
     keys = [server.keys.reveal() for server in servers if server is not None and server.keys]
     tokens = [token.reveal() for token in settings.collector.tokens] if settings.collector else []
@@ -389,7 +389,7 @@ def wanted_ports(settings: UpSettings, running: Iterable[PartPlan]) -> dict[str,
 
 
 def port_faults(settings: UpSettings, running: Iterable[PartPlan]) -> list[str]:
-    """Report ports that two parts use. A part on all addresses uses its port on each of them."""
+    """Return an error for each port used twice. A part on all addresses uses its port on each of them."""
     wanted = list(wanted_ports(settings, running).items())
     return [
         f"{first} and {second} are both {place[1]}: change one of them"

@@ -36,7 +36,7 @@ from penstock.up.topology import (
 
 LOCK_NAME: Final = "up.lock"
 LEAVING_S: Final = 5.0
-"""How long the parts of a killed fleet may take to end and free their ports."""
+"""How long to wait for the parts of a killed fleet to end and release their ports."""
 _LOOK_S: Final = 0.1
 _PARTS: Final = ("collector", "topics", "timeseries", "vector", "console")
 _KEYS: Final = {
@@ -49,7 +49,7 @@ _KEYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFile:
-    """The file of a fleet, before it is checked. `path` is None for the defaults."""
+    """The file of a fleet before validation. `path` is None for the defaults."""
 
     path: Path | None
     base: Path
@@ -62,13 +62,13 @@ class UpFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A checked plan, and why some of its parts do not run."""
+    """A checked plan, and why some parts do not run."""
 
     file: UpFile
     plan: Plan
     disabled: Mapping[str, str]
     faults: Mapping[str, str]
-    """Errors in the files of parts, which fail when they start."""
+    """Errors in the files of parts; these parts fail when they start."""
 
     @property
     def running(self) -> Sequence[PartPlan]:
@@ -78,7 +78,7 @@ class Prepared:
 def layered(
     path: Path | None, base: Path, layers: Sequence[Mapping[str, Setting]], environ: Mapping[str, str]
 ) -> UpFile:
-    """Merge the layers of a file, of which later ones win, and the servers' keys in `environ`."""
+    """Merge the layers of a file, later ones winning, and add the servers' keys from `environ`."""
     return UpFile(path=path, base=base, mapping=_with_keys(merge(*_nothing_is_empty(layers)), environ))
 
 
@@ -91,7 +91,7 @@ def _nothing_is_empty(layers: Sequence[Mapping[str, Setting]]) -> list[Mapping[s
 
 
 def _with_keys(mapping: dict[str, Setting], environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Add the keys that servers find in the environment, as the parts that call them need them too."""
+    """Add the servers' keys from the environment, because the parts that call them also need them."""
     for part, variable in _KEYS.items():
         own = mapping.get(part, {} if part == "console" else None)
         if environ.get(variable, "").strip() and isinstance(own, Mapping) and own.get("keys") is None:
@@ -102,7 +102,7 @@ def _with_keys(mapping: dict[str, Setting], environ: Mapping[str, str]) -> dict[
 def prepare(
     file: UpFile, *, only: Sequence[str] = (), without: Sequence[str] = ()
 ) -> tuple[Prepared | None, list[str]]:
-    """Return the checked plan and every fault of the file. With faults, there may be no plan."""
+    """Return the checked plan and all faults of the file. With faults, the plan may be None."""
     found = [str(fault) for fault in faults_of(file.mapping, where=file.where)]
     if found:
         return None, found
@@ -126,7 +126,7 @@ def prepare(
 
 
 def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
-    """Report the parts that other machines could reach without a key."""
+    """Return an error for each part that other machines could reach without a key."""
     found = []
     for name in ("topics", "timeseries", "vector", "collector", "console"):
         part = getattr(settings, name)
@@ -148,7 +148,7 @@ def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
 
 
 def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
-    """Report keys that no server accepts."""
+    """Return an error for each invalid set of keys."""
     if missing_extra(PartKind.CONSOLE):
         return []  # no server runs
     from penstock.http import Keyring
@@ -170,7 +170,7 @@ def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
 
 
 def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[str, str]:
-    """Return the parts that do not run, and why. Raises `ConfigError` for an unknown name."""
+    """Return the parts that do not run, with the reasons. Raise `ConfigError` for an unknown name."""
     names = [part.name for part in plan.parts]
     kinds = [part.kind.value for part in plan.parts]
     if "console" in only:
@@ -194,13 +194,13 @@ def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[s
 
 
 def data_directory(file: UpFile) -> str:
-    """Return the data directory of a file, even of an invalid one."""
+    """Return the data directory in a file, even if the file is invalid."""
     return os.path.normpath(file.base / str(file.mapping.get("data_dir", "penstock-data")))
 
 
 @contextmanager
 def hold(plan: Plan) -> Iterator[None]:
-    """Lock the data directory for this fleet. Raises `LockHeld`, which names the holder."""
+    """Lock the data directory for this fleet. Raise `LockHeld`, naming the holder, if it is in use."""
     with ExitStack() as stack:
         stack.enter_context(DirectoryLock(OsFileSystem(), plan.layout.data_dir, name=LOCK_NAME))
         OsFileSystem().make_dirs(plan.layout.inner("run"))
@@ -208,20 +208,20 @@ def hold(plan: Plan) -> Iterator[None]:
 
 
 def scratch_of_spark(plan: Plan) -> str:
-    """Return Spark's scratch directory, without the files of a Spark that was killed."""
+    """Return Spark's scratch directory, after removing the files of a killed Spark."""
     path = plan.layout.run_file("spark")
     shutil.rmtree(path, ignore_errors=True)
     return path
 
 
 def write_if_missing(path: Path, text: str) -> None:
-    """Write a file for the user, unless it exists: it may have been edited."""
+    """Write a file for the user, unless it exists and may have been edited."""
     if not path.exists():
         _write(path, text, mode=data_modes().file)
 
 
 def write_collector_file(plan: Plan) -> None:
-    """Write the collector's file unless the user has one, readable only by this user: it may hold tokens."""
+    """Write the collector's file unless it is the user's own. It may hold tokens, so its mode is 0600."""
     import yaml
 
     if plan.collector_text is None or plan.collector_file is None:
@@ -248,7 +248,7 @@ def _write(path: Path, text: str, *, mode: int) -> None:
 
 
 def check_ports(prepared: Prepared, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Raise `Unavailable`, which names every port in use and its setting."""
+    """Raise `Unavailable`, naming every port in use and its setting, if a port is not free."""
     deadline = time.monotonic() + LEAVING_S
     wanted = wanted_ports(prepared.plan.settings, prepared.running)
     while taken := taken_ports({key: place for key, place in wanted.items() if place[1]}):
@@ -258,7 +258,7 @@ def check_ports(prepared: Prepared, *, sleep: Callable[[float], None] = time.sle
 
 
 def taken_ports(wanted: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Return the ports that are in use. Other errors of an address are reported by its part."""
+    """Return the ports that are in use. Other address errors are reported by the part itself."""
     return {key: place for key, place in wanted.items() if not _is_free(*place)}
 
 

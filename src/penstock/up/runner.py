@@ -1,4 +1,4 @@
-"""Runs parts as child processes: starts, watches, restarts and stops them. Runs commands to their end."""
+"""Runs parts as child processes: starts, monitors, restarts and stops them. Also runs single commands."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
 from penstock.up.status import Level, PartKind, PartState, PartStatus
 
 PART_COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
-"""Runs the arguments after it as `penstock` does, and ends with its parent."""
+"""Runs the following arguments as `penstock` does, and ends with its parent."""
 PROBE_TIMEOUT_S: Final = 5.0
 _OK: Final = 200
 _PROBE_SOON_S: Final = 0.2
 _PROBE_S: Final = 2.0
 _HURRY_S: Final = 5.0
 _LATE_S: Final = 5.0
-"""If a sleep ends this late, this process itself was suspended."""
+"""If a sleep ends this late, the process itself was suspended."""
 _READY_EVENTS: Final = {
     PartKind.COLLECTOR: "ready",
     PartKind.RELAY: "progress",
     PartKind.PIPELINE: "started",
 }
 _ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
-"""Heartbeats of a part without a probe, sent even while it is idle or works on a long batch."""
+"""Heartbeats of a part without a probe, sent even when it is idle or busy with a long batch."""
 _QUIET_EVENTS: Final = frozenset({"progress", "batch"})
-"""Too frequent for the log; the last one is in the part's status."""
+"""Events too frequent for the log; the part's status shows the last one."""
 _GOOD_ENDS: Final = (0, 130, 143)
 _NOT_STARTED: Final = 127
 _OUTPUT_BYTES_MAX: Final = 4 << 20
@@ -49,7 +49,7 @@ _ERROR_LINE_MAX: Final = 1 << 20
 
 
 class Runner:
-    """Runs one part. All of it happens in the loop's thread."""
+    """Runs one part, entirely in the event loop's thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Runner:
         self._child: AsyncChild | None = None
         self._address: str | None = None
         self._error: tuple[str, int] | None = None
-        self._errors_heard = 0
+        self._error_count = 0
         self._has_verdict = False
         self._hung = False
         self._progress: Mapping[str, object] = {}
@@ -115,12 +115,12 @@ class Runner:
             while await self._is_due():
                 child = await self._start()
                 if child is not None:
-                    await self._accompany(child)
+                    await self._supervise(child)
         finally:
             self._over.set()
 
     async def _is_due(self) -> bool:
-        """Wait until the part is due to start; return false if it never will be."""
+        """Wait until the part is due to start. Return False if it never will be."""
         while not self._lifecycle.is_over:
             now_s = self._clock.monotonic()
             is_due = lifecycle.next_action(self._lifecycle, now_s) is Action.START
@@ -140,13 +140,13 @@ class Runner:
             child = await AsyncChild.start(
                 [*self._command, *self._arguments()],
                 {**self._environ, **self.plan.environment},
-                output=Lines(self._heard),
-                errors=Lines(self._logged),
+                output=Lines(self._on_output),
+                errors=Lines(self._on_error_output),
             )
         except OSError as error:
-            self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
+            self._on_failure(f"cannot be started: {error.strerror or error}", Exit(code=None))
             return None
-        if self._lifecycle.is_over:  # it was stopped meanwhile
+        if self._lifecycle.is_over:  # it was stopped during the start
             child.kill()
             await child.wait()
             return None
@@ -161,7 +161,7 @@ class Runner:
         self._address = self.plan.address
         self._progress = {}
         self._log_filter = LogFilter()
-        self._errors_heard = 0
+        self._error_count = 0
         self._has_verdict = False
         self._hung = False
         if self.plan.port_file is not None:
@@ -172,7 +172,7 @@ class Runner:
         url = f"http://{reachable(self._topics_address() or '')}"
         return [url if argument == TOPICS_URL else argument for argument in self.plan.arguments]
 
-    async def _accompany(self, child: AsyncChild) -> None:
+    async def _supervise(self, child: AsyncChild) -> None:
         probing = asyncio.create_task(self._keep_probing(child))
         try:
             how = await child.wait()
@@ -183,29 +183,29 @@ class Runner:
             probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await probing
-            self._hear_all(self._log_filter.release())
+            self._log_lines(self._log_filter.release())
             self._child = None
             self._progress = {}
             if self.plan.address is None:
                 self._address = None
-        self._ended(how)
+        self._on_exit(how)
 
     async def _keep_probing(self, child: AsyncChild) -> None:
-        """Probe the process until it ends, and kill it if it hangs."""
+        """Probe the process until it ends. Kill it if it hangs."""
         while True:
             wait_s = _PROBE_S if self._lifecycle.state is PartState.READY else _PROBE_SOON_S
             due_s = self._clock.monotonic() + wait_s
             await self._clock.sleep(wait_s)
             if self._clock.monotonic() - due_s > _LATE_S:
                 self._set(lifecycle.excuse_silence(self._lifecycle, self._clock.monotonic()))
-            self._hear_all(self._log_filter.overdue(self._clock.monotonic()))
+            self._log_lines(self._log_filter.overdue(self._clock.monotonic()))
             if self._address is None and self.plan.port_file is not None:
                 self._look_for_address(self.plan.port_file)
             if self.plan.probe is not None and self._address is not None:
                 answer = await ask(self._address, self.plan.probe)
                 self._set(lifecycle.on_probe(self._lifecycle, answer, self._clock.monotonic()))
             if why := lifecycle.hang_reason(self._lifecycle, self._clock.monotonic()):
-                self._err(why)
+                self._log_error(why)
                 self._hung = True
                 child.kill()
                 return
@@ -217,7 +217,7 @@ class Runner:
                 self._address = text
                 self._publish()
 
-    def _heard(self, line: str) -> None:
+    def _on_output(self, line: str) -> None:
         event = event_of(line)
         if event is None:
             if line.strip():
@@ -232,29 +232,29 @@ class Runner:
             self._set(lifecycle.on_ready(self._lifecycle, now_s))
         if name == "restarting":
             self._set(lifecycle.on_trouble(self._lifecycle, now_s))
-        self._tell_event(name, event)
+        self._log_event(name, event)
         if name == "progress":
             self._publish()
 
-    def _tell_event(self, name: str, event: Mapping[str, object]) -> None:
+    def _log_event(self, name: str, event: Mapping[str, object]) -> None:
         error = event.get("error")
         if isinstance(error, str) or name in ("failed", "restarting"):
             text = error if isinstance(error, str) else event.get("message")
-            self._hear(OutputLine(Level.ERROR, str(text or name), is_verdict=True))
+            self._log_line(OutputLine(Level.ERROR, str(text or name), is_verdict=True))
         elif isinstance(message := event.get("message"), str) and name not in _QUIET_EVENTS:
-            self._hear(OutputLine(Level.INFO, message))
+            self._log_line(OutputLine(Level.INFO, message))
 
-    def _logged(self, line: str) -> None:
+    def _on_error_output(self, line: str) -> None:
         if line.strip():
-            self._hear_all(self._log_filter.hear(line, self._clock.monotonic()))
+            self._log_lines(self._log_filter.hear(line, self._clock.monotonic()))
 
-    def _hear_all(self, lines: Sequence[OutputLine]) -> None:
+    def _log_lines(self, lines: Sequence[OutputLine]) -> None:
         for line in lines:
-            self._hear(line)
+            self._log_line(line)
 
-    def _hear(self, line: OutputLine) -> None:
+    def _log_line(self, line: OutputLine) -> None:
         if line.level >= Level.ERROR:
-            self._errors_heard += 1
+            self._error_count += 1
         if line.level >= Level.ERROR and self._is_news(line):
             self._has_verdict = line.is_verdict
             self._error = (self._log_buffer.shown(line.text), self._clock.now_ms())
@@ -262,32 +262,32 @@ class Runner:
             self._publish()
 
     def _is_news(self, line: OutputLine) -> bool:
-        """Return whether this becomes the last error; a traceback after the reason of a failure does not."""
+        """Return whether a line replaces the last error; a traceback after a stated error does not."""
         return line.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
 
-    def _ended(self, how: Exit) -> None:
+    def _on_exit(self, how: Exit) -> None:
         if self._lifecycle.state is PartState.STOPPING:
             self._set(lifecycle.on_exit(self._lifecycle, how, self._clock.monotonic(), self._rng))
             is_good = how.code in _GOOD_ENDS or how.signal == signal.SIGTERM
             level = Level.INFO if is_good else Level.WARNING
             self._log_buffer.say(self.plan.name, level, f"stopped ({how})")
             return
-        self._failed(f"was {how}" if how.signal is not None else f"ended unexpectedly ({how})", how)
+        self._on_failure(f"was {how}" if how.signal is not None else f"ended unexpectedly ({how})", how)
 
-    def _failed(self, what: str, how: Exit) -> None:
+    def _on_failure(self, what: str, how: Exit) -> None:
         now_s = self._clock.monotonic()
         self._set(lifecycle.on_exit(self._lifecycle, how, now_s, self._rng))
         at_s = self._lifecycle.next_start_s
         then = "is not restarted" if at_s is None else f"is restarted in {_wait(at_s - now_s)}"
         why = lifecycle.failure_reason(how)
         text = f"{what}{f': {why}' if why else ''}"
-        if not self._errors_heard or (how.signal is not None and not self._hung):
+        if not self._error_count or (how.signal is not None and not self._hung):
             self._error = (text, self._clock.now_ms())
         self._log_buffer.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
         self._publish()
 
-    def _err(self, text: str) -> None:
-        self._errors_heard += 1
+    def _log_error(self, text: str) -> None:
+        self._error_count += 1
         self._error = (text, self._clock.now_ms())
         self._log_buffer.say(self.plan.name, Level.ERROR, text)
 
@@ -297,7 +297,7 @@ class Runner:
         self._wake.set()
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Stop the part and wait until it has ended; a second call waits for the first."""
+        """Stop the part and wait until it has ended. A second call waits for the first."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(hurry))
         await asyncio.shield(self._stopping)
@@ -313,12 +313,12 @@ class Runner:
                     child.terminate()
                 if not hurry.is_set() or not await self._is_over_within(_HURRY_S, None):
                     grace_s = _HURRY_S if hurry.is_set() else self.plan.grace_s
-                    self._err(f"did not stop within {_wait(grace_s)} and is killed")
+                    self._log_error(f"did not stop within {_wait(grace_s)} and is killed")
                     child.kill()
         await self._over.wait()
 
     async def _is_over_within(self, grace_s: float, hurry: asyncio.Event | None) -> bool:
-        """Return whether it ends in time; false as soon as `hurry` is set."""
+        """Return whether the part ends in time; return False as soon as `hurry` is set."""
         over = asyncio.create_task(self._over.wait())
         events = [over, *([asyncio.create_task(hurry.wait())] if hurry is not None else [])]
         try:
@@ -349,7 +349,7 @@ def _wait(seconds: float) -> str:
 
 
 async def ask(address: str, probe: Probe) -> ProbeResult:
-    """Return the result of a probe. If the address cannot be reached, the result is `SILENT`."""
+    """Return the result of a probe: `SILENT` if the address cannot be reached."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             status = await _status(reachable(address), probe)
@@ -377,23 +377,23 @@ async def _status(address: str, probe: Probe) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """How a command ended."""
+    """The result of a command."""
 
     exit_code: int
-    """A negative number is that of the signal that killed it."""
+    """The exit code, or the negative number of the signal that killed the command."""
     output: str
-    """The end of its standard output."""
+    """The last part of its standard output."""
     errors: str
-    """The end of its standard error."""
+    """The last part of its standard error."""
 
 
 async def run_command(
     arguments: Sequence[str], tell: Callable[[str], None], environment: Mapping[str, str]
 ) -> CommandOutcome:
-    """Run `penstock ARGUMENTS…` to its end; `tell` gets the lines of its standard error.
+    """Run `penstock ARGUMENTS…` to completion; call `tell` with each line of its standard error.
 
-    Cancelling kills the command, and so does the end of this process. Of standard output, the last 4 MiB are
-    kept. A command that cannot be started has exit code 127.
+    Cancellation, or the end of this process, kills the command. The last 4 MiB of standard output are kept.
+    A command that cannot be started has exit code 127.
     """
     errors: deque[str] = deque(maxlen=_ERROR_LINES)
 

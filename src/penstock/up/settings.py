@@ -1,7 +1,7 @@
 """The file of `penstock up`: which parts run on this machine, and where each keeps its data.
 
-A part runs if its key is in the file. Keys that are left out have the defaults given here. Relative paths are
-relative to the file.
+A part runs if its key is in the file. Missing keys have the defaults given here. Relative paths are relative
+to the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PORT_MAX: Final = 65535
 _START: Final = re.compile(r"earliest|latest|[0-9]+")
 _FIELD: Final = re.compile(r".+:(string|int64|float64|bool|text)(:indexed)?")
 _DEFAULTED: Final = ("topics", "collector", "timeseries", "vector", "console")
-"""Parts that run with their defaults if their key is in the file without a value."""
+"""Parts that run with their defaults if their key has no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """A queue that is not at the default place."""
+    """A queue that is not at the default location."""
 
     store: str = ""
     """The address of its store; by default `queues` in the data directory. Credentials come from the
@@ -38,7 +38,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsPart:
-    """The topics server. Its other settings are the `TOPICS_*` variables of the environment."""
+    """The topics server. Its other settings are the `TOPICS_*` environment variables."""
 
     enabled: bool = True
     host: str | None = None
@@ -46,7 +46,7 @@ class TopicsPart:
     data_dir: str = ""
     """By default `topics` in the data directory."""
     keys: Secret | None = None
-    """`key[:scopes[:prefixes]],…`, in place of TOPICS_API_KEYS."""
+    """`key[:scopes[:prefixes]],…`; overrides TOPICS_API_KEYS."""
 
     def __post_init__(self) -> None:
         _check_ports(port=self.port)
@@ -61,7 +61,7 @@ class RelayPart:
     name: str = ""
     """The name of the part; by default the topic's."""
     app: str = ""
-    """The name of its position in the queue; by default relay:TOPIC."""
+    """The name under which the queue stores its position; by default relay:TOPIC."""
     value: Literal["record", "data"] = "record"
     on_gap: Literal["fail", "skip", "record"] = "fail"
     after: str = "earliest"
@@ -81,9 +81,9 @@ class RelayPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorPart:
-    """The collector, configured by a `file`, by a mapping with the keys of such a file, or by default.
+    """The collector: configured by `file`, by `config` (a mapping with the same keys), or by default.
 
-    The default collector keeps data in the data directory, and exports each signal to its own queue:
+    The default collector buffers data in the data directory and exports each signal to its own queue:
     `metrics`, `traces` and `logs`.
     """
 
@@ -97,7 +97,7 @@ class CollectorPart:
     store: str = ""
     """The store of its queues; by default `queues` in the data directory."""
     tokens: tuple[Secret, ...] = ()
-    """A request needs one of these as `Authorization: Bearer …`."""
+    """If set, each request needs one of these as `Authorization: Bearer …`."""
 
     def __post_init__(self) -> None:
         if self.file is not None and self.config is not None:
@@ -179,7 +179,7 @@ class ConsolePart:
     host: str | None = None
     port: int = 4600
     keys: Secret | None = None
-    """The keys, in place of PENSTOCK_CONSOLE_KEYS."""
+    """The keys; override PENSTOCK_CONSOLE_KEYS."""
 
     def __post_init__(self) -> None:
         _check_ports(port=self.port)
@@ -191,12 +191,12 @@ class UpSettings:
 
     data_dir: str = "./penstock-data"
     host: str = "127.0.0.1"
-    """The address of every part without a `host`."""
+    """The address of each part without its own `host`."""
     allow_no_keys: bool = False
-    """Accept requests from other machines without a key."""
+    """Whether other machines may connect without a key."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without keys: names that every part accepts in `Host` and `Origin`, besides addresses, localhost and
-    the name of this machine. `*` accepts any."""
+    """Names that parts without keys accept in `Host` and `Origin`, besides addresses, localhost and the
+    name of this machine. `*` accepts any name."""
     stop_timeout: DurationLike = "60s"
     """How long a part may take to stop before it is killed."""
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
@@ -219,17 +219,17 @@ class UpSettings:
 
 
 def read_settings(mapping: Mapping[str, Setting], *, where: str) -> UpSettings:
-    """Read the settings in a mapping. Raises `ConfigError` with the place of the first error."""
+    """Read the settings in a mapping. Raise `ConfigError` with the place of the first error."""
     return build(UpSettings, _filled(mapping), where=where)
 
 
 def faults_of(mapping: Mapping[str, Setting], *, where: str) -> list[ConfigError]:
-    """Return every error for which `read_settings` would refuse a mapping."""
+    """Return every error that `read_settings` would raise for a mapping."""
     return faults(UpSettings, _filled(mapping), where=where)
 
 
 def _filled(mapping: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Let a key without a value stand for a part with its defaults: its settings may all be comments."""
+    """Replace a key without a value by the part's defaults: all its settings may be comments."""
     empty: dict[str, Setting] = {
         "relays": (),
         "pipelines": (),

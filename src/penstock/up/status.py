@@ -1,4 +1,4 @@
-"""The values that describe a running fleet: its parts, their log, and its map."""
+"""Values that describe a running fleet: its parts, their log, and its map."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.config import Secret
 
 
 class PartKind(enum.Enum):
-    """The kind of a part, in data-flow order, which is also the order of a stop."""
+    """The kind of a part. The order is that of the data flow, in which parts also stop."""
 
     COLLECTOR = "collector"
     TOPICS = "topics"
@@ -25,10 +25,10 @@ class PartKind(enum.Enum):
 class PartState(enum.Enum):
     """The state of a part.
 
-    `starting`: runs and has not been ready yet. `ready`: works. `not_ready`: was ready and reports that it
-    is not. `restarting`: has ended and will be restarted at a known time. `failed`: has ended for a reason
-    that a restart does not change; it is retried rarely. `stopping`: was asked to stop. `stopped`: has ended
-    on request. `disabled`: does not run.
+    `starting`: runs, but has not been ready yet. `ready`: works. `not_ready`: was ready, and is not any more.
+    `restarting`: has ended and will be restarted at a known time. `failed`: has ended for a reason that a
+    restart does not change; it is retried rarely. `stopping`: was asked to stop. `stopped`: has ended on
+    request. `disabled`: does not run.
     """
 
     STARTING = "starting"
@@ -58,27 +58,27 @@ class PartStatus:
     kind: PartKind
     state: PartState
     since_ms: int
-    """When it entered this state."""
+    """When the part entered this state."""
     pid: int | None = None
     restarts: int = 0
-    """How often it was restarted since the fleet was started."""
+    """Restarts since the start of the fleet."""
     next_start_ms: int | None = None
-    """When it will be restarted, if it waits for that."""
+    """The time of the next restart, if one is due."""
     last_error: str | None = None
-    """Its last line with the level error, or why it ended. Kept after it has recovered."""
+    """Its last line of level error, or why it ended. Kept after a recovery."""
     last_error_ms: int | None = None
     address: str | None = None
-    """Its address as `host:port`; for the collector, the address of its probes."""
+    """The address as `host:port`; for the collector, the address of its probes."""
     disabled_why: str | None = None
-    """Why it does not run, and what would change that."""
+    """Why the part does not run, and how to enable it."""
     progress: Mapping[str, object] = field(default_factory=dict)
-    """The last event `progress` of a pipeline (`penstock run --json`) or of a relay (`penstock topics relay
-    --events`). Empty while it does not run."""
+    """The last `progress` event of a pipeline (`penstock run --json`) or a relay (`penstock topics relay
+    --events`). Empty while the part does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of the fleet's log. Numbers are consecutive."""
+    """A line of the fleet's log. Line numbers are consecutive."""
 
     number: int
     at_ms: int
@@ -100,7 +100,7 @@ class QueuePlace:
     manifest_path: str
     data_path_prefix: str
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Settings of the store; others come from the environment."""
+    """Options of the store; others come from the environment."""
     producers: tuple[str, ...] = ()
     consumers: tuple[str, ...] = ()
 
@@ -119,7 +119,7 @@ class TopicsPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPlace:
-    """A relay from a topic into a queue; `app` names its position in the queue."""
+    """A relay from a topic into a queue; `app` identifies its position in the queue."""
 
     part: str
     topic: str
@@ -136,7 +136,7 @@ class QuiverPlace:
     path: str
     cores: int = 1
     budget_bytes: int | None = None
-    """The disk space that it may use."""
+    """The limit of its disk space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class CollectorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlace:
-    """A pipeline, its file, and its queue if that belongs to the fleet."""
+    """A pipeline, its file, and its queue if the queue belongs to the fleet."""
 
     name: str
     part: str
@@ -160,7 +160,7 @@ class PipelinePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabasePlace:
-    """A database and the queue that feeds it. Address and `key` are as in `TopicsPlace`."""
+    """A database and the queue that feeds it. The address and `key` are as in `TopicsPlace`."""
 
     name: str
     part: str
@@ -172,7 +172,7 @@ class DatabasePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMap:
-    """The map of a fleet: where its parts keep data. It does not change while the fleet runs."""
+    """Where the parts of a fleet keep data. It does not change while the fleet runs."""
 
     data_dir: str
     queues: tuple[QueuePlace, ...] = ()
@@ -195,11 +195,11 @@ class FleetMap:
 
 
 class FleetView(Protocol):
-    """The read-only view of a fleet, for use in the thread of its loop."""
+    """A read-only view of a fleet, for use in the thread of its event loop."""
 
     @property
     def map(self) -> FleetMap:
-        """Return the map of the fleet."""
+        """The map of the fleet."""
         ...
 
     def parts(self) -> Sequence[PartStatus]:
@@ -207,12 +207,12 @@ class FleetView(Protocol):
         ...
 
     def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
-        """Return the last lines of the log after a number, oldest first. Old lines are dropped."""
+        """Return the last lines after line number `after`, oldest first. Old lines are dropped."""
         ...
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """Call `listener` with every status change and every line of the log; return a function that ends it.
+        """Call `listener` with every status change and log line. Return a function to unsubscribe.
 
-        The listener is called in the loop's thread. It must not block and must not raise.
+        The listener is called in the event loop's thread. It must not block or raise.
         """
         ...

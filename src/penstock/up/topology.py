@@ -1,4 +1,4 @@
-"""Checks the files of parts, and completes the map of the fleet from them."""
+"""Validates the files of parts, and completes the map of the fleet from them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def _read_pipeline(file: str, data_dir: str) -> PipelineSpec:
-    """Read a pipeline as the fleet runs it. Raises `ConfigError`."""
+    """Read a pipeline with the fleet's environment. Raise `ConfigError` if it is invalid."""
     from penstock.spark import load_spec
 
     return load_spec(file, pipeline_environment(data_dir))
 
 
 def collector_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """Return the error in the collector's file, if any, by the part's name."""
+    """Return the error in the collector's file, if any, keyed by the part's name."""
     part = _collector_part(plan, disabled)
     if part is None:
         return {}
@@ -47,7 +47,7 @@ def collector_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
 
 
 def pipeline_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """Return the errors in the files of pipelines, by the part's name."""
+    """Return the errors in pipeline files, keyed by the part's name."""
     off, faults = set(disabled), {}
     for part in plan.parts:
         if part.kind is PartKind.PIPELINE and part.name not in off and not _is_ours(plan, part):
@@ -59,10 +59,10 @@ def pipeline_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
 
 
 def queue_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """Return pipelines that probably read the wrong queue, by the part's name. The plan needs its map.
+    """Return errors for pipelines that probably read the wrong queue, keyed by the part's name.
 
-    Another machine may write to a queue without a producer here. So this is a fault only if a queue with the
-    same path in another store has a producer here and no consumer.
+    The plan must already have its map. Another machine may write to a queue without a producer here, so this
+    is an error only if a queue with the same path in another store has a producer here and no consumer.
     """
     off, faults = set(disabled), {}
     queues = {queue.name: queue for queue in plan.map.queues}
@@ -91,7 +91,7 @@ def _writers(queue: QueuePlace, off: set[str]) -> list[str]:
 
 
 def database_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
-    """Return the errors in the settings of databases, by the part's name."""
+    """Return the errors in the settings of databases, keyed by the part's name."""
     off, faults = set(disabled), {}
     for part in plan.parts:
         check = _DATABASES.get(part.kind)
@@ -133,7 +133,7 @@ def _is_ours(plan: Plan, part: PartPlan) -> bool:
 
 
 def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
-    """Return the plan with what the parts' files add: Quiver's directories and the queues they use."""
+    """Add the information in the parts' files to the plan: Quiver's directories and the queues in use."""
     off = set(disabled)
     known = {queue.name: queue for queue in plan.map.queues}
     quivers: tuple[QuiverPlace, ...] = ()
@@ -142,7 +142,7 @@ def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
         try:
             own = _collector_plan(plan)
         except ConfigError:
-            pass  # it is reported as a fault
+            pass  # reported as a fault
         else:
             quivers = _quivers(own, part)
             _add_exports(known, own, part)
@@ -156,7 +156,7 @@ def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
 
 
 def _with_probe(plan: Plan, part: PartPlan, own: CollectorPlan) -> Plan:
-    """Add the probe of a collector with the user's own file, if the file sets an address for it."""
+    """Add the probe of a collector with the user's own file, if the file sets its address."""
     address = own.telemetry.address
     if part.probe is not None or address is None or not address.port:
         return plan
@@ -165,7 +165,7 @@ def _with_probe(plan: Plan, part: PartPlan, own: CollectorPlan) -> Plan:
 
 
 def _without(places: FleetMap, off: set[str]) -> FleetMap:
-    """Remove the parts that do not run from the map."""
+    """Remove parts that do not run from the map."""
     return replace(
         places,
         topics=None if places.topics is None or places.topics.part in off else places.topics,
@@ -204,7 +204,7 @@ def _quivers(own: CollectorPlan, part: PartPlan) -> tuple[QuiverPlace, ...]:
 
 
 def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPlan) -> None:
-    """Add the queues that the collector's exporters append to."""
+    """Add the queues that the collector's exporters write to."""
     from penstock.collector import BufferSettings
 
     for node in own.graph.nodes.values():
@@ -226,7 +226,7 @@ def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPla
 
 
 def _specs(places: FleetMap) -> dict[str, PipelineSpec]:
-    """Return the pipelines with valid files, by the part's name. The others are reported as faults."""
+    """Return the pipelines with valid files, keyed by the part's name. The others are reported as faults."""
     found = {}
     for place in places.pipelines:
         with contextlib.suppress(ConfigError):
@@ -237,7 +237,7 @@ def _specs(places: FleetMap) -> dict[str, PipelineSpec]:
 def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) -> None:
     """Add pipelines as producers of the known queues that they write to."""
     if not specs:
-        return  # without Spark there is nothing to import
+        return  # without pipelines, Spark need not be imported
     from penstock.spark import BufferSinkSpec
 
     for part, spec in specs.items():
@@ -251,7 +251,7 @@ def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) 
 def _with_queue(
     place: PipelinePlace, spec: PipelineSpec | None, known: dict[str, QueuePlace]
 ) -> PipelinePlace:
-    """Return the pipeline with the queue that its file reads, which is added to the known queues."""
+    """Add the queue that the pipeline's file reads to the known queues, and return the pipeline with it."""
     if spec is None:
         return place
     source = spec.source.buffer

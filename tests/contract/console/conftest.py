@@ -1,4 +1,4 @@
-"""One machine for the console to look at, for the whole session, and clients with a session on it."""
+"""One fleet for the console, for the whole session, and clients with a session on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class StageProcess:
-    """A running stage. Orders are answered one at a time."""
+    """A running stage. Commands are answered one at a time."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
 
 @pytest.fixture(scope="session")
 def console(stage: StageProcess) -> Iterator[httpx.Client]:
-    """A client with a session, as the console's own page has one."""
+    """Return a client with a session, like the console's own page."""
     headers = {"Sec-Fetch-Site": "same-origin"}
     with httpx.Client(base_url=f"{stage.url}/api/", headers=headers, timeout=30, trust_env=False) as client:
         assert client.post("session", json={"token": stage.new_token()}).status_code == 204
@@ -84,7 +84,7 @@ def console(stage: StageProcess) -> Iterator[httpx.Client]:
 
 
 def eventually(check: Callable[[], bool], within_s: float = 20.0) -> None:
-    """Ask until it is so."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + within_s
     while not check():
         assert time.monotonic() < deadline, "it did not come true in time"

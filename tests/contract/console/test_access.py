@@ -1,4 +1,4 @@
-"""Who gets in: a one-time token for a session of this machine, and nobody from another site."""
+"""Access to the console: a one-time token opens a session, and other sites are refused."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def stranger(stage: StageProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_without_a_session_nothing_is_shown(stranger: httpx.Client) -> None:
+def test_without_a_session_no_data_is_shown(stranger: httpx.Client) -> None:
     for path in ("api/overview", "api/live", "api/buffers", "api/topics", "api/trace?id=x", "api/nowhere"):
         answer = stranger.get(path)
         assert answer.status_code == 401, path
         assert answer.json()["error"]["code"] == "unauthorized"
 
 
-def test_a_token_opens_one_session_and_is_void_then(stage: StageProcess, stranger: httpx.Client) -> None:
+def test_a_token_opens_one_session_and_is_then_invalid(stage: StageProcess, stranger: httpx.Client) -> None:
     token = stage.new_token()
     assert stranger.post("api/session", json={"token": token + "x"}).status_code == 401
     opened = stranger.post("api/session", json={"token": token})
@@ -34,14 +34,14 @@ def test_a_token_opens_one_session_and_is_void_then(stage: StageProcess, strange
         assert second.get("api/overview").status_code == 401
 
 
-def test_the_cookie_is_for_this_page_alone(stage: StageProcess, stranger: httpx.Client) -> None:
+def test_the_cookie_is_limited_to_this_page(stage: StageProcess, stranger: httpx.Client) -> None:
     cookie = stranger.post("api/session", json={"token": stage.new_token()}).headers["set-cookie"]
     attributes = {part.strip() for part in cookie.split(";")[1:]}
     assert attributes == {"HttpOnly", "SameSite=Strict", "Path=/console"}
     assert cookie.startswith("penstock_console_")
 
 
-def test_a_new_token_voids_the_one_before_and_keeps_sessions(
+def test_a_new_token_invalidates_the_previous_one_and_keeps_sessions(
     stage: StageProcess, console: httpx.Client, stranger: httpx.Client
 ) -> None:
     old = stage.new_token()
@@ -98,7 +98,7 @@ def test_a_token_of_another_site_is_refused(stage: StageProcess, stranger: httpx
     assert stranger.post("api/session", json={"token": token}).status_code == 204
 
 
-def test_every_answer_has_the_same_guards(console: httpx.Client, stranger: httpx.Client) -> None:
+def test_every_response_has_the_same_security_headers(console: httpx.Client, stranger: httpx.Client) -> None:
     answers = [
         stranger.get(""),
         stranger.get("static/nowhere.js"),

@@ -1,4 +1,4 @@
-"""What a client names is looked up in the plan and nowhere else; nonsense gets a sentence."""
+"""Names in requests are looked up only in the plan; invalid input gets an error message."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_name_outside_the_plan_is_not_found(console: httpx.Client, path: str, 
 
 
 @pytest.mark.parametrize("name", ["<b>", "a/b", "a" * 300])
-def test_a_topic_that_no_topic_can_be_called_is_refused(console: httpx.Client, name: str) -> None:
+def test_an_invalid_topic_name_is_refused(console: httpx.Client, name: str) -> None:
     for path in ("topics/{}", "topics/{}/tail"):
         assert console.get(path.format(quote(name, safe=""))).status_code == 400
 
 
-def test_a_database_outside_the_plan_is_not_asked(console: httpx.Client) -> None:
+def test_a_database_outside_the_plan_is_not_queried(console: httpx.Client) -> None:
     for path in ("databases/http%3A%2F%2Fevil/query", "databases/nowhere/query"):
         assert console.post(path, json={"query": "1"}).status_code == 404
 
@@ -54,7 +54,7 @@ def test_a_database_outside_the_plan_is_not_asked(console: httpx.Client) -> None
         {"buffer": "events", "sequence": "0", "index": str(2**63)},
     ],
 )
-def test_a_trace_of_nonsense_says_what_it_takes(console: httpx.Client, query: dict[str, str]) -> None:
+def test_an_invalid_trace_states_the_valid_forms(console: httpx.Client, query: dict[str, str]) -> None:
     answer = console.get("trace", params=query)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]

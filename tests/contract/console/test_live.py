@@ -1,4 +1,4 @@
-"""The live stream: it begins with what was said, goes on behind an id, and tells what it cannot."""
+"""The live stream: it starts with past log lines, resumes after an id, and reports gaps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def said(text: str) -> Callable[[Event], bool]:
     return lambda event: event[1] == "log" and event[2]["text"] == text
 
 
-def test_it_begins_with_the_log_and_the_state_of_now(console: httpx.Client, stage: StageProcess) -> None:
+def test_a_stream_begins_with_the_log_and_the_current_state(
+    console: httpx.Client, stage: StageProcess
+) -> None:
     stage.order("log info before anybody watches")
     found = until(events(console, "live"), lambda event: event[1] == "overview")
     assert any(said("before anybody watches")(event) for event in found)
@@ -53,7 +55,7 @@ def test_it_begins_with_the_log_and_the_state_of_now(console: httpx.Client, stag
     assert idents == sorted(idents)
 
 
-def test_a_client_that_comes_back_misses_nothing(console: httpx.Client, stage: StageProcess) -> None:
+def test_a_client_that_reconnects_misses_nothing(console: httpx.Client, stage: StageProcess) -> None:
     stream = events(console, "live")
     until(stream, lambda event: event[1] == "overview")
     stage.order("log info one")
@@ -69,7 +71,7 @@ def test_a_client_that_comes_back_misses_nothing(console: httpx.Client, stage: S
 
 
 def test_events_evicted_from_the_ring_are_sent_as_a_gap(console: httpx.Client) -> None:
-    """An id of an earlier process: what happened in between nobody knows any more."""
+    """Resume after an id of an earlier process: the events in between are unknown."""
     first = next(events(console, "live?after=41"))
     ident, name, data = first
     assert name == "gap"
@@ -100,7 +102,7 @@ def test_a_tail_reports_missing_records(console: httpx.Client) -> None:
     assert (data["from"], data["to"]) == (1, 7)
 
 
-def test_a_tail_shows_new_records_as_they_come(console: httpx.Client, stage: StageProcess) -> None:
+def test_a_tail_shows_new_records_as_they_are_written(console: httpx.Client, stage: StageProcess) -> None:
     stream = events(console, "topics/events/tail")
     until(stream, lambda event: event[1] == "caught_up")
     stage.order("write 2")
@@ -108,5 +110,5 @@ def test_a_tail_shows_new_records_as_they_come(console: httpx.Client, stage: Sta
     assert found[-1][2]["text"].startswith('{"n":')
 
 
-def test_a_tail_of_no_topic_is_not_found(console: httpx.Client) -> None:
+def test_a_tail_of_a_missing_topic_is_not_found(console: httpx.Client) -> None:
     assert console.get("topics/nowhere/tail").status_code == 404

@@ -1,4 +1,4 @@
-"""Ten thousand topics stay quick: paged on the server, and totals without listing them."""
+"""Ten thousand topics stay fast: the server pages them, and totals need no listing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each panel over real parts: what it tells is what is there."""
+"""Each panel over real parts shows the actual state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_overview_draws_the_flow(console: httpx.Client) -> None:
     assert ("pipeline:events", "sink:events/lake") in edges
 
 
-def test_the_balance_comes_from_the_books(console: httpx.Client) -> None:
+def test_the_balance_comes_from_the_audit(console: httpx.Client) -> None:
     def is_balanced() -> bool:
         (chain,) = get(console, "overview")["balance"]
         if chain["produced"] is None:
@@ -43,7 +43,7 @@ def test_the_balance_comes_from_the_books(console: httpx.Client) -> None:
     eventually(is_balanced)
 
 
-def test_a_queue_shows_its_entries_and_what_lies_around(console: httpx.Client) -> None:
+def test_a_queue_shows_its_entries_and_unreferenced_objects(console: httpx.Client) -> None:
     rows = {row["name"]: row for row in get(console, "buffers")}
     assert rows.keys() == {"events", "metrics", "vectors"}
     assert (rows["events"]["writers"], rows["events"]["readers"]) == (["relay-events"], ["pipeline-events"])
@@ -214,7 +214,7 @@ def test_a_trace_by_a_batch_finds_its_sequence(console: httpx.Client) -> None:
 
 
 def test_a_record_is_traced_from_its_topic_into_the_table(console: httpx.Client, stage: StageProcess) -> None:
-    """The relay moves it, the console sees its batch, the pipeline delivers it."""
+    """The relay moves the record, the console sees its batch, and the pipeline delivers it."""
     before = get(console, "topics/events")["head"]
     stage.order("write 20")
     seq = before + 3

@@ -1,4 +1,4 @@
-"""The redrive button: it asks first, runs the command once, and tells how it ends."""
+"""The redrive button: it asks for confirmation, runs the command once, and reports the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def letters(console: httpx.Client) -> dict[str, bool]:
     return {letter["position"]: letter["redriven"] for letter in found}
 
 
-def test_it_wants_to_be_confirmed(console: httpx.Client) -> None:
+def test_a_redrive_requires_confirmation(console: httpx.Client) -> None:
     for body in ({}, {"confirm": False}):
         answer = console.post(PATH, json=body)
         assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Caps of the server: bodies, topics, bytes, requests under way; and probes that need a key."""
+"""Limits of the server: bodies, topics, bytes, requests in progress; and probes that need a key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def capped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(params=PROTOCOLS)
 def api(request: pytest.FixtureRequest, capped: Server) -> Iterator[Api]:
-    """Leaves nothing behind: the caps count everything there is."""
+    """Open a client, and remove all topics at the end: the caps count everything."""
     opened = capped.api(request.param, key=KEY)
     yield opened
     for one in opened.ask("GET", "/v0/topics")["topics"]:
@@ -47,7 +47,7 @@ def body_of(size: int) -> bytes:
 # --- bodies ------------------------------------------------------------------------------------------------
 
 
-def test_a_body_of_exactly_the_cap_is_taken_and_one_byte_more_is_not(api: Api, topic: str) -> None:
+def test_a_body_of_exactly_the_cap_is_accepted_and_one_byte_more_is_not(api: Api, topic: str) -> None:
     path = f"/v0/topics/{topic}"
     api.ask("POST", path, status=201, content=body_of(BODY_MAX), headers=JSON_HEADERS)
     error = api.refused("POST", path, status=413, content=body_of(BODY_MAX + 1), headers=JSON_HEADERS)
@@ -80,7 +80,7 @@ def test_an_announced_body_above_the_cap_is_refused_without_waiting_for_it(cappe
             assert (reply.status, reply.error()["code"]) == (413, "payload_too_large")
 
 
-def test_a_client_that_expects_to_go_on_is_refused_instead(capped: Server) -> None:
+def test_a_client_that_expects_100_continue_is_refused_instead(capped: Server) -> None:
     head = {**AUTHORIZED, "Content-Length": str(BODY_MAX + 1), "Expect": "100-continue"}
     with connect(capped) as raw:
         raw.send(request_bytes("POST", "/v0/topics/x", headers=head))
@@ -91,7 +91,7 @@ def test_a_client_that_expects_to_go_on_is_refused_instead(capped: Server) -> No
         assert raw.status_line() == 401
 
 
-def test_a_client_still_sending_gets_to_read_why_it_was_refused(capped: Server) -> None:
+def test_a_client_that_is_still_sending_can_read_the_refusal(capped: Server) -> None:
     with connect(capped) as raw:
         raw.send(request_bytes("POST", "/v0/topics/x", b"x" * 3_000_000, AUTHORIZED))
         assert raw.reply().error()["code"] == "payload_too_large"
@@ -100,7 +100,7 @@ def test_a_client_still_sending_gets_to_read_why_it_was_refused(capped: Server) 
 # --- topics and bytes --------------------------------------------------------------------------------------
 
 
-def test_new_topics_are_throttled_at_their_cap_and_old_ones_are_not(api: Api, topic: str) -> None:
+def test_new_topics_are_throttled_at_their_cap_and_existing_ones_are_not(api: Api, topic: str) -> None:
     for number in range(3):
         api.put(f"{topic}.{number}")
     for error in (
@@ -126,7 +126,7 @@ def test_writes_are_throttled_at_the_cap_of_all_bytes(api: Api, topic: str) -> N
     assert api.write(f"{topic}.0", text)["seqs"] == [3]
 
 
-def test_a_full_topic_is_told_before_full_bytes(api: Api, topic: str) -> None:
+def test_a_full_topic_is_reported_before_the_byte_cap(api: Api, topic: str) -> None:
     api.put(topic, cap_bytes=10, discard="reject")
     for _ in range(4):
         api.write(f"{topic}.0", "x" * 1240)
@@ -135,10 +135,10 @@ def test_a_full_topic_is_told_before_full_bytes(api: Api, topic: str) -> None:
     assert api.write(topic, 12, status=422)["error"]["code"] == "topic_full"
 
 
-# --- requests under way ------------------------------------------------------------------------------------
+# --- requests in progress ----------------------------------------------------------------------------------
 
 
-def test_a_key_has_only_so_many_requests_under_way(capped: Server, api: Api, topic: str) -> None:
+def test_requests_in_progress_are_limited_per_key(capped: Server, api: Api, topic: str) -> None:
     api.put(topic)
     other = capped.api(key="other")
     polls = [threading.Thread(target=poll_once, args=(capped, topic)) for _ in range(2)]
@@ -165,7 +165,7 @@ def poll_once(server: Server, topic: str) -> None:
         assert raw.reply().status == 200
 
 
-def test_the_slot_of_a_client_that_leaves_is_freed(capped: Server, api: Api, topic: str) -> None:
+def test_the_slot_of_a_client_that_leaves_is_released(capped: Server, api: Api, topic: str) -> None:
     api.put(topic)
     for _ in range(5):
         with connect(capped) as raw:
@@ -181,6 +181,6 @@ def test_the_slot_of_a_client_that_leaves_is_freed(capped: Server, api: Api, top
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz", "/v0/ready", "/readyz"])
-def test_probes_can_be_made_to_need_a_key_of_any_scope(capped: Server, api: Api, path: str) -> None:
+def test_probes_can_require_a_key_of_any_scope(capped: Server, api: Api, path: str) -> None:
     assert api.client.get(path).status_code == 200
     assert capped.api().refused("GET", path, status=401)["code"] == "unauthorized"

@@ -1,4 +1,4 @@
-"""Many clients on the same name at once: every answer is one of those that the contract knows."""
+"""Many clients use one name concurrently: every response is one that the contract allows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tests.contract.topics_server import PROTOCOLS, serving
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_topic_that_comes_and_goes_under_load_never_fails_anybody(
-    tmp_path: Path, protocol: str
-) -> None:
+async def test_a_topic_created_and_deleted_under_load_fails_no_request(tmp_path: Path, protocol: str) -> None:
     with serving(tmp_path / "data", TOPICS_SEGMENT_MAX_EVENTS="10") as server:
         clients = [
             httpx.AsyncClient(

@@ -1,6 +1,6 @@
 """Long random conversations, with stops and crashes in between, against a model that is a plain list.
 
-A failure names its seed; the conversation is the same each time.
+A failure reports its seed; the same seed gives the same conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESERVED_MAX = 1000
 
 @dataclass(slots=True)
 class Model:
-    """One topic as the contract describes it, without a clock."""
+    """One topic as described by the contract, without time."""
 
     config: dict[str, Any]
     head: int = 0
@@ -36,7 +36,7 @@ class Model:
         return sum(map(accounted, self.live.values()))
 
     def accepts(self, records: list[dict[str, Any]]) -> str | None:
-        """The code of the refusal, or None."""
+        """Return the error code of a refusal, or None."""
         if self.config["discard"] != "reject":
             return None
         caps = self.config["cap_records"], self.config["cap_bytes"]
@@ -125,7 +125,7 @@ def matches(match: str, tag: str | None) -> bool:
 
 
 class Conversation:
-    """Asks the server and the model the same things."""
+    """Sends the same requests to the server and the model."""
 
     def __init__(self, api: Api, rng: random.Random, topics: dict[str, Model]) -> None:
         self.api = api
@@ -229,7 +229,7 @@ class Conversation:
         assert self.api.remove(name)["deleted"] is (self.topics.pop(name, None) is not None)
 
     def meet_again(self, *, after_a_crash: bool) -> None:
-        """After a restart: a crash may have moved the head of a disk topic, nothing else is different."""
+        """Compare after a restart: a crash may only have moved the head of a disk topic."""
         for name, model in self.topics.items():
             state = self.api.state(name)
             if after_a_crash:
@@ -240,7 +240,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_conversation_goes_as_the_model_says(tmp_path: Path, seed: int) -> None:
+def test_a_conversation_follows_the_model(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     topics: dict[str, Model] = {}
     settings = {"TOPICS_SEGMENT_MAX_EVENTS": "25", "TOPICS_WAL_SHARDS": "1"}

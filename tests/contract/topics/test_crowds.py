@@ -1,4 +1,4 @@
-"""Many clients at once: everybody gets everything, once and in order."""
+"""Many concurrent clients: every client gets everything, once and in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEQ = re.compile(rb'"\$seq":(\d+),')
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that takes more than a thousand connections, as far as this machine lets us open them."""
+    """Start a server that accepts over a thousand connections, if this machine allows as many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 4096:
         wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
@@ -51,7 +51,7 @@ class RawWatcher:
         return opened
 
     async def until(self, head: int) -> None:
-        """Read until it is told that it has everything up to `head`."""
+        """Read until the stream reports that it has caught up to `head`."""
         sign = b'"head_seq":%d}' % head
         while sign not in self._rest:
             piece = await self._reader.read(2**18)
@@ -85,7 +85,7 @@ async def test_a_thousand_watchers_get_every_record_once_and_in_order(roomy: Ser
                 watcher.writer.close()
 
 
-async def test_three_hundred_participants_hear_each_other_and_lose_nothing(roomy: Server) -> None:
+async def test_three_hundred_participants_exchange_records_without_loss(roomy: Server) -> None:
     topic, said_each = fresh_name(), 2
     async with httpx.AsyncClient(base_url=roomy.url, trust_env=False) as client:
         await client.put(f"/v0/topics/{topic}", json={})
@@ -107,7 +107,7 @@ async def test_three_hundred_participants_hear_each_other_and_lose_nothing(roomy
 
 
 async def converse(socket: Socket, topic: str, number: int, said_each: int) -> list[str]:
-    """Say something and listen until everybody has said everything; what was heard, in order."""
+    """Publish, and read until all messages have arrived. Return them in order."""
     for turn in range(said_each):
         record = {"data": f"{number}-{turn}"}
         await socket.raw.send(

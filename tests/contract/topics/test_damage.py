@@ -1,4 +1,4 @@
-"""§5.2: a record whose stored bytes are damaged is not skipped in silence; the reader learns where it is."""
+"""§5.2: a record whose stored bytes are damaged is not skipped silently; the reader learns its position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAMAGED = 3
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A topic `x` of five records, the third of which is damaged on disk."""
+    """Return the server of a topic `x` with five records; the third is damaged on disk."""
     data = tmp_path / "data"
     with serving(data) as running:
         running.api().put("x", durability="fsync")
@@ -35,7 +35,7 @@ def damage(data: Path, text: bytes) -> None:
         path.write_bytes(path.read_bytes().replace(text, text.upper()))
 
 
-def test_a_page_ends_before_the_damage_and_the_next_one_says_where_it_is(server: Server) -> None:
+def test_a_page_ends_before_the_damage_and_the_next_one_locates_it(server: Server) -> None:
     api = server.api()
     page = api.ask("POST", "/v0/topics/x/diff", {})
     assert ([record["$seq"] for record in page["records"]], page["next_from_seq"]) == ([1, 2], 2)
@@ -46,7 +46,7 @@ def test_a_page_ends_before_the_damage_and_the_next_one_says_where_it_is(server:
     assert f"before_seq {DAMAGED + 1}" in error["message"]
 
 
-def test_both_ways_out_that_the_message_names_lead_out(server: Server) -> None:
+def test_both_remedies_in_the_message_work(server: Server) -> None:
     api = server.api()
     assert seqs(api, DAMAGED) == [4, 5]
     api.ask("POST", "/v0/topics/x/delete", {"before_seq": DAMAGED + 1})
@@ -58,7 +58,7 @@ def seqs(api: Api, from_seq: int) -> list[int]:
     return [record["$seq"] for record in page["records"]]
 
 
-def test_the_client_raises_damaged_at_once(server: Server) -> None:
+def test_the_client_raises_damaged_immediately(server: Server) -> None:
     with Client(server.url, retry_deadline="30s") as client, pytest.raises(Damaged) as caught:
         client.diff("x", 2)
     assert caught.value.detail == {"topic": "x", "first_seq": DAMAGED, "last_seq": DAMAGED}

@@ -12,7 +12,7 @@ def fill(api: Api, topic: str) -> None:
     api.write_records(topic, [{"data": place, "tag": tag} for place, tag in enumerate(tags)])
 
 
-def test_a_delete_tells_what_is_left(api: Api, topic: str) -> None:
+def test_a_delete_returns_the_remaining_counts(api: Api, topic: str) -> None:
     fill(api, topic)
     answer = api.delete(topic, before_seq=3)
     assert answer.keys() == {"topic", "deleted", "earliest_seq", "head_seq", "count", "bytes", "performance"}
@@ -52,7 +52,7 @@ def test_before_seq_deletes_everything_below_it_and_nothing_later(
         ("z*", []),
     ],
 )
-def test_match_deletes_the_records_with_such_a_tag(
+def test_match_deletes_the_records_with_a_matching_tag(
     api: Api, topic: str, match: object, gone: list[int]
 ) -> None:
     fill(api, topic)
@@ -79,14 +79,14 @@ def test_match_deletes_the_records_with_such_a_tag(
         True,
     ],
 )
-def test_anything_else_is_no_predicate(api: Api, topic: str, match: object) -> None:
+def test_anything_else_is_not_a_predicate(api: Api, topic: str, match: object) -> None:
     fill(api, topic)
     error = api.delete(topic, match=match, status=400)["error"]
     assert error["code"] == "invalid_request"
     assert api.state(topic)["count"] == 5
 
 
-def test_what_stands_before_the_star_is_literal(api: Api, topic: str) -> None:
+def test_the_text_before_the_star_is_literal(api: Api, topic: str) -> None:
     api.write_records(topic, [{"data": 1, "tag": tag} for tag in ("a*b", "a?c", "aXb")])
     assert api.delete(topic, match="a*c*")["deleted"] == 0
     assert api.delete(topic, match="a**")["deleted"] == 1
@@ -94,7 +94,7 @@ def test_what_stands_before_the_star_is_literal(api: Api, topic: str) -> None:
     assert api.seqs_of(topic) == [3]
 
 
-def test_both_selectors_delete_what_meets_both(api: Api, topic: str) -> None:
+def test_both_selectors_delete_records_that_match_both(api: Api, topic: str) -> None:
     fill(api, topic)
     answer = api.delete(topic, before_seq=5, match="a*")
     assert (answer["deleted"], answer["earliest_seq"]) == (2, 3)
@@ -108,9 +108,7 @@ def test_both_selectors_do_not_move_the_prefix(api: Api, topic: str) -> None:
     assert api.seqs_of(topic) == [1, 2, 3, 5]
 
 
-def test_a_delete_without_a_selector_is_refused_even_for_a_topic_that_is_not_there(
-    api: Api, topic: str
-) -> None:
+def test_a_delete_without_a_selector_is_refused_even_for_a_missing_topic(api: Api, topic: str) -> None:
     for body in ({}, {"before_seq": None}, {"match": None}, {"before_seq": None, "match": None}):
         error = api.refused("POST", f"/v0/topics/{topic}/delete", body, status=400)
         assert error["code"] == "invalid_request"

@@ -1,4 +1,4 @@
-"""§5: what a diff delivers, where it goes on, and what it says about records that are gone."""
+"""§5: the records and the next position of a diff, and its report of records that are gone."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_a_diff_has_all_its_fields_and_a_tombstone_even_when_there_is_none(api: 
     assert "cold_segments_read" not in page["performance"]
 
 
-def test_an_empty_topic_has_nothing_to_catch_up_with(api: Api, topic: str) -> None:
+def test_an_empty_topic_is_caught_up(api: Api, topic: str) -> None:
     api.put(topic)
     page = api.diff(topic)
     assert (page["records"], page["next_from_seq"], page["head_seq"], page["earliest_seq"]) == ([], 0, 0, 1)
     assert (page["caught_up"], page["tombstone"], page["lag"]) == (True, None, 0)
 
 
-def test_what_a_record_does_not_have_is_left_out(api: Api, topic: str) -> None:
+def test_absent_fields_of_a_record_are_omitted(api: Api, topic: str) -> None:
     api.write_records(
         topic,
         [{"data": None}, {"data": 1, "tag": "t"}, {"data": 2, "node": "n"}, {"data": 3, "meta": {"m": 1}}],
@@ -59,7 +59,7 @@ def test_what_a_record_does_not_have_is_left_out(api: Api, topic: str) -> None:
         ({"include_tags": True, "include_meta": False}, {"$tag"}),
     ],
 )
-def test_tags_are_hidden_and_meta_is_shown_unless_told(
+def test_tags_are_hidden_and_meta_is_shown_by_default(
     api: Api, topic: str, fields: dict[str, bool], shown: set[str]
 ) -> None:
     api.write_records(topic, [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}])
@@ -74,7 +74,7 @@ def test_the_cursor_is_exclusive(api: Api, topic: str) -> None:
     assert api.seqs_of(topic, from_seq=3) == []
 
 
-def test_pages_follow_each_other_until_the_reader_is_caught_up(api: Api, topic: str) -> None:
+def test_pages_are_contiguous_until_the_reader_is_caught_up(api: Api, topic: str) -> None:
     api.write(topic, *range(10))
     seen: list[int] = []
     cursor, caught_up = 0, False
@@ -106,7 +106,7 @@ def test_records_of_the_readers_own_nodes_are_skipped_and_consumed(api: Api, top
     assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], 5, True)
 
 
-def test_a_reader_that_owns_everything_is_caught_up(api: Api, topic: str) -> None:
+def test_a_reader_that_wrote_every_record_is_caught_up(api: Api, topic: str) -> None:
     api.write(topic, *range(300), node="me")
     page = api.diff(topic, node="me")
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 300, True, 0)
@@ -140,7 +140,7 @@ def tombstone(page: Any) -> Any:
     return stone
 
 
-def test_an_evicted_gap_is_told_and_reading_goes_on_behind_it(api: Api, topic: str) -> None:
+def test_an_evicted_gap_is_reported_and_reading_continues_after_it(api: Api, topic: str) -> None:
     api.put(topic, cap_records=3)
     for number in range(6):
         api.write(topic, number)
@@ -159,7 +159,7 @@ def test_an_evicted_gap_is_told_and_reading_goes_on_behind_it(api: Api, topic: s
 
 
 @pytest.mark.parametrize(("cursor", "gap"), [(0, (1, 3)), (1, (2, 3)), (2, (3, 3)), (3, None), (4, None)])
-def test_a_gap_begins_behind_the_cursor_and_ends_before_the_floor(
+def test_a_gap_starts_after_the_cursor_and_ends_before_the_floor(
     api: Api, topic: str, cursor: int, gap: tuple[int, int] | None
 ) -> None:
     api.put(topic, cap_records=3)
@@ -174,7 +174,7 @@ def test_a_gap_begins_behind_the_cursor_and_ends_before_the_floor(
     assert page["records"][0]["$seq"] == max(4, cursor + 1)
 
 
-def test_an_expired_gap_is_told_as_such(api: Api, topic: str) -> None:
+def test_an_expired_gap_is_reported_as_expired(api: Api, topic: str) -> None:
     api.put(topic, ttl_ms=20)
     api.write(topic, 1, 2)
     time.sleep(0.06)
@@ -187,7 +187,7 @@ def test_an_expired_gap_is_told_as_such(api: Api, topic: str) -> None:
     assert [record["$seq"] for record in page["records"]] == [3]
 
 
-def test_a_gap_that_both_floors_reach_into_is_mixed(api: Api, topic: str) -> None:
+def test_a_gap_from_both_floors_is_mixed(api: Api, topic: str) -> None:
     api.put(topic, cap_records=4)
     api.write(topic, *range(6))
     time.sleep(0.06)
@@ -208,7 +208,7 @@ def test_a_deleted_gap_is_silent_and_moves_only_the_earliest(api: Api, topic: st
     assert [record["$seq"] for record in page["records"]] == [3, 4]
 
 
-def test_a_gap_names_only_what_was_lost_and_not_what_was_deleted_behind_it(api: Api, topic: str) -> None:
+def test_a_gap_covers_lost_records_and_not_deleted_ones_after_them(api: Api, topic: str) -> None:
     api.put(topic, cap_records=4)
     api.write(topic, *range(6))
     api.delete(topic, before_seq=5)
@@ -218,7 +218,7 @@ def test_a_gap_names_only_what_was_lost_and_not_what_was_deleted_behind_it(api: 
     assert [record["$seq"] for record in page["records"]] == [5, 6]
 
 
-def test_a_floor_never_goes_back(api: Api, topic: str) -> None:
+def test_a_floor_never_decreases(api: Api, topic: str) -> None:
     api.put(topic, cap_records=1)
     api.write(topic, 1, 2, 3)
     api.put(topic, status=200)
@@ -227,7 +227,7 @@ def test_a_floor_never_goes_back(api: Api, topic: str) -> None:
     assert (stone["gap_to"], stone["reason"]) == (2, "cap")
 
 
-def test_a_cursor_beyond_the_head_means_the_topic_was_made_again(api: Api, topic: str) -> None:
+def test_a_cursor_beyond_the_head_means_a_recreated_topic(api: Api, topic: str) -> None:
     api.write(topic, 1, 2)
     page = api.diff(topic, from_seq=9)
     assert tombstone(page) == {
@@ -251,7 +251,7 @@ def test_a_cursor_beyond_an_empty_topic_misses_one_by_estimate(api: Api, topic: 
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 0, True, 0)
 
 
-def test_a_cursor_beyond_the_head_goes_on_at_the_earliest_record(api: Api, topic: str) -> None:
+def test_a_cursor_beyond_the_head_continues_at_the_earliest_record(api: Api, topic: str) -> None:
     api.put(topic, cap_records=2)
     api.write(topic, *range(5))
     page = api.diff(topic, from_seq=6)
@@ -266,7 +266,7 @@ def test_a_cursor_beyond_the_head_goes_on_at_the_earliest_record(api: Api, topic
 
 
 def test_expired_records_in_the_middle_are_skipped_and_consumed(api: Api, topic: str) -> None:
-    """A record is expired by its own time, whatever has been swept so far."""
+    """A record expires by its own time, even if it was not swept yet."""
     api.put(topic, ttl_ms=100)
     api.write(topic, 1)
     time.sleep(0.15)

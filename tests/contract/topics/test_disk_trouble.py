@@ -1,4 +1,4 @@
-"""A disk that takes no writes: the probe says so, and no answer shows where the data is."""
+"""A disk that accepts no writes: the probe reports it, and no response reveals where the data is."""
 
 from __future__ import annotations
 

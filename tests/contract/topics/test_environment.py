@@ -1,4 +1,4 @@
-"""§11 and the lock of §12.2: how a server starts, and when it refuses to."""
+"""§11 and the lock of §12.2: the start of a server, and the reasons to refuse it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.contract.topics_server import environment, launch, run_refused, serving
 
 
-def test_the_port_file_holds_the_address_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_the_port_file_holds_the_address_and_no_other_file_remains(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         host, port = server.host_and_port
         assert (host, server.address) == ("127.0.0.1", f"127.0.0.1:{port}")
@@ -29,7 +29,7 @@ def test_a_host_with_a_port_is_a_whole_address(tmp_path: Path) -> None:
         assert server.address == f"127.0.0.1:{port}"
 
 
-def test_numbers_with_a_default_for_nonsense_take_it_and_others_are_read(tmp_path: Path) -> None:
+def test_invalid_numbers_with_a_default_take_it_and_others_are_read(tmp_path: Path) -> None:
     with serving(
         tmp_path / "data",
         TOPICS_WAL_SHARDS="many",
@@ -41,7 +41,7 @@ def test_numbers_with_a_default_for_nonsense_take_it_and_others_are_read(tmp_pat
         assert server.api().write("x", 1)["seqs"] == [1]
 
 
-def test_a_bind_that_others_can_reach_is_allowed_when_that_is_wanted(tmp_path: Path) -> None:
+def test_a_reachable_bind_is_allowed_explicitly(tmp_path: Path) -> None:
     with serving(tmp_path / "data", TOPICS_HOST="0.0.0.0", TOPICS_ALLOW_INSECURE_NO_AUTH="1") as server:
         assert server.address.startswith("0.0.0.0:")
 
@@ -67,7 +67,7 @@ REFUSALS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each refused start said. They run side by side: each takes about a second of waiting."""
+    """Return the output of each refused start. They run concurrently: each waits for about a second."""
     folder = tmp_path_factory.mktemp("refused")
     said: dict[str, str] = {}
 
@@ -83,13 +83,13 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_start_is_refused_with_a_sentence(refusals: dict[str, str], case: str) -> None:
+def test_a_start_is_refused_with_a_message(refusals: dict[str, str], case: str) -> None:
     assert case in refusals, "it did not refuse"
     assert REFUSALS[case][1] in refusals[case]
     assert "secret" not in refusals[case]
 
 
-def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_data_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data) as server:
         lock = data / ".topics.lock"
@@ -102,7 +102,7 @@ def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(tmp_p
         assert server.api().write("x", 1)["seqs"] == [1]
 
 
-def test_a_variable_that_means_nothing_is_told_in_the_log_without_its_value(tmp_path: Path) -> None:
+def test_an_unknown_variable_is_logged_without_its_value(tmp_path: Path) -> None:
     known = {
         "TOPICS_MAX_ROUTERS": "1",
         "TOPICS_MAX_CLAIM": "1",
@@ -112,10 +112,12 @@ def test_a_variable_that_means_nothing_is_told_in_the_log_without_its_value(tmp_
     with serving(tmp_path / "data", TOPICS_MAX_TOPIC="5432", **known) as server:
         told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
     assert len(told) == 1
-    assert told[0].endswith("TOPICS_MAX_TOPIC is set and has no meaning; did you mean TOPICS_MAX_TOPICS?")
+    assert told[0].endswith(
+        "TOPICS_MAX_TOPIC is set but is not a known variable; did you mean TOPICS_MAX_TOPICS?"
+    )
 
 
-def test_a_missing_package_is_called_by_its_name() -> None:
+def test_a_missing_package_is_named() -> None:
     program = (
         "import sys; sys.modules['h2.config'] = None; "
         "from penstock.cli.main import main; main(['topics', 'serve'])"
@@ -127,7 +129,7 @@ def test_a_missing_package_is_called_by_its_name() -> None:
     assert ended.stderr == b"error: the server needs the package h2: pip install 'penstock[topics]'\n"
 
 
-def test_a_lock_left_by_a_dead_server_is_no_obstacle(tmp_path: Path) -> None:
+def test_the_lock_of_a_dead_server_does_not_block_a_start(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data) as server:
         server.kill()
@@ -135,7 +137,7 @@ def test_a_lock_left_by_a_dead_server_is_no_obstacle(tmp_path: Path) -> None:
         assert (data / ".topics.lock").read_text().strip() == f"pid={server.process.pid}"
 
 
-def test_a_port_that_is_taken_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused_with_a_message(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -41,7 +41,7 @@ def test_json_may_have_blanks_before_it(server: Server, topic: str) -> None:
         assert raw.reply().status == 201
 
 
-def test_the_content_type_is_judged_before_the_body(api: Api, topic: str) -> None:
+def test_the_content_type_is_checked_before_the_body(api: Api, topic: str) -> None:
     for body in (b"{not json", WRITE, b"\xff"):
         error = api.refused("POST", f"/v0/topics/{topic}", status=415, content=body)
         assert error["code"] == "unsupported_media_type"
@@ -53,7 +53,7 @@ def test_an_empty_body_needs_no_content_type_on_put_and_diff(api: Api, topic: st
     assert api.ask("POST", f"/v0/topics/{topic}/diff")["records"] == []
 
 
-def test_an_empty_body_is_no_write_and_no_delete(api: Api, topic: str) -> None:
+def test_an_empty_body_is_neither_a_write_nor_a_delete(api: Api, topic: str) -> None:
     api.put(topic)
     for tail in ("", "/delete"):
         path = f"/v0/topics/{topic}{tail}"
@@ -84,7 +84,7 @@ def test_an_empty_body_is_no_write_and_no_delete(api: Api, topic: str) -> None:
         b'\xef\xbb\xbf{"records":[{"data":1}]}',
     ],
 )
-def test_what_is_not_a_json_object_gets_400(api: Api, topic: str, body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_gets_400(api: Api, topic: str, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     error = api.refused("POST", f"/v0/topics/{topic}", status=400, content=body, headers=headers)
     assert error["code"] == "invalid_request"
@@ -225,7 +225,7 @@ def test_the_node_of_a_reader_is_text_or_a_list_of_texts(api: Api, topic: str, n
     )
 
 
-def test_half_a_surrogate_pair_is_no_text_anywhere(api: Api, topic: str) -> None:
+def test_half_a_surrogate_pair_is_invalid_everywhere(api: Api, topic: str) -> None:
     api.write(topic, 1)
     headers = {"Content-Type": "application/json"}
     for tail, body in (
@@ -260,7 +260,7 @@ def test_any_other_query_boolean_is_the_default(api: Api, topic: str, value: str
 
 
 @pytest.mark.parametrize("value", ["", "x", "1.5", "-1", "1e3", "0x10", "99999999999999999999999"])
-def test_a_query_number_that_cannot_be_read_is_the_default(api: Api, topic: str, value: str) -> None:
+def test_an_invalid_query_number_is_the_default(api: Api, topic: str, value: str) -> None:
     for number in range(3):
         api.put(f"{topic}.{number}")
     listed = api.ask("GET", "/v0/topics", params={"prefix": f"{topic}.", "page_size": value})
@@ -271,7 +271,7 @@ def test_a_query_number_that_cannot_be_read_is_the_default(api: Api, topic: str,
 
 
 @pytest.mark.parametrize("name", ["a", "Z9", "0", "a._:-", "x" * 255, "a" + ":" * 20])
-def test_these_are_topic_names(api: Api, name: str) -> None:
+def test_valid_topic_names_are_accepted(api: Api, name: str) -> None:
     assert api.put(name)["topic"] == name
     api.remove(name)
 
@@ -295,13 +295,13 @@ def test_these_are_topic_names(api: Api, name: str) -> None:
         "a*",
     ],
 )
-def test_these_are_not_and_nothing_is_created(api: Api, name: str) -> None:
+def test_invalid_topic_names_are_refused_and_nothing_is_created(api: Api, name: str) -> None:
     assert api.refused("PUT", f"/v0/topics/{name}", {}, status=400)["code"] == "invalid_request"
     error = api.refused("POST", f"/v0/topics/{name}", {"records": RECORDS}, status=400)
     assert error["code"] == "invalid_request"
 
 
-def test_an_odd_name_is_simply_not_found_where_nothing_would_be_created(api: Api) -> None:
+def test_an_invalid_name_is_not_found_where_nothing_would_be_created(api: Api) -> None:
     for method, tail, body in (
         ("GET", "", None),
         ("POST", "/diff", {}),

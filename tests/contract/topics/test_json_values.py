@@ -1,4 +1,4 @@
-"""§4: JSON values come back as they were sent, apart from blanks between tokens."""
+"""§4: JSON values are returned as sent, apart from blanks between tokens."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TEXTS = [
 
 
 def raw_records(api: Api, topic: str) -> bytes:
-    """The text between the brackets of `records`."""
+    """Return the text between the brackets of `records`."""
     content = api.client.post(f"/v0/topics/{topic}/diff").content
     return content.partition(b'"records":[')[2].partition(b'],"next_from_seq"')[0]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
-def test_data_comes_back_as_the_text_it_was(api: Api, topic: str, text: str, durability: str) -> None:
+def test_data_is_returned_as_written(api: Api, topic: str, text: str, durability: str) -> None:
     api.put(topic, durability=durability)
     body = '{"records":[{"data":%s}]}' % text  # noqa: UP031
     api.ask("POST", f"/v0/topics/{topic}", content=body.encode(), headers=JSON)
@@ -52,7 +52,7 @@ def test_data_comes_back_as_the_text_it_was(api: Api, topic: str, text: str, dur
 
 
 @pytest.mark.parametrize("text", [one for one in TEXTS if one != "null"], ids=range(len(TEXTS) - 1))
-def test_meta_comes_back_as_the_text_it_was(api: Api, topic: str, text: str) -> None:
+def test_meta_is_returned_as_written(api: Api, topic: str, text: str) -> None:
     for data in ("1", '{"a":0,"m":{"m":1}}', '",\\"m\\":"'):
         body = '{"records":[{"meta":%s,"data":%s}]}' % (text, data)  # noqa: UP031
         answer = api.client.post(f"/v0/topics/{topic}", content=body.encode(), headers=JSON)
@@ -81,7 +81,7 @@ def test_only_blanks_between_tokens_are_lost(api: Api, topic: str) -> None:
     assert raw_records(api, topic).endswith(b'"data":{"a":[1,2.50]," b ":" c "},"meta":{"x":1}}')
 
 
-def test_many_records_with_blanks_lose_only_those(api: Api, topic: str) -> None:
+def test_many_records_with_blanks_lose_only_the_blanks(api: Api, topic: str) -> None:
     one = b'{"data": {"a b": [1, " x , y ", 2.50]}}'
     body = b'{"records": [' + b", ".join([one] * 60) + b"]}"
     api.ask("POST", f"/v0/topics/{topic}", status=201, content=body, headers=JSON)

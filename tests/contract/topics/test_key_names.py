@@ -1,4 +1,4 @@
-"""A key with a prefix gets at no other topic, whichever field of a request names it."""
+"""A key with a prefix reaches no other topic, through any field of a request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_config_cannot_name_a_dead_letter_topic_outside_the_key(narrow: Api, s
     assert server.api(key="root").ask("GET", f"/v0/topics/{BANK}")["head_seq"] == 0
 
 
-def test_a_write_cannot_bring_a_config_that_names_one(narrow: Api) -> None:
+def test_a_write_cannot_have_a_config_that_names_one(narrow: Api) -> None:
     name = mine()
     body = {"records": RECORDS, "config": TO_BANK}
     assert narrow.refused("POST", f"/v0/topics/{name}", body, status=403)["detail"] == {"topic": BANK}
@@ -49,7 +49,7 @@ def test_a_write_cannot_bring_a_config_that_names_one(narrow: Api) -> None:
     assert narrow.refused("POST", f"/v0/topics/{name}", body, status=403)["detail"] == {"topic": BANK}
 
 
-def test_a_queue_whose_dead_letters_a_wider_key_configured_is_used_by_a_narrow_one(
+def test_a_narrow_key_uses_a_queue_whose_dead_letters_a_wider_key_configured(
     narrow: Api, server: Server
 ) -> None:
     name, letters = mine(), f"zz-{fresh_name()}"
@@ -68,7 +68,7 @@ def test_a_router_cannot_have_an_end_outside_the_key(narrow: Api, ends: tuple[st
     assert narrow.refused("PUT", f"/v0/routers/{mine()}", body, status=403)["detail"] == {"topic": BANK}
 
 
-def test_a_router_that_leads_outside_the_key_is_not_told_to_it(narrow: Api, server: Server) -> None:
+def test_a_router_that_leads_outside_the_key_is_not_described_to_it(narrow: Api, server: Server) -> None:
     name, secret = mine(), f"zz-{fresh_name()}"
     server.api(key="root").ask("PUT", f"/v0/routers/{name}", {"source": "a1", "dest": secret}, status=201)
     body = {"source": "a1", "dest": "a2"}
@@ -78,7 +78,7 @@ def test_a_router_that_leads_outside_the_key_is_not_told_to_it(narrow: Api, serv
         assert secret not in str(refused)
 
 
-def test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it(narrow: Api, server: Server) -> None:
+def test_a_cycle_outside_the_key_is_refused_without_its_names(narrow: Api, server: Server) -> None:
     first, last, secret = mine(), mine(), f"zz-{fresh_name()}"
     root = server.api(key="root")
     root.ask("PUT", f"/v0/routers/{mine()}", {"source": last, "dest": secret}, status=201)
@@ -88,7 +88,7 @@ def test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it(narrow: Api, 
     assert secret not in str(refused)
 
 
-def test_a_destination_with_a_source_beyond_the_key_is_refused_without_its_name(
+def test_a_destination_with_a_source_outside_the_key_is_refused_without_its_name(
     narrow: Api, server: Server
 ) -> None:
     dest, secret = mine(), f"zz-{fresh_name()}"

@@ -1,4 +1,4 @@
-"""§10.1: keys, scopes, prefixes, and what comes before what."""
+"""§10.1: keys, scopes, prefixes, and the order of checks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=PROTOCOLS)
 def apis(request: pytest.FixtureRequest, locked: Server) -> dict[str | None, Api]:
-    """The API as each key, and as nobody, over both protocols."""
+    """The API with each key and without a key, over both protocols."""
     names: list[str | None] = [None, *(entry.partition(":")[0] for entry in KEYS.split(","))]
     return {name: locked.api(request.param, key=name) for name in names}
 
@@ -80,7 +80,7 @@ def test_every_endpoint_needs_its_scope(
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), ENDPOINTS)
-def test_nobody_gets_in_without_a_key(
+def test_no_request_is_accepted_without_a_key(
     apis: dict[str | None, Api], topic: str, method: str, path: str, body: object, scope: str
 ) -> None:
     for headers in (
@@ -100,12 +100,12 @@ def test_nobody_gets_in_without_a_key(
     assert apis["root"].remove(topic)["deleted"] is False
 
 
-def test_a_token_in_the_query_counts_for_nothing_here(apis: dict[str | None, Api], topic: str) -> None:
+def test_a_token_in_the_query_is_ignored_here(apis: dict[str | None, Api], topic: str) -> None:
     for path in (f"/v0/topics/{topic}?token=root", "/v0/metrics?token=root"):
         assert apis[None].refused("GET", path, status=401)["code"] == "unauthorized"
 
 
-def test_without_a_key_nothing_is_learnt_about_routes(apis: dict[str | None, Api]) -> None:
+def test_without_a_key_no_route_is_revealed(apis: dict[str | None, Api]) -> None:
     nobody, root = apis[None], apis["root"]
     for method, path, status in (("GET", "/v0/nothing", 404), ("PATCH", "/v0/topics", 405)):
         assert nobody.refused(method, path, status=401)["code"] == "unauthorized"
@@ -119,7 +119,7 @@ def test_the_key_and_the_scope_come_before_the_body(apis: dict[str | None, Api],
     apis["writer"].refused("POST", path, status=415, content=b"{")
 
 
-def test_a_key_with_prefixes_reaches_only_such_names(apis: dict[str | None, Api], topic: str) -> None:
+def test_a_key_with_prefixes_reaches_only_matching_names(apis: dict[str | None, Api], topic: str) -> None:
     team = apis["team"]
     for name in (f"team.{topic}", f"shared:{topic}"):
         team.put(name)
@@ -134,14 +134,14 @@ def test_a_key_with_prefixes_reaches_only_such_names(apis: dict[str | None, Api]
                 assert error["code"] == "forbidden"
 
 
-def test_prefixes_are_held_against_the_decoded_name(apis: dict[str | None, Api], topic: str) -> None:
+def test_prefixes_are_compared_with_the_decoded_name(apis: dict[str | None, Api], topic: str) -> None:
     team = apis["team"]
     assert team.put(f"%74eam%2E{topic}")["topic"] == f"team.{topic}"
     team.refused("GET", f"/v0/topics/team%252E{topic}", status=403)
     team.refused("GET", f"/v0/topics/x%2Fteam.{topic}", status=403)
 
 
-def test_prefixes_without_scopes_leave_every_scope(apis: dict[str | None, Api], topic: str) -> None:
+def test_prefixes_without_scopes_grant_every_scope(apis: dict[str | None, Api], topic: str) -> None:
     prefixed = apis["prefixed"]
     prefixed.put(f"team.{topic}")
     assert prefixed.remove(f"team.{topic}")["deleted"] is True
@@ -179,14 +179,14 @@ def test_an_inline_config_needs_admin_only_where_it_would_be_used(
     assert writer.write(f"{topic}.2", 1, config=None)["created"] is True
 
 
-def test_admin_for_a_config_is_asked_before_any_limit(apis: dict[str | None, Api], topic: str) -> None:
+def test_admin_for_a_config_is_checked_before_any_limit(apis: dict[str | None, Api], topic: str) -> None:
     writer, path = apis["writer"], f"/v0/topics/{topic}"
     writer.refused("POST", path, {"records": [], "config": {}}, status=403)
     writer.refused("POST", path, {"records": [{"data": 1}] * 10_001, "config": {}}, status=403)
     writer.refused("POST", path, {"records": 1, "config": {}}, status=400)
 
 
-def test_a_key_is_never_told_to_anybody(locked: Server, apis: dict[str | None, Api], topic: str) -> None:
+def test_a_key_is_never_revealed(locked: Server, apis: dict[str | None, Api], topic: str) -> None:
     response = apis[None].client.get(
         f"/v0/topics/{topic}", headers={"Authorization": "Bearer guessed-secret"}
     )

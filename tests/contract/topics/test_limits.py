@@ -112,7 +112,7 @@ def test_one_record_over_a_limit_refuses_the_whole_write(api: Api, topic: str) -
     api.state(topic, status=404)
 
 
-def test_a_diff_delivers_256_records_unless_told_and_never_above_1000(h1: Api, topic: str) -> None:
+def test_a_diff_returns_256_records_by_default_and_at_most_1000(h1: Api, topic: str) -> None:
     h1.write(topic, *range(1500))
     assert len(h1.seqs_of(topic)) == 256
     for limit, delivered in ((0, 256), (1, 1), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)):
@@ -122,7 +122,7 @@ def test_a_diff_delivers_256_records_unless_told_and_never_above_1000(h1: Api, t
         assert page["caught_up"] is False
 
 
-def test_a_diff_delivers_one_mebibyte_unless_told_and_never_above_eight(h1: Api, topic: str) -> None:
+def test_a_diff_returns_one_mebibyte_by_default_and_at_most_eight(h1: Api, topic: str) -> None:
     text = "x" * (256 * 1024 - 2)
     for _ in range(9):
         h1.write(topic, *[text] * 4)
@@ -136,7 +136,7 @@ def test_a_record_larger_than_the_batch_is_delivered_alone(api: Api, topic: str)
     assert (len(page["records"]), page["next_from_seq"], page["caught_up"]) == (1, 1, False)
 
 
-def test_a_list_has_100_topics_unless_told_and_between_1_and_1000(h1: Api, topic: str) -> None:
+def test_a_list_has_100_topics_by_default_and_between_1_and_1000(h1: Api, topic: str) -> None:
     for number in range(102):
         h1.put(f"{topic}.{number}", durability="ephemeral")
     for size, listed in ((None, 100), ("0", 1), ("1", 1), ("101", 101), ("5000", 102)):

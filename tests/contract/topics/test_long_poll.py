@@ -13,13 +13,13 @@ import pytest
 from tests.contract.topics_server import PROTOCOLS, Server
 
 SOON_S = 4.0
-"""Far more than a wake-up takes, far less than the polls here wait."""
+"""Much longer than a wakeup takes, and much shorter than the polls here wait."""
 WAIT_MS = 20_000
 
 
 @pytest.fixture
 async def other(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    """For what must not queue behind polls: the client reads one HTTP/2 answer at a time."""
+    """A client for requests that must not wait for polls: it reads one HTTP/2 response at a time."""
     async with httpx.AsyncClient(base_url=server.url, timeout=40, trust_env=False) as opened:
         yield opened
 
@@ -45,7 +45,7 @@ async def write(client: httpx.AsyncClient, topic: str, **record: Any) -> int:
 async def parked(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str, **fields: Any
 ) -> asyncio.Task[httpx.Response]:
-    """A poll that the server has begun: its look has touched the topic."""
+    """Start a poll and wait until the server has begun it, which updates the topic's read time."""
     before = await last_read(other, topic)
     task = asyncio.create_task(poll(client, topic, **fields))
     for _ in range(100):  # two looks within one millisecond cannot be told apart
@@ -73,7 +73,7 @@ async def test_a_poll_ends_as_soon_as_something_is_written(
     assert (page["next_from_seq"], page["caught_up"]) == (1, True)
 
 
-async def test_a_poll_with_something_to_tell_does_not_wait(
+async def test_a_poll_with_records_to_return_does_not_wait(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await other.put(f"/v0/topics/{topic}", json={"cap_records": 2})
@@ -84,7 +84,7 @@ async def test_a_poll_with_something_to_tell_does_not_wait(
         assert answer.json()["records"] or answer.json()["tombstone"]
 
 
-async def test_at_the_deadline_a_poll_returns_what_it_saw(
+async def test_at_the_deadline_a_poll_returns_its_position(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await write(other, topic)
@@ -99,7 +99,7 @@ async def test_at_the_deadline_a_poll_returns_what_it_saw(
     )
 
 
-async def test_without_a_wait_an_empty_answer_comes_at_once(
+async def test_without_a_wait_an_empty_response_is_immediate(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await other.put(f"/v0/topics/{topic}")
@@ -117,7 +117,7 @@ async def test_a_wait_beyond_its_limit_is_accepted(
     assert (await asyncio.wait_for(waiting, SOON_S)).json()["records"]
 
 
-async def test_a_record_that_the_reader_filters_wakes_it_and_is_consumed(
+async def test_a_filtered_record_wakes_the_reader_and_is_consumed(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await other.put(f"/v0/topics/{topic}")
@@ -137,7 +137,7 @@ async def test_every_waiting_reader_is_woken(
     assert [len(page.json()["records"]) for page in pages] == [1] * 30
 
 
-async def test_a_write_to_another_topic_wakes_nobody(
+async def test_a_write_to_another_topic_wakes_no_reader(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await other.put(f"/v0/topics/{topic}")
@@ -157,7 +157,7 @@ async def test_a_topic_deleted_while_a_reader_waits_is_not_found(
     assert answer.json()["error"]["detail"] == {"topic": topic}
 
 
-async def test_a_reader_that_leaves_while_it_waits_disturbs_nobody(
+async def test_a_reader_that_leaves_while_it_waits_does_not_affect_others(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str
 ) -> None:
     await other.put(f"/v0/topics/{topic}")
@@ -170,10 +170,10 @@ async def test_a_reader_that_leaves_while_it_waits_disturbs_nobody(
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-async def test_no_wake_up_is_lost_when_a_write_races_with_a_poll(
+async def test_no_wakeup_is_lost_when_a_write_races_with_a_poll(
     client: httpx.AsyncClient, other: httpx.AsyncClient, topic: str, durability: str
 ) -> None:
-    """A poll that misses its record would sit until its deadline: nothing else is written meanwhile."""
+    """A poll that misses its record would wait until its deadline: nothing else is written."""
     rng = random.Random(durability)
     await other.put(f"/v0/topics/{topic}", json={"durability": durability})
     for turn in range(80):

@@ -46,7 +46,7 @@ BUCKETS = ["50", "100", "250", "500", "1000", "5000", "10000", "50000", "100000"
 
 
 def scrape(api: Api) -> tuple[dict[str, float], dict[str, str]]:
-    """Every sample by its name and labels, and the type of every family."""
+    """Return every sample by name and labels, and the type of every family."""
     response = api.client.get("/v0/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
@@ -56,7 +56,7 @@ def scrape(api: Api) -> tuple[dict[str, float], dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
-def test_health_says_that_the_process_lives(api: Api, path: str) -> None:
+def test_health_reports_that_the_process_runs(api: Api, path: str) -> None:
     body = api.ask("GET", path)
     assert body.keys() == {"status", "version", "uptime_ms"}
     assert body["status"] == "ok"
@@ -66,7 +66,7 @@ def test_health_says_that_the_process_lives(api: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
-def test_ready_says_that_the_log_is_replayed(api: Api, topic: str, path: str) -> None:
+def test_ready_reports_that_the_log_is_replayed(api: Api, topic: str, path: str) -> None:
     before = api.ask("GET", path)
     assert before.keys() == {"status", "wal_replay_complete", "topics"}
     assert (before["status"], before["wal_replay_complete"]) == ("ready", True)
@@ -104,8 +104,8 @@ def test_the_topics_add_up_over_their_classes(api: Api, topic: str) -> None:
     assert sum(classes) == samples["topics_topics"]
 
 
-def test_a_topic_has_numbers_of_its_own(api: Api) -> None:
-    # Names come in order and only so many topics have series: this one comes first.
+def test_a_topic_has_its_own_series(api: Api) -> None:
+    # Names are sorted and the number of series is limited: this name comes first.
     topic = "0-first"
     api.remove(topic)
     api.put(topic, cap_records=2)
@@ -187,7 +187,7 @@ def test_a_write_is_counted(api: Api, topic: str) -> None:
     assert after[2] - before[2] >= 2
 
 
-def test_only_a_thousand_topics_have_series_of_their_own(tmp_path: Path) -> None:
+def test_only_a_thousand_topics_have_their_own_series(tmp_path: Path) -> None:
     total, headers = 1001, {"Content-Type": "application/json"}
     with serving(tmp_path / "data") as server:
         with connect(server) as raw:

@@ -1,4 +1,4 @@
-"""§9: claim, ack, nack and extend, a rule each."""
+"""§9: claim, ack, nack and extend, rule by rule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seqs(answer: Any) -> list[int]:
     return [job["$seq"] for job in answer["claimed"]]
 
 
-def test_the_numbers_of_one_job_from_claim_to_ack(api: Api, topic: str) -> None:
+def test_the_counts_of_one_job_from_claim_to_ack(api: Api, topic: str) -> None:
     queue(api, topic, lease_ms=30_000)
     api.write_records(topic, [{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": 2}])
     assert api.state(topic)["queue"] == {"ready": 2, "in_flight": 0, "dead_lettered": 0}
@@ -74,7 +74,7 @@ def test_the_numbers_of_one_job_from_claim_to_ack(api: Api, topic: str) -> None:
     assert api.seqs_of(topic) == [2]
 
 
-def test_only_an_fsync_ack_tells_how_long_the_sync_took(api: Api, topic: str) -> None:
+def test_only_an_fsync_ack_reports_the_sync_time(api: Api, topic: str) -> None:
     queue(api, topic, 1, durable=True)
     call(api, topic, "claim")
     performance = call(api, topic, "ack", seqs=[1])["performance"]
@@ -82,7 +82,7 @@ def test_only_an_fsync_ack_tells_how_long_the_sync_took(api: Api, topic: str) ->
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_log_is_no_queue_and_an_absent_topic_is_not_found(api: Api, topic: str, verb: str) -> None:
+def test_a_log_is_not_a_queue_and_a_missing_topic_is_not_found(api: Api, topic: str, verb: str) -> None:
     assert refused(api, topic, verb, 404)["detail"] == {"topic": topic}
     api.put(topic)
     error = refused(api, topic, verb, 409)
@@ -148,14 +148,14 @@ def test_fields_of_the_wrong_kind_are_refused(
 
 
 @pytest.mark.parametrize("missing", ["seqs", "lease_ms"])
-def test_what_an_extend_needs_has_to_be_there(h1: Api, topic: str, missing: str) -> None:
+def test_the_required_fields_of_an_extend_are_checked(h1: Api, topic: str, missing: str) -> None:
     queue(h1, topic, 1)
     body = {"node": "w", "seqs": [1], "lease_ms": 1000}
     del body[missing]
     h1.refused("POST", f"/v0/topics/{topic}/extend", body, status=400)
 
 
-def test_limits_lower_what_is_asked_for(h1: Api, topic: str) -> None:
+def test_limits_lower_the_requested_values(h1: Api, topic: str) -> None:
     queue(h1, topic, 1200)
     assert call(h1, topic, "claim", max=0)["count"] == 1
     assert call(h1, topic, "claim", max=5000)["count"] == 1000
@@ -173,7 +173,7 @@ def test_an_ack_of_no_jobs_counts(h1: Api, topic: str) -> None:
     assert (answer["acked"], answer["skipped"], answer["ready"], answer["in_flight"]) == (0, [], 2, 0)
 
 
-def test_a_lease_that_ran_out_is_anybodys_and_its_holder_is_fenced_off(h1: Api, topic: str) -> None:
+def test_an_expired_lease_is_free_to_claim_and_its_holder_is_fenced(h1: Api, topic: str) -> None:
     queue(h1, topic, 1)
     (job,) = call(h1, topic, "claim", lease_ms=100)["claimed"]
     while not (again := call(h1, topic, "claim", lease_ms=60_000)["claimed"]):
@@ -244,7 +244,7 @@ def test_a_full_queue_that_rejects_loses_no_job_and_has_room_after_an_ack(h1: Ap
     h1.write(topic, 5, status=422)
 
 
-def test_what_is_acked_stays_gone_and_what_is_held_comes_back_after_a_kill(tmp_path: Any) -> None:
+def test_after_a_kill_acked_jobs_stay_deleted_and_leased_ones_return(tmp_path: Any) -> None:
     with serving(tmp_path / "data") as first:
         api = first.api()
         queue(api, "q", 3)
@@ -264,7 +264,7 @@ def test_what_is_acked_stays_gone_and_what_is_held_comes_back_after_a_kill(tmp_p
         assert call(api, "kept", "ack", seqs=[2], lease_ids=["lease_2"])["acked"] == 1
 
 
-def test_scopes_and_prefixes_hold_for_queues_too(tmp_path: Any) -> None:
+def test_scopes_and_prefixes_apply_to_queues(tmp_path: Any) -> None:
     keys = "root,reader:read,writer:write,both:rw:a."
     with serving(tmp_path / "data", key="root", TOPICS_API_KEYS=keys) as server:
         root = server.api(key="root")
@@ -291,7 +291,7 @@ def test_a_cohort_is_served_together_and_fairly(server: Server) -> None:
     assert all(seqs(answer) == sorted(seqs(answer)) for answer in answers)
 
 
-def test_a_claimer_that_leaves_within_the_window_takes_no_jobs(server: Server) -> None:
+def test_a_client_that_leaves_within_the_claim_window_gets_no_jobs(server: Server) -> None:
     topic = fresh_name("queue")
     api = server.api()
     queue(api, topic, 3, claim_jitter_ms=300)
@@ -303,7 +303,7 @@ def test_a_claimer_that_leaves_within_the_window_takes_no_jobs(server: Server) -
     assert call(api, topic, "claim", max=3)["count"] == 3
 
 
-def test_metrics_tell_of_queues(tmp_path: Any) -> None:
+def test_metrics_include_queues(tmp_path: Any) -> None:
     with serving(tmp_path / "data") as server:
         api = server.api()
         queue(api, "q", 3)

@@ -1,4 +1,4 @@
-"""§3.1, §4, §12.4 and §12.5 as a client sees them: what is there after a stop, and after a crash."""
+"""§3.1, §4, §12.4 and §12.5 for clients: the state after a stop and after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leave(server: Server, how: str) -> None:
 
 
 def build(api: Api) -> None:
-    """One topic of each class, and topics that lost, deleted or expired some of theirs."""
+    """Create one topic of each class, and topics with lost, deleted or expired records."""
     for durability in CLASSES:
         api.put(durability, durability=durability, ttl_ms=600_000)
         records = [
@@ -60,7 +60,7 @@ def everything(api: Api, topic: str) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
 def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server that was left, in order or not, and started again; and what was there before."""
+    """A server that was stopped or killed and then restarted, with its state before that."""
     data = tmp_path_factory.mktemp(f"restart-{request.param}") / "data"
     before: dict[str, Any] = {}
     with serving(data) as server:
@@ -73,7 +73,7 @@ def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield server.api(), before, request.param
 
 
-def test_every_topic_is_there_with_its_config_and_no_other(restarted: Any) -> None:
+def test_every_topic_survives_with_its_config_and_no_other_appears(restarted: Any) -> None:
     api, before, _ = restarted
     listed = api.ask("GET", "/v0/topics")["topics"]
     assert {one["topic"] for one in listed} == before.keys()
@@ -82,7 +82,7 @@ def test_every_topic_is_there_with_its_config_and_no_other(restarted: Any) -> No
 
 
 @pytest.mark.parametrize("topic", ["memory", "disk", "fsync", "capped", "short", "made-again", "emptied"])
-def test_records_deletions_and_evictions_are_as_they_were(restarted: Any, topic: str) -> None:
+def test_records_deletions_and_evictions_survive(restarted: Any, topic: str) -> None:
     api, before, _ = restarted
     state, records = before[topic]
     assert everything(api, topic) == records
@@ -91,7 +91,7 @@ def test_records_deletions_and_evictions_are_as_they_were(restarted: Any, topic:
         assert now[field] == state[field], field
 
 
-def test_the_records_of_an_ephemeral_topic_are_gone_without_a_word_of_error(restarted: Any) -> None:
+def test_the_records_of_an_ephemeral_topic_are_gone_without_an_error(restarted: Any) -> None:
     api, _, how = restarted
     state = api.state("ephemeral")
     assert (state["count"], state["bytes"]) == (0, 0)
@@ -102,7 +102,7 @@ def test_the_records_of_an_ephemeral_topic_are_gone_without_a_word_of_error(rest
     assert page["records"] == []
 
 
-def test_the_head_does_not_go_back_and_is_exact_after_a_stop(restarted: Any) -> None:
+def test_the_head_never_decreases_and_is_exact_after_a_stop(restarted: Any) -> None:
     api, before, how = restarted
     for topic, (state, _) in before.items():
         now = api.state(topic)["head_seq"]
@@ -130,15 +130,15 @@ def test_a_sequence_is_never_used_again(restarted: Any) -> None:
             assert api.data_of(topic, from_seq=head) == ["after"]
 
 
-def test_a_reader_goes_on_where_it_was_over_numbers_that_were_only_reserved(restarted: Any) -> None:
-    """Whoever was at the head of a disk topic is not told that the topic was made again."""
+def test_a_reader_continues_across_numbers_that_were_only_reserved(restarted: Any) -> None:
+    """A reader at the head of a disk topic gets no report of a recreated topic."""
     api, before, _ = restarted
     page = api.diff("disk", from_seq=before["disk"][0]["head_seq"])
     assert page["tombstone"] is None
     assert page["caught_up"] is True
 
 
-def test_deletions_by_tag_work_on_what_was_there_before(restarted: Any) -> None:
+def test_deletions_by_tag_apply_to_records_from_before_the_restart(restarted: Any) -> None:
     api, _, _ = restarted
     assert api.delete("fsync", match="t1")["deleted"] == 100
     assert api.delete("fsync", match="t0")["deleted"] == 0
@@ -151,14 +151,14 @@ def test_a_repeated_write_is_not_recognised_after_a_restart(restarted: Any) -> N
     assert (answer["deduped"], answer["seqs"]) == (False, [head + 1])
 
 
-def test_times_do_not_go_back(restarted: Any) -> None:
+def test_times_never_decrease(restarted: Any) -> None:
     api, _, _ = restarted
     api.write("made-again", "later")
     times = [record["$ts"] for record in everything(api, "made-again")]
     assert times == sorted(times)
 
 
-def test_damage_in_sealed_data_is_an_error_and_leaves_the_rest_alone(tmp_path: Path) -> None:
+def test_damage_in_sealed_data_is_an_error_and_does_not_affect_the_rest(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data) as server:
         api = server.api()
@@ -196,7 +196,7 @@ def test_a_torn_tail_is_cut_and_nothing_before_it_is_lost(tmp_path: Path) -> Non
         assert "torn" not in server.api().client.post("/v0/topics/x/diff").text
 
 
-def test_the_files_of_a_removed_topic_go_away(tmp_path: Path) -> None:
+def test_the_files_of_a_removed_topic_are_deleted(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data) as server:
         server.api().write("x", *range(100))
@@ -210,7 +210,7 @@ def test_the_files_of_a_removed_topic_go_away(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
-def test_old_segments_are_read_from_the_cold_place(tmp_path: Path) -> None:
+def test_old_segments_are_read_from_the_cold_directory(tmp_path: Path) -> None:
     data, cold = tmp_path / "data", tmp_path / "cold"
     settings = {
         "TOPICS_COLD_DIR": str(cold),
@@ -231,7 +231,7 @@ def test_old_segments_are_read_from_the_cold_place(tmp_path: Path) -> None:
         assert page["performance"].get("cold_segments_read", 0) > 0
 
 
-def test_every_log_is_replayed_whatever_number_of_shards_is_configured(tmp_path: Path) -> None:
+def test_every_log_is_replayed_for_any_configured_number_of_shards(tmp_path: Path) -> None:
     data = tmp_path / "data"
     names = [f"t{number}" for number in range(8)]
     for turn, shards in enumerate(("2", "1"), 1):
@@ -247,7 +247,7 @@ def test_every_log_is_replayed_whatever_number_of_shards_is_configured(tmp_path:
             assert server.api().seqs_of(name) == [1, 2]
 
 
-def test_files_are_where_tools_look_for_them(tmp_path: Path) -> None:
+def test_files_are_where_tools_expect_them(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data, TOPICS_WAL_SHARDS="2") as server:
         server.api().write("x", *range(10))

@@ -47,7 +47,7 @@ def data_of(api: Api, topic: str) -> list[object]:
     return [record["data"] for record in api.diff(topic)["records"]]
 
 
-def test_a_new_router_is_told_in_full_and_creates_both_topics(api: Api, ends: tuple[str, str]) -> None:
+def test_a_new_router_is_returned_completely_and_creates_both_topics(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     answer = put(api, f"{source}-%3E{dest}", source, dest)
     assert answer.keys() == SHOWN | {"created"}
@@ -92,7 +92,7 @@ def test_a_copy_wakes_a_long_poll(api: Api, server: Server, routed: tuple[str, s
     assert time.monotonic() - began < 5
 
 
-async def test_copies_are_the_first_thing_that_a_watch_of_the_destination_gets(
+async def test_copies_are_the_first_records_of_a_watch_of_the_destination(
     server: Server, routed: tuple[str, str], api: Api
 ) -> None:
     source, dest = routed
@@ -108,7 +108,7 @@ async def test_copies_are_the_first_thing_that_a_watch_of_the_destination_gets(
         assert [one["data"] for one in live.data["records"]] == [3]
 
 
-async def test_a_tail_of_a_destination_starts_behind_what_was_copied(
+async def test_a_tail_of_a_destination_starts_after_the_copies(
     server: Server, routed: tuple[str, str], api: Api
 ) -> None:
     source, dest = routed
@@ -118,7 +118,7 @@ async def test_a_tail_of_a_destination_starts_behind_what_was_copied(
     assert created["topics"][dest]["head_seq"] == 2
 
 
-def test_a_copy_can_be_claimed_at_once(api: Api, ends: tuple[str, str]) -> None:
+def test_a_copy_can_be_claimed_immediately(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     api.put(dest, type="queue")
     put(api, "q-" + dest, source, dest)
@@ -160,7 +160,7 @@ def test_exactly_once_copies_carry_their_origin(api: Api, ends: tuple[str, str])
     assert second["_topics_original_meta"] == [1]
 
 
-def test_exactly_once_passes_over_what_the_destination_has_already(api: Api, ends: tuple[str, str]) -> None:
+def test_exactly_once_skips_records_that_the_destination_already_has(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     put(api, "once-" + dest, source, dest, guarantee="exactly_once")
     api.write_records(source, [{"data": 1}])
@@ -224,7 +224,7 @@ def test_a_second_source_is_refused(api: Api, routed: tuple[str, str], topic: st
     assert data_of(api, dest) == [1, 1]
 
 
-def test_a_router_cannot_be_pointed_elsewhere(api: Api, routed: tuple[str, str], topic: str) -> None:
+def test_a_router_cannot_change_its_topics(api: Api, routed: tuple[str, str], topic: str) -> None:
     source, dest = routed
     name = f"{source}->{dest}"
     body = {"source": source, "dest": topic}
@@ -237,7 +237,9 @@ def test_a_router_cannot_be_pointed_elsewhere(api: Api, routed: tuple[str, str],
     }
 
 
-def test_a_cycle_is_refused_with_its_way_and_allowed_it_ends(api: Api, routed: tuple[str, str]) -> None:
+def test_a_cycle_is_refused_with_its_path_and_an_allowed_one_terminates(
+    api: Api, routed: tuple[str, str]
+) -> None:
     source, dest = routed
     body = {"source": dest, "dest": source}
     error = refused(api, "PUT", "/v0/routers/back", body, status=409, code="router_cycle")
@@ -247,7 +249,7 @@ def test_a_cycle_is_refused_with_its_way_and_allowed_it_ends(api: Api, routed: t
     assert (api.state(source)["count"], api.state(dest)["count"]) == (5, 4)
 
 
-def test_a_trimmed_source_is_told_at_the_destination(api: Api, ends: tuple[str, str]) -> None:
+def test_a_trimmed_source_is_reported_at_the_destination(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     api.put(source, cap_records=3)
     put(api, dest, source, dest)
@@ -272,7 +274,7 @@ def test_a_full_destination_holds_back_and_loses_nothing(api: Api, ends: tuple[s
     assert got == [0, 1, 2, 3, 4]
 
 
-def test_routers_go_with_a_topic(api: Api, routed: tuple[str, str]) -> None:
+def test_routers_are_deleted_with_a_topic(api: Api, routed: tuple[str, str]) -> None:
     source, dest = routed
     answer = api.remove(source)
     assert answer["routers_removed"] == [f"{source}->{dest}"]
@@ -320,7 +322,7 @@ def test_wrong_methods_and_content_types_are_refused(api: Api, topic: str) -> No
     assert api.client.put("/v0/routers/r", content=b"{}").status_code == 415
 
 
-# ---- with settings of their own ----------------------------------------------------------------------
+# ---- with other settings -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +357,7 @@ def test_keys_cover_both_ends_and_routers_are_counted(limited: Server) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_routers_and_copies_outlive_a_restart(tmp_path: Path, how: str) -> None:
+def test_routers_and_copies_survive_a_restart(tmp_path: Path, how: str) -> None:
     with serving(tmp_path / "data", TOPICS_WAL_SHARDS="2") as running:
         api = running.api()
         api.put("a", durable=True)

@@ -1,4 +1,4 @@
-"""§10.4: a server that is told to leave finishes what it began."""
+"""§10.4: a server that is stopped finishes the requests in progress."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_stop_ends_with_exit_code_0_and_an_idle_client_does_not_delay_it(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_stop_ends_long_polls_with_what_there_is(tmp_path: Path, protocol: str) -> None:
+def test_a_stop_ends_long_polls_with_the_available_records(tmp_path: Path, protocol: str) -> None:
     answers: list[httpx.Response] = []
     with serving(tmp_path / "data") as server:
         api = server.api(protocol)
@@ -67,8 +67,8 @@ def test_a_stop_ends_long_polls_with_what_there_is(tmp_path: Path, protocol: str
     assert (answer.json()["records"], answer.json()["caught_up"]) == ([], True)
 
 
-def test_a_request_that_arrives_while_draining_is_told_so_and_applied_not_at_all(tmp_path: Path) -> None:
-    """Its head came before the stop, so the connection is still open; its body comes after."""
+def test_a_request_that_arrives_while_draining_is_refused_and_not_applied(tmp_path: Path) -> None:
+    """The head arrives before the stop, so the connection stays open; the body arrives after it."""
     data = tmp_path / "data"
     with serving(data) as server:
         server.api().write("x", 1)
@@ -87,8 +87,8 @@ def test_a_request_that_arrives_while_draining_is_told_so_and_applied_not_at_all
         assert server.api().state("x")["count"] == 1
 
 
-def test_a_write_under_way_is_answered_and_kept(tmp_path: Path) -> None:
-    """Whatever was acknowledged around the stop is there afterwards, and nothing else."""
+def test_a_write_in_progress_is_answered_and_kept(tmp_path: Path) -> None:
+    """All writes acknowledged around the stop survive, and no others."""
     data = tmp_path / "data"
     acked: list[int] = []
     with serving(data) as server:
@@ -122,7 +122,7 @@ def test_a_write_under_way_is_answered_and_kept(tmp_path: Path) -> None:
         assert len(kept) - len(acked) <= 4, "at most one answer per writer was lost on its way"
 
 
-def test_a_client_that_never_finishes_is_cut_off_after_ten_seconds(tmp_path: Path) -> None:
+def test_a_client_that_never_finishes_is_disconnected_after_ten_seconds(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         raw = RawConnection(socket.create_connection(server.host_and_port, timeout=20))
         try:

@@ -1,4 +1,4 @@
-"""Clients that do not read cost nobody but themselves, and lose nothing that the log still has."""
+"""Clients that do not read delay only themselves, and lose nothing that the log still has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIG = "x" * 20_000
 
 
 def read_events(raw: socket.socket, head: int, deadline_s: float = 30) -> list[int]:
-    """Everything up to record `head` of a chunked stream, by its sequence numbers."""
+    """Return the sequences up to record `head` of a chunked stream."""
     raw.settimeout(deadline_s)
     text = b""
     while b'"to_seq":%d,' % head not in text or not text.endswith(b"\r\n"):
@@ -41,7 +41,7 @@ def unchunked(text: bytes) -> bytes:
     return b"".join(parts)
 
 
-async def test_a_watcher_that_stops_reading_gets_everything_when_it_goes_on(server: Server) -> None:
+async def test_a_watcher_that_pauses_gets_everything_when_it_resumes(server: Server) -> None:
     watcher, topic = Watcher(server, "h1"), fresh_name()
     await watcher.write(topic, 0)
     created = await watcher.create({topic: {}})
@@ -61,7 +61,7 @@ async def test_a_watcher_that_stops_reading_gets_everything_when_it_goes_on(serv
         assert seqs == list(range(1, 402))
 
 
-async def test_a_slow_watcher_is_told_of_a_gap_only_if_the_log_has_dropped_records(server: Server) -> None:
+async def test_a_slow_watcher_gets_a_gap_only_if_the_log_has_dropped_records(server: Server) -> None:
     watcher, topic = Watcher(server, "h1"), fresh_name()
     async with watcher.client() as client:
         await client.put(f"/v0/topics/{topic}", json={"cap_records": 50})
@@ -80,7 +80,7 @@ async def test_a_slow_watcher_is_told_of_a_gap_only_if_the_log_has_dropped_recor
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_nobody_waits_for_a_client_that_does_not_read(server: Server, protocol: str) -> None:
+async def test_no_client_waits_for_one_that_does_not_read(server: Server, protocol: str) -> None:
     watcher, topic = Watcher(server, protocol), fresh_name()
     await watcher.write(topic, 0)
     stuck = [(await watcher.create({topic: {}}))["stream_url"] for _ in range(5)]
@@ -105,7 +105,7 @@ async def test_nobody_waits_for_a_client_that_does_not_read(server: Server, prot
             peer.close()
 
 
-async def test_a_socket_that_asks_and_does_not_read_is_read_no_further(server: Server, h1: Api) -> None:
+async def test_a_socket_that_sends_without_reading_is_paused(server: Server, h1: Api) -> None:
     topic = fresh_name()
     h1.write(topic, *[BIG] * 50)
     async with opened(server) as healthy:

@@ -1,4 +1,4 @@
-"""§3: the config object, creating, looking, listing, deleting, priority."""
+"""§3: topic configuration, creating, reading the state, listing, deleting, priority."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_durability_of_a_topic_may_change_in_place(api: Api, topic: str) -> 
         ("priority", -(2**31), -(2**31)),
     ],
 )
-def test_values_beyond_their_range_are_stored_clamped_but_a_priority_as_given(
+def test_values_out_of_range_are_stored_clamped_but_a_priority_as_given(
     api: Api, topic: str, field: str, asked: int, kept: int
 ) -> None:
     assert api.put(topic, **{field: asked})["config"][field] == kept
@@ -155,14 +155,14 @@ def test_the_type_of_a_topic_never_changes(api: Api, topic: str) -> None:
         assert api.state(name)["config"]["ttl_ms"] == 0
 
 
-def test_a_tightened_cap_takes_effect_at_once(api: Api, topic: str) -> None:
+def test_a_tightened_cap_takes_effect_immediately(api: Api, topic: str) -> None:
     api.write(topic, 1, 2, 3, 4)
     api.put(topic, cap_records=1, status=200)
     assert api.state(topic)["count"] == 1
     assert api.diff(topic)["tombstone"]["reason"] == "cap"
 
 
-def test_a_tightened_ttl_takes_effect_at_once(api: Api, topic: str) -> None:
+def test_a_tightened_ttl_takes_effect_immediately(api: Api, topic: str) -> None:
     api.write(topic, 1, 2)
     time.sleep(0.03)
     api.put(topic, ttl_ms=1, status=200)
@@ -173,7 +173,7 @@ def test_a_tightened_ttl_takes_effect_at_once(api: Api, topic: str) -> None:
 # --- 3.3 ---------------------------------------------------------------------------------------------------
 
 
-def test_a_fresh_state_says_that_nothing_is_there(api: Api, topic: str) -> None:
+def test_the_state_of_a_new_topic_is_empty(api: Api, topic: str) -> None:
     api.put(topic)
     state = api.state(topic)
     assert state.keys() == {
@@ -195,7 +195,7 @@ def test_a_fresh_state_says_that_nothing_is_there(api: Api, topic: str) -> None:
     assert state["type"] == "log"
 
 
-def test_a_queue_has_its_numbers_and_its_type(api: Api, topic: str) -> None:
+def test_the_state_of_a_queue_has_its_counts_and_type(api: Api, topic: str) -> None:
     api.put(topic, type="queue")
     api.write(topic, 1, 2)
     state = api.state(topic)
@@ -203,14 +203,14 @@ def test_a_queue_has_its_numbers_and_its_type(api: Api, topic: str) -> None:
     assert state["queue"] == {"ready": 2, "in_flight": 0, "dead_lettered": 0}
 
 
-def test_a_look_never_creates(api: Api, topic: str) -> None:
+def test_reading_the_state_never_creates_a_topic(api: Api, topic: str) -> None:
     api.state(topic, status=404)
     api.diff(topic, status=404)
     api.delete(topic, before_seq=1, status=404)
     assert api.ask("GET", "/v0/topics", params={"prefix": topic})["topics"] == []
 
 
-def test_a_touching_look_counts_before_the_answer_is_made(api: Api, topic: str) -> None:
+def test_a_touching_read_counts_in_its_own_response(api: Api, topic: str) -> None:
     api.put(topic)
     before_ms = time.time_ns() // 1_000_000
     untouched = api.state(topic, touch="false")
@@ -222,7 +222,7 @@ def test_a_touching_look_counts_before_the_answer_is_made(api: Api, topic: str) 
     assert again["last_read_ts"] == touched["last_read_ts"]
 
 
-def test_a_write_is_timed_and_does_not_count_as_a_look(api: Api, topic: str) -> None:
+def test_a_write_sets_its_time_and_does_not_count_as_a_read(api: Api, topic: str) -> None:
     before_ms = time.time_ns() // 1_000_000
     api.write(topic, 1)
     state = api.state(topic, touch="false")
@@ -247,7 +247,7 @@ def test_count_bytes_and_earliest_are_exact(api: Api, topic: str) -> None:
 # --- 3.4 ---------------------------------------------------------------------------------------------------
 
 
-def test_a_list_tells_the_topics_by_name(api: Api, topic: str) -> None:
+def test_a_list_has_the_topics_by_name(api: Api, topic: str) -> None:
     for tail in ("b", "a", "B", "_", "0", "a:x"):
         api.put(f"{topic}.{tail}", durable=tail == "a")
     api.write(f"{topic}.a", 1, 2)
@@ -266,7 +266,7 @@ def test_a_list_tells_the_topics_by_name(api: Api, topic: str) -> None:
     }
 
 
-def test_pages_follow_each_other_without_a_gap(api: Api, topic: str) -> None:
+def test_pages_are_contiguous(api: Api, topic: str) -> None:
     names = [f"{topic}.{number}" for number in range(7)]
     for name in names:
         api.put(name, durability="ephemeral")
@@ -289,7 +289,7 @@ def test_a_full_last_page_has_no_cursor(api: Api, topic: str) -> None:
     assert "next_cursor" not in page
 
 
-def test_a_cursor_may_name_a_topic_that_is_gone(api: Api, topic: str) -> None:
+def test_a_cursor_may_name_a_deleted_topic(api: Api, topic: str) -> None:
     for number in range(3):
         api.put(f"{topic}.{number}")
     cursor = base64.b64encode(json.dumps({"after": f"{topic}.1"}).encode()).decode()
@@ -306,7 +306,7 @@ def test_a_cursor_that_cannot_be_decoded_gets_400(api: Api, cursor: str) -> None
     assert error["code"] == "invalid_request"
 
 
-def test_a_list_touches_only_when_told_and_only_the_consumption_clock(api: Api, topic: str) -> None:
+def test_a_list_touches_only_on_request_and_only_the_read_time(api: Api, topic: str) -> None:
     api.put(topic)
     for touch, priority in (("", 0), ("false", 0), ("true", 500)):
         listed = api.ask("GET", "/v0/topics", params={"prefix": topic, "touch": touch})
@@ -317,7 +317,7 @@ def test_a_list_touches_only_when_told_and_only_the_consumption_clock(api: Api, 
 # --- 3.5, 3.6 ----------------------------------------------------------------------------------------------
 
 
-def test_deleting_a_topic_removes_it_and_a_second_time_nothing(api: Api, topic: str) -> None:
+def test_deleting_a_topic_twice_removes_it_once(api: Api, topic: str) -> None:
     api.write(topic, 1)
     answer = api.remove(topic)
     assert answer.keys() == {"topic", "deleted", "routers_removed", "performance"}
@@ -327,7 +327,7 @@ def test_deleting_a_topic_removes_it_and_a_second_time_nothing(api: Api, topic: 
     assert (again["deleted"], again["routers_removed"]) == (False, [])
 
 
-def test_a_topic_with_records_is_kept_if_only_an_empty_one_was_meant(api: Api, topic: str) -> None:
+def test_a_topic_with_records_is_kept_with_if_empty(api: Api, topic: str) -> None:
     api.write(topic, 1, 2)
     error = api.refused("DELETE", f"/v0/topics/{topic}?if_empty=true", status=409)
     assert error["code"] == "topic_not_empty"
@@ -337,7 +337,7 @@ def test_a_topic_with_records_is_kept_if_only_an_empty_one_was_meant(api: Api, t
     assert api.remove(topic, if_empty="true")["deleted"] is False
 
 
-def test_a_topic_made_again_is_a_new_one(api: Api, topic: str) -> None:
+def test_a_recreated_topic_is_a_new_topic(api: Api, topic: str) -> None:
     api.put(topic, ttl_ms=60_000)
     api.write_records(topic, [{"data": n, "tag": "t"} for n in range(5)], idempotency_key="k")
     api.remove(topic)

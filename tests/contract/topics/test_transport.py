@@ -1,4 +1,4 @@
-"""§1: one port, two protocols, and what the transport itself refuses."""
+"""§1: one port, two protocols, and refusals by the transport."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_a_connection_is_kept_for_the_next_request(server: Server) -> None:
             assert "connection" not in reply.headers
 
 
-def test_a_client_that_asks_for_it_gets_its_connection_closed(server: Server) -> None:
+def test_connection_close_closes_the_connection(server: Server) -> None:
     with connect(server) as raw:
         raw.send(request_bytes("GET", "/v0/health", headers={"Connection": "close"}))
         assert raw.reply().headers["connection"] == "close"
         assert raw.is_closed_by_the_server()
 
 
-def test_the_protocol_is_told_from_bytes_that_come_one_by_one(server: Server) -> None:
+def test_the_protocol_is_detected_from_single_bytes(server: Server) -> None:
     with connect(server) as raw:
         for byte in request_bytes("GET", "/v0/health"):
             raw.send(bytes([byte]))
@@ -103,7 +103,7 @@ def test_a_chunked_body_is_a_body(server: Server, topic: str) -> None:
         assert raw.reply().json()["seqs"] == [1]
 
 
-def test_a_client_that_expects_100_continue_is_told_to_go_on(server: Server, topic: str) -> None:
+def test_a_client_that_expects_100_continue_receives_it(server: Server, topic: str) -> None:
     head = {**JSON_HEADERS, "Expect": "100-continue", "Content-Length": str(len(ONE_RECORD))}
     with connect(server) as raw:
         raw.send(request_bytes("POST", f"/v0/topics/{topic}", headers=head))
@@ -162,9 +162,7 @@ def test_a_client_of_http_1_0_gets_an_answer_and_its_connection_closed(server: S
         assert raw.is_closed_by_the_server()
 
 
-def test_answers_are_not_compressed_for_a_client_that_did_not_ask_and_may_be_read_as_they_are(
-    server: Server, topic: str
-) -> None:
+def test_responses_are_not_compressed_unless_requested(server: Server, topic: str) -> None:
     server.api().write(topic, *range(1000))
     with connect(server) as raw:
         raw.send(request_bytes("POST", f"/v0/topics/{topic}/diff", b'{"limit":1000}', JSON_HEADERS))
@@ -173,7 +171,7 @@ def test_answers_are_not_compressed_for_a_client_that_did_not_ask_and_may_be_rea
         assert len(reply.json()["records"]) == 1000
 
 
-def test_the_wish_for_another_protocol_is_not_granted(server: Server) -> None:
+def test_an_upgrade_request_is_not_granted(server: Server) -> None:
     wish = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     with connect(server) as raw:
         raw.send(request_bytes("GET", "/v0/health", headers=wish))
@@ -200,7 +198,7 @@ def test_a_broken_http_2_frame_ends_that_connection_and_no_other(
     assert api.client.get("/v0/health").status_code == 200
 
 
-def test_a_frame_larger_than_allowed_is_not_waited_for(server: Server) -> None:
+def test_an_oversized_frame_is_refused_before_it_is_complete(server: Server) -> None:
     with connect(server) as raw:
         raw.send(PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         raw.send(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01")
@@ -208,7 +206,7 @@ def test_a_frame_larger_than_allowed_is_not_waited_for(server: Server) -> None:
             pass
 
 
-def test_a_head_of_many_http_2_frames_is_not_collected_without_end(server: Server) -> None:
+def test_a_head_of_many_http_2_frames_is_bounded(server: Server) -> None:
     with connect(server) as raw:
         raw.send(PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         raw.send(b"\x00\x40\x00\x01\x00\x00\x00\x00\x01" + bytes(0x4000))
@@ -233,7 +231,7 @@ async def test_many_requests_share_one_http_2_connection(server: Server, topic: 
     assert sorted(seqs) == list(range(1, 101))
 
 
-def test_an_answer_far_larger_than_a_window_arrives_whole(api: Api, topic: str) -> None:
+def test_a_response_far_larger_than_a_window_arrives_completely(api: Api, topic: str) -> None:
     text = "x" * 900_000
     for _ in range(6):
         api.write(topic, text)

@@ -21,7 +21,7 @@ def watcher(request: pytest.FixtureRequest, server: Server) -> Watcher:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """A server whose heartbeats may be as quick as a test wants them."""
+    """A server with heartbeats as short as a test needs."""
     with serving(tmp_path_factory.mktemp("quick") / "data", TOPICS_TEST_MIN_HEARTBEAT_MS="20") as running:
         yield running
 
@@ -29,9 +29,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
 # ---- creating ---------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_is_answered_with_its_id_and_where_each_topic_stands(
-    watcher: Watcher, topic: str
-) -> None:
+async def test_a_watch_returns_its_id_and_the_position_of_each_topic(watcher: Watcher, topic: str) -> None:
     await watcher.write(topic, 1, 2, 3)
     tail = fresh_name()
     await watcher.write(tail, 1, 2)
@@ -67,7 +65,7 @@ async def test_a_watch_is_answered_with_its_id_and_where_each_topic_stands(
         {"topics": {"x": {}}, "match": ["data", "Eq", "x"]},
     ],
 )
-async def test_a_watch_of_the_wrong_shape_is_refused(watcher: Watcher, body: object) -> None:
+async def test_an_invalid_watch_is_refused(watcher: Watcher, body: object) -> None:
     response = await watcher.post("/v0/watch", body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_request"
@@ -132,7 +130,7 @@ async def test_backlog_then_caught_up_then_live_records(watcher: Watcher, topic:
         assert record.data["from_seq"] == 2
 
 
-async def test_the_first_line_says_when_to_come_back_and_json_has_no_blanks(
+async def test_the_first_line_sets_the_retry_time_and_json_has_no_blanks(
     watcher: Watcher, topic: str
 ) -> None:
     await watcher.write(topic, {"a": [1, 2]})
@@ -151,7 +149,7 @@ async def test_the_first_line_says_when_to_come_back_and_json_has_no_blanks(
     assert '"data":{"a":[1,2]}' in text
 
 
-async def test_an_empty_topic_is_caught_up_at_once(watcher: Watcher, topic: str) -> None:
+async def test_an_empty_topic_is_caught_up_immediately(watcher: Watcher, topic: str) -> None:
     async with watcher.client() as client:
         await client.put(f"/v0/topics/{topic}", json={})
     async with watcher.watch({topic: {}}) as stream:
@@ -190,7 +188,7 @@ async def test_batches_stay_below_their_bytes(watcher: Watcher, topic: str) -> N
         assert [len(event.seqs) for event in records] == [4, 4, 4, 4, 4]
 
 
-async def test_several_topics_are_drained_in_the_order_of_their_names(watcher: Watcher) -> None:
+async def test_several_topics_are_read_in_the_order_of_their_names(watcher: Watcher) -> None:
     stem = fresh_name()
     names = [f"{stem}-{letter}" for letter in "cab"]
     for name in names:
@@ -206,7 +204,7 @@ async def test_several_topics_are_drained_in_the_order_of_their_names(watcher: W
         assert read_id(record.id) == {**dict.fromkeys(names, 2), names[0]: 3}
 
 
-async def test_own_records_are_skipped_and_say_nothing(watcher: Watcher, topic: str) -> None:
+async def test_own_records_are_skipped_silently(watcher: Watcher, topic: str) -> None:
     await watcher.write(topic, 1, node="me")
     async with watcher.watch({topic: {}}, node=["me", "other"]) as stream:
         assert (await stream.next()).name == "caught-up"
@@ -217,7 +215,7 @@ async def test_own_records_are_skipped_and_say_nothing(watcher: Watcher, topic: 
         assert record.data["records"][0]["$node"] == "you"
 
 
-async def test_the_parts_of_a_record_are_there_as_asked_for(watcher: Watcher, topic: str) -> None:
+async def test_the_fields_of_a_record_are_as_requested(watcher: Watcher, topic: str) -> None:
     body = {"records": [{"data": {"a": 1}, "tag": "t", "meta": {"m": 1}, "node": "n"}, {"data": 2}]}
     assert (await watcher.post(f"/v0/topics/{topic}", body)).status_code == 201
     async with watcher.watch({topic: {}}) as stream:
@@ -242,7 +240,7 @@ async def test_the_parts_of_a_record_are_there_as_asked_for(watcher: Watcher, to
 # ---- gaps -------------------------------------------------------------------------------------------------
 
 
-async def test_records_that_were_lost_before_are_told_as_too_old(watcher: Watcher, topic: str) -> None:
+async def test_records_lost_before_the_watch_are_reported_as_too_old(watcher: Watcher, topic: str) -> None:
     async with watcher.client() as client:
         await client.put(f"/v0/topics/{topic}", json={"cap_records": 3})
     await watcher.write(topic, *range(6))
@@ -284,7 +282,7 @@ async def test_deleted_records_leave_no_trace(watcher: Watcher, topic: str) -> N
         assert (record.seqs, caught_up.name) == ([3], "caught-up")
 
 
-async def test_a_topic_made_anew_before_the_stream_opens_is_told(watcher: Watcher, topic: str) -> None:
+async def test_a_topic_recreated_before_the_stream_opens_is_reported(watcher: Watcher, topic: str) -> None:
     await watcher.write(topic, *range(5))
     created = await watcher.create({topic: {"from_seq": 1}})
     async with watcher.client() as client:
@@ -297,10 +295,12 @@ async def test_a_topic_made_anew_before_the_stream_opens_is_told(watcher: Watche
         assert [one["data"] for one in record.data["records"]] == ["new", "newer"]
 
 
-# ---- topics that go ---------------------------------------------------------------------------------------
+# ---- deleted topics ---------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_topic_is_told_at_once_and_ends_the_stream_with_the_last(watcher: Watcher) -> None:
+async def test_a_deleted_topic_is_reported_immediately_and_the_last_one_ends_the_stream(
+    watcher: Watcher,
+) -> None:
     first, second = fresh_name(), fresh_name()
     for name in (first, second):
         await watcher.write(name, 1)
@@ -320,7 +320,7 @@ async def test_a_deleted_topic_is_told_at_once_and_ends_the_stream_with_the_last
         assert await stream.ended()
 
 
-async def test_a_topic_that_comes_back_is_not_the_one_that_was_watched(watcher: Watcher) -> None:
+async def test_a_recreated_topic_is_not_the_watched_one(watcher: Watcher) -> None:
     kept, gone = fresh_name(), fresh_name()
     for name in (kept, gone):
         await watcher.write(name, 1)
@@ -336,10 +336,10 @@ async def test_a_topic_that_comes_back_is_not_the_one_that_was_watched(watcher: 
         assert read_id(event.id) == {kept: 2}
 
 
-# ---- coming back ------------------------------------------------------------------------------------------
+# ---- reconnecting -----------------------------------------------------------------------------------------
 
 
-async def test_a_client_that_comes_back_goes_on_where_it_stopped(watcher: Watcher, topic: str) -> None:
+async def test_a_client_that_reconnects_resumes_at_its_position(watcher: Watcher, topic: str) -> None:
     await watcher.write(topic, 1, 2)
     created = await watcher.create({topic: {}})
     async with watcher.open(created["wid"]) as stream:
@@ -371,7 +371,7 @@ async def test_the_last_event_id_only_rewinds(watcher: Watcher, topic: str) -> N
 
 
 @pytest.mark.parametrize("ident", ["", "not base64!", "e30", "W10", "eyJ4IjoieSJ9", "eyJ4IjotMX0"])
-async def test_an_id_that_is_none_of_ours_is_ignored(watcher: Watcher, topic: str, ident: str) -> None:
+async def test_a_foreign_event_id_is_ignored(watcher: Watcher, topic: str, ident: str) -> None:
     await watcher.write(topic, 1, 2)
     created = await watcher.create({topic: {"from_seq": 1}})
     async with watcher.open(created["wid"], **{"Last-Event-ID": ident}) as stream:
@@ -394,7 +394,7 @@ async def test_a_second_stream_takes_over_from_the_first(watcher: Watcher, topic
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*", "text/html, text/event-stream;q=0.9", None])
-async def test_streams_are_for_those_who_accept_them(
+async def test_streams_require_an_accept_header_for_events(
     watcher: Watcher, topic: str, accept: str | None
 ) -> None:
     await watcher.write(topic, 1)
@@ -406,7 +406,7 @@ async def test_streams_are_for_those_who_accept_them(
             assert response.status_code == 200
 
 
-async def test_what_is_not_acceptable_comes_before_what_is_not_there(watcher: Watcher) -> None:
+async def test_not_acceptable_precedes_not_found(watcher: Watcher) -> None:
     async with watcher.client() as client:
         refused = await client.get("/v0/watch/wid_none", headers={"Accept": "application/json"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (406, "not_acceptable")
@@ -421,11 +421,11 @@ async def test_other_methods_are_not_allowed(watcher: Watcher) -> None:
         assert (await client.post("/v0/watch", content=b"{}")).status_code == 415
 
 
-# ---- silence ----------------------------------------------------------------------------------------------
+# ---- heartbeats -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_silent_stream_beats(quick: Server, protocol: str, topic: str) -> None:
+async def test_a_silent_stream_sends_heartbeats(quick: Server, protocol: str, topic: str) -> None:
     watcher = Watcher(quick, protocol)
     await watcher.write(topic, 1)
     async with watcher.watch({topic: {}}, heartbeat_ms=20) as stream:
@@ -465,7 +465,7 @@ async def test_a_watch_may_choose_by_tag(watcher: Watcher, topic: str) -> None:
         assert (await stream.next()).seqs == [2]
 
 
-async def test_a_star_follows_every_topic_with_the_prefix_also_new_ones(watcher: Watcher) -> None:
+async def test_a_star_follows_every_topic_with_the_prefix_including_new_ones(watcher: Watcher) -> None:
     stem = fresh_name("star")
     await watcher.write(f"{stem}.a", 1)
     async with watcher.watch({f"{stem}.*": {"tail": True}}) as stream:
@@ -493,11 +493,11 @@ async def test_a_star_that_matches_nothing_waits(watcher: Watcher) -> None:
         assert read_id(events[-1].id) == {f"{stem}.new": 1}
 
 
-# ---- the end of the server --------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_server_that_stops_says_so_and_ends_every_stream(tmp_path: Path, protocol: str) -> None:
+async def test_a_server_that_stops_reports_it_and_ends_every_stream(tmp_path: Path, protocol: str) -> None:
     with serving(tmp_path / "data") as server:
         watcher = Watcher(server, protocol)
         await watcher.write("x", 1)

@@ -1,4 +1,4 @@
-"""Our own client and command, watching a real server that is killed under them."""
+"""The client and the command watch a real server that is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.topics.client import Client
 from penstock.topics.client.sync import Client as BlockingClient
 
 
-async def test_a_watch_survives_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_a_watch_survives_a_killed_and_restarted_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     server = launch(tmp_path / "data", TOPICS_PORT=port)
@@ -47,14 +47,14 @@ async def test_a_watch_survives_a_server_that_is_killed_and_started_again(tmp_pa
             stored = [record.seq for record in (await client.diff("t", limit=1000)).records()]
         assert len(seen) == len(set(seen))
         assert seen == sorted(seen)
-        # A crash may have taken numbers that were never acknowledged; what is stored was delivered.
+        # A crash may have used numbers that were never acknowledged; stored records were delivered.
         assert set(stored) >= set(seen)
         assert [seq for seq in stored if seq <= seen[-1]] == seen
     finally:
         server.stop()
 
 
-def test_a_topic_that_appears_while_the_server_is_away_is_followed_from_its_beginning(tmp_path: Path) -> None:
+def test_a_topic_created_during_an_outage_is_followed_from_its_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     server = launch(tmp_path / "data", TOPICS_PORT=port)
@@ -79,7 +79,7 @@ def test_a_topic_that_appears_while_the_server_is_away_is_followed_from_its_begi
         server.stop()
 
 
-def test_the_command_tells_a_gap_with_the_reason_of_the_server(server: Server) -> None:
+def test_the_command_reports_a_gap_with_the_servers_reason(server: Server) -> None:
     stem = fresh_name("gap")
     with BlockingClient(server.url) as client:
         client.put_topic(stem, TopicConfig(cap_records=1))

@@ -1,4 +1,4 @@
-"""§8, §10.1, §11: who may watch, and how much may be open."""
+"""§8, §10.1, §11: permission to watch, and limits of open streams."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_watch_is_opened_with_the_key_that_created_it(locked: Server, protocol
     assert open_status(locked, wid, protocol, query="?token=other&token=reader") == 401
 
 
-def test_an_unknown_watch_is_told_before_the_key_is_asked_for(locked: Server) -> None:
+def test_an_unknown_watch_is_reported_before_the_key_is_checked(locked: Server) -> None:
     assert open_status(locked, "wid_unknown", "h1") == 404
     response = locked.api().client.get("/v0/watch/wid_unknown", headers={"Accept": "text/plain"})
     assert response.status_code == 406
 
 
-def test_creating_a_watch_takes_read_and_the_names(locked: Server) -> None:
+def test_creating_a_watch_requires_read_and_the_names(locked: Server) -> None:
     body = {"topics": {"a.x": {}}}
     assert locked.api().refused("POST", "/v0/watch", body, status=401)["code"] == "unauthorized"
     assert locked.api(key="writer").refused("POST", "/v0/watch", body, status=403)["code"] == "forbidden"
@@ -64,7 +64,7 @@ def test_creating_a_watch_takes_read_and_the_names(locked: Server) -> None:
     assert locked.api().refused("POST", "/v0/watch?token=reader", body, status=401)["code"] == "unauthorized"
 
 
-async def test_a_star_shows_a_key_only_what_it_may_name(locked: Server) -> None:
+async def test_a_star_shows_a_key_only_the_names_it_covers(locked: Server) -> None:
     watcher = Watcher(locked, "h1", key="scoped")
     created = await watcher.create({"*": {}})
     assert list(created["topics"]) == ["a.x"]
@@ -93,7 +93,7 @@ def test_sessions_are_capped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_streams_are_capped_and_their_slots_come_back(tmp_path: Path, protocol: str) -> None:
+async def test_streams_are_capped_and_their_slots_are_released(tmp_path: Path, protocol: str) -> None:
     with serving(tmp_path / "data", TOPICS_MAX_SSE_CONNECTIONS="2") as server:
         api, watcher = server.api(), Watcher(server, protocol)
         api.write("x", 1)
@@ -112,7 +112,7 @@ async def test_streams_are_capped_and_their_slots_come_back(tmp_path: Path, prot
             await stream.until_caught_up()
 
 
-async def test_streams_are_capped_for_each_key_by_itself(tmp_path: Path) -> None:
+async def test_streams_are_capped_separately_for_each_key(tmp_path: Path) -> None:
     settings = {"TOPICS_API_KEYS": "one,two", "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": "1"}
     with serving(tmp_path / "data", key="one", **settings) as server:
         server.api(key="one").write("x", 1)
@@ -123,7 +123,7 @@ async def test_streams_are_capped_for_each_key_by_itself(tmp_path: Path) -> None
             assert server.api(key="one").client.get(f"/v0/watch/{second}").status_code == 429
 
 
-async def test_streams_do_not_count_as_requests_under_way(tmp_path: Path) -> None:
+async def test_streams_do_not_count_as_requests_in_progress(tmp_path: Path) -> None:
     with serving(tmp_path / "data", TOPICS_MAX_INFLIGHT_PER_KEY="1") as server:
         watcher = Watcher(server, "h1")
         await watcher.write("x", 1)
@@ -133,7 +133,7 @@ async def test_streams_do_not_count_as_requests_under_way(tmp_path: Path) -> Non
             assert (await first.next()).seqs == [2]
 
 
-async def test_a_client_that_vanishes_gives_its_slot_back(server: Server) -> None:
+async def test_the_slot_of_a_vanished_client_is_released(server: Server) -> None:
     api = server.api()
     watcher = Watcher(server, "h1")
     await watcher.write("vanishing", 1)

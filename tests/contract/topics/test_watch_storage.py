@@ -1,4 +1,4 @@
-"""Watches over records that are old, far away, copied, or from before a restart."""
+"""Watches over records that are old, in the cold tier, copied, or from before a restart."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ async def all_seqs(stream: EventStream, head: int) -> list[int]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_watcher_reads_through_cold_segments_up_to_what_is_written_now(
-    tmp_path: Path, protocol: str
-) -> None:
+async def test_a_watcher_reads_cold_segments_up_to_live_records(tmp_path: Path, protocol: str) -> None:
     settings = {
         "TOPICS_COLD_DIR": str(tmp_path / "cold"),
         "TOPICS_SEGMENT_MAX_EVENTS": "100",
@@ -48,7 +46,7 @@ async def test_a_watcher_reads_through_cold_segments_up_to_what_is_written_now(
             assert seqs == list(range(1, 1002))
 
 
-async def test_sessions_do_not_survive_a_restart_but_positions_do(tmp_path: Path) -> None:
+async def test_sessions_do_not_survive_a_restart_but_positions_can_be_resumed(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         watcher = Watcher(server, "h1")
         await watcher.write("x", 1, 2)
@@ -64,7 +62,7 @@ async def test_sessions_do_not_survive_a_restart_but_positions_do(tmp_path: Path
             assert (await stream.next()).seqs == [3]
 
 
-async def test_copies_of_a_router_reach_those_who_watch_the_destination(server: Server) -> None:
+async def test_copies_of_a_router_reach_watchers_of_the_destination(server: Server) -> None:
     watcher = Watcher(server, "h1")
     source, dest = fresh_name("source"), fresh_name("dest")
     async with watcher.client() as client:
@@ -78,7 +76,7 @@ async def test_copies_of_a_router_reach_those_who_watch_the_destination(server: 
         await asyncio.sleep(0)
 
 
-async def test_what_expired_before_it_was_read_is_told(server: Server, topic: str) -> None:
+async def test_records_that_expired_unread_are_reported(server: Server, topic: str) -> None:
     watcher = Watcher(server, "h1")
     async with watcher.client() as client:
         await client.put(f"/v0/topics/{topic}", json={"ttl_ms": 50})

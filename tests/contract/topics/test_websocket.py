@@ -41,7 +41,7 @@ async def socket(server: Server) -> AsyncIterator[Socket]:
         {**NODES, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "not base64 at all!!"},
     ],
 )
-def test_a_request_that_is_no_handshake_is_refused_and_the_connection_goes_on(
+def test_an_invalid_handshake_is_refused_and_the_connection_stays_open(
     server: Server, headers: dict[str, str]
 ) -> None:
     with connect(server) as raw:
@@ -80,11 +80,13 @@ def test_the_handshake_is_the_one_of_the_rfc_and_frames_may_come_with_it(server:
 
 
 @pytest.mark.parametrize("request_id", [1, "a", None, {"x": [1]}, True, 1.5])
-async def test_the_id_of_a_request_may_be_any_json_and_comes_back(socket: Socket, request_id: object) -> None:
+async def test_the_id_of_a_request_may_be_any_json_and_is_returned(
+    socket: Socket, request_id: object
+) -> None:
     assert await socket.ask(op="ping", request_id=request_id) == {"op": "pong", "request_id": request_id}
 
 
-async def test_a_missing_id_comes_back_as_null(socket: Socket) -> None:
+async def test_a_missing_id_is_returned_as_null(socket: Socket) -> None:
     assert await socket.ask(op="ping") == {"op": "pong", "request_id": None}
 
 
@@ -111,7 +113,7 @@ async def test_a_missing_id_comes_back_as_null(socket: Socket) -> None:
         ("[" * 5000, "invalid_json", None),
     ],
 )
-async def test_a_message_that_cannot_be_obeyed_is_answered_and_the_connection_goes_on(
+async def test_an_invalid_message_is_answered_and_the_connection_stays_open(
     socket: Socket, message: str, code: str, request_id: object
 ) -> None:
     await socket.raw.send(message)
@@ -121,7 +123,7 @@ async def test_a_message_that_cannot_be_obeyed_is_answered_and_the_connection_go
     assert await socket.ask(op="ping", request_id="still") == {"op": "pong", "request_id": "still"}
 
 
-async def test_a_prefix_cannot_be_subscribed_to_and_the_answer_says_where_it_can(socket: Socket) -> None:
+async def test_a_prefix_cannot_be_subscribed_to_and_the_error_names_the_alternative(socket: Socket) -> None:
     for asked in ({"topic": "x*"}, {"topics": {"x*": {}}}, {"topic": "x*", "lenient": True}):
         answer = await socket.ask(op="subscribe", request_id=1, **asked)
         assert (answer["op"], answer["code"]) == ("error", "invalid_request")
@@ -159,7 +161,7 @@ async def test_pings_of_the_protocol_are_answered(socket: Socket) -> None:
 # ---- publishing -------------------------------------------------------------------------------------------
 
 
-async def test_a_publish_is_acknowledged_as_a_write_is_answered(socket: Socket, topic: str) -> None:
+async def test_a_publish_is_acknowledged_like_a_write(socket: Socket, topic: str) -> None:
     ack = await socket.publish(topic, 1, 2, request_id="p1")
     performance = ack.pop("performance")
     assert ack == {
@@ -195,7 +197,7 @@ async def test_the_parts_of_a_publish_are_those_of_a_write(socket: Socket, h1: A
 
 
 @pytest.mark.parametrize("config", [{}, {"durability": "ephemeral"}, {"durable": True}])
-async def test_publishes_of_one_client_stay_in_order_also_when_the_first_makes_the_topic(
+async def test_publishes_of_one_client_stay_in_order_even_if_the_first_creates_the_topic(
     socket: Socket, h1: Api, topic: str, config: dict[str, object]
 ) -> None:
     for number in range(500):
@@ -232,16 +234,14 @@ async def test_subscribed_then_backlog_then_caught_up_then_live(socket: Socket, 
     assert (await socket.next())["op"] == "caught_up"
 
 
-async def test_an_empty_tail_is_caught_up_at_once(socket: Socket, h1: Api, topic: str) -> None:
+async def test_an_empty_tail_is_caught_up_immediately(socket: Socket, h1: Api, topic: str) -> None:
     h1.write(topic, 1)
     await socket.send(op="subscribe", topic=topic, tail=True)
     assert (await socket.next())["topics"][topic]["from_seq"] == 1
     assert await socket.next() == {"op": "caught_up", "topic": topic, "head_seq": 1}
 
 
-async def test_an_entry_of_the_map_wins_and_lenient_leaves_out_what_is_not_there(
-    socket: Socket, h1: Api
-) -> None:
+async def test_an_entry_of_the_map_wins_and_lenient_skips_missing_topics(socket: Socket, h1: Api) -> None:
     first, second = fresh_name(), fresh_name()
     h1.write(first, 1, 2)
     h1.write(second, 1, 2)
@@ -251,7 +251,7 @@ async def test_an_entry_of_the_map_wins_and_lenient_leaves_out_what_is_not_there
     assert {name: place["from_seq"] for name, place in answer["topics"].items()} == {first: 1, second: 2}
 
 
-async def test_subscribing_again_starts_over_at_the_new_place(socket: Socket, h1: Api, topic: str) -> None:
+async def test_subscribing_again_starts_over_at_the_new_position(socket: Socket, h1: Api, topic: str) -> None:
     h1.write(topic, 1, 2, 3)
     await socket.send(op="subscribe", topic=topic)
     assert [message["op"] for message in [await socket.next() for _ in range(3)]] == [
@@ -278,7 +278,7 @@ async def test_nothing_comes_after_unsubscribed(socket: Socket, h1: Api, topic: 
     assert await socket.next() == {"op": "pong", "request_id": "last"}
 
 
-async def test_own_records_are_left_out_and_parts_are_as_asked_for(
+async def test_own_records_are_skipped_and_fields_are_as_requested(
     socket: Socket, h1: Api, topic: str
 ) -> None:
     h1.write_records(
@@ -294,7 +294,7 @@ async def test_own_records_are_left_out_and_parts_are_as_asked_for(
     assert all("data" not in record for record in message["records"])
 
 
-async def test_a_gap_is_told_with_its_plain_reason(socket: Socket, h1: Api, topic: str) -> None:
+async def test_a_gap_is_reported_with_its_reason(socket: Socket, h1: Api, topic: str) -> None:
     h1.put(topic, cap_records=2)
     h1.write(topic, *range(5))
     await socket.send(op="subscribe", topic=topic)
@@ -311,7 +311,7 @@ async def test_a_gap_is_told_with_its_plain_reason(socket: Socket, h1: Api, topi
     assert [one["$seq"] for one in (await socket.next())["records"]] == [4, 5]
 
 
-async def test_a_deleted_topic_is_told_and_can_be_subscribed_to_when_it_is_back(
+async def test_a_deleted_topic_is_reported_and_can_be_subscribed_to_again(
     socket: Socket, h1: Api, topic: str
 ) -> None:
     h1.write(topic, 1)
@@ -329,7 +329,7 @@ async def test_a_deleted_topic_is_told_and_can_be_subscribed_to_when_it_is_back(
     assert [one["data"] for one in (await socket.next())["records"]] == ["new"]
 
 
-async def test_a_client_hears_what_it_publishes_itself(socket: Socket, h1: Api, topic: str) -> None:
+async def test_a_client_receives_its_own_publishes(socket: Socket, h1: Api, topic: str) -> None:
     h1.put(topic)
     await socket.subscribe(topic=topic, tail=True)
     assert (await socket.next())["op"] == "caught_up"
@@ -342,7 +342,7 @@ async def test_a_client_hears_what_it_publishes_itself(socket: Socket, h1: Api, 
 # ---- keys -------------------------------------------------------------------------------------------------
 
 
-async def test_every_command_is_held_against_the_key(tmp_path: Path) -> None:
+async def test_every_command_is_checked_against_the_key(tmp_path: Path) -> None:
     keys = "all,reader:r:a.|b.,writer:w,nothing:d"
     with serving(tmp_path / "data", key="all", TOPICS_API_KEYS=keys) as server:
         api = server.api(key="all")
@@ -387,10 +387,10 @@ def _connections(api: Api) -> int:
     return int(metrics["sse_connections"])
 
 
-# ---- the end ----------------------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_stops_says_so_and_answers_what_was_under_way(tmp_path: Path) -> None:
+async def test_a_server_that_stops_reports_it_and_answers_publishes_in_progress(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         async with opened(server) as socket:
             await socket.publish("x", 1)

@@ -1,4 +1,4 @@
-"""§7 and §8.3: what routers bring is there before a subscription begins."""
+"""§7 and §8.3: copies of routers exist before a subscription begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.contract.socket_client import opened
 from tests.contract.topics_server import Server, fresh_name
 
 
-async def test_a_subscription_to_a_copy_begins_with_everything_that_was_written(server: Server) -> None:
+async def test_a_subscription_to_a_destination_begins_with_all_copies(server: Server) -> None:
     api, source, dest = server.api(), fresh_name("source"), fresh_name("dest")
     api.ask("PUT", f"/v0/routers/{source}", {"source": source, "dest": dest}, status=201)
     async with opened(server) as socket:

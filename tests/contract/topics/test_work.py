@@ -55,7 +55,7 @@ class Worker:
 def working(
     server: Server, topic: str, *, protocol: str = "h1", key: str | None = None, **query: object
 ) -> Iterator[Worker]:
-    """An open stream that was told when to come back."""
+    """An open stream that has received its retry time."""
     api = server.api(protocol, key)
     params = {"node": "w", **{name: str(value) for name, value in query.items()}}
     with api.client.stream("GET", f"/v0/topics/{topic}/work", params=params) as response:
@@ -74,7 +74,7 @@ def post(api: Api, topic: str, verb: str, *seqs: int, **fields: object) -> Any:
 
 
 def until(api: Api, topic: str, **counts: int) -> None:
-    """Wait for these counts; they have to come at once, not when a lease is over."""
+    """Wait for these counts, which must appear before a lease expires."""
     deadline = time.monotonic() + 5
     while (found := api.state(topic)["queue"]) != found | counts:
         assert time.monotonic() < deadline, found
@@ -130,7 +130,7 @@ def test_the_stream_is_refilled_on_publish_ack_and_nack(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_worker_that_goes_loses_its_jobs_at_once_and_polled_ones_stay(
+def test_a_worker_that_leaves_loses_its_jobs_immediately_and_polled_ones_stay(
     server: Server, h1: Api, queue: str, protocol: str
 ) -> None:
     h1.write(queue, 1, 2, 3)
@@ -142,9 +142,7 @@ def test_a_worker_that_goes_loses_its_jobs_at_once_and_polled_ones_stay(
     assert post(h1, queue, "ack", 1)["acked"] == 1
 
 
-def test_what_runs_out_goes_to_another_worker_without_anybody_asking(
-    server: Server, h1: Api, queue: str
-) -> None:
+def test_expired_leases_go_to_another_worker_without_a_request(server: Server, h1: Api, queue: str) -> None:
     h1.write(queue, 1)
     with working(server, queue, lease_ms=1000) as worker:
         first = worker.next()
@@ -172,7 +170,7 @@ def test_a_worker_that_hangs_loses_its_jobs_and_its_stream_and_the_queue_loses_n
     assert [job["deliveries"] for job in post(h1, queue, "claim", max=9)["claimed"]] == [2, 2, 1, 1, 1]
 
 
-def test_a_worker_that_is_late_and_says_so_goes_on(server: Server, h1: Api, queue: str) -> None:
+def test_a_late_worker_that_extends_its_lease_continues(server: Server, h1: Api, queue: str) -> None:
     h1.write(queue, 1, 2)
     with working(server, queue, lease_ms=600) as worker:
         job = worker.next().data
@@ -182,9 +180,7 @@ def test_a_worker_that_is_late_and_says_so_goes_on(server: Server, h1: Api, queu
 
 
 @pytest.mark.parametrize("query", [{"max": "x", "lease_ms": "x"}, {"max": "0"}])
-def test_numbers_that_cannot_be_read_are_the_defaults(
-    server: Server, h1: Api, queue: str, query: dict[str, str]
-) -> None:
+def test_invalid_numbers_are_the_defaults(server: Server, h1: Api, queue: str, query: dict[str, str]) -> None:
     h1.write(queue, 1, 2)
     with working(server, queue, **query) as worker:
         job = worker.next()
@@ -205,7 +201,7 @@ def test_the_order_of_checks(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_stream_whose_queue_is_deleted_says_so_and_ends(
+def test_a_stream_whose_queue_is_deleted_reports_it_and_ends(
     server: Server, h1: Api, queue: str, protocol: str
 ) -> None:
     with working(server, queue, protocol=protocol) as worker:
@@ -217,7 +213,7 @@ def test_a_stream_whose_queue_is_deleted_says_so_and_ends(
             worker.next()
 
 
-def test_too_many_streams_are_refused_and_a_place_becomes_free(tmp_path: Any) -> None:
+def test_too_many_streams_are_refused_until_a_slot_is_released(tmp_path: Any) -> None:
     with serving(tmp_path / "data", TOPICS_MAX_SSE_CONNECTIONS="1") as server:
         api = server.api()
         api.put("q", type="queue")
@@ -233,7 +229,7 @@ def test_too_many_streams_are_refused_and_a_place_becomes_free(tmp_path: Any) ->
             assert time.monotonic() < deadline
 
 
-def test_a_key_may_stand_in_the_query(tmp_path: Any) -> None:
+def test_a_key_may_be_in_the_query(tmp_path: Any) -> None:
     keys = "root,both:rw:a.,reader:read"
     with serving(tmp_path / "data", key="root", TOPICS_API_KEYS=keys) as server:
         root = server.api(key="root")
@@ -249,7 +245,7 @@ def test_a_key_may_stand_in_the_query(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_leaves_says_so_and_the_jobs_are_there_afterwards(tmp_path: Any, protocol: str) -> None:
+def test_a_server_that_stops_reports_it_and_keeps_the_jobs(tmp_path: Any, protocol: str) -> None:
     with serving(tmp_path / "data") as server:
         api = server.api()
         api.put("q", type="queue", leases_durable=True, lease_ms=600_000, durable=True)
@@ -271,7 +267,7 @@ def test_a_server_that_leaves_says_so_and_the_jobs_are_there_afterwards(tmp_path
 
 
 def test_fifty_workers_do_every_job_once(server: Server, h1: Api) -> None:
-    """Polls and streams together; leases hold, so nothing may be lost or doubled."""
+    """Polls and streams together; leases last, so no job may be lost or repeated."""
     topic = fresh_name("work")
     h1.put(topic, type="queue", lease_ms=600_000)
     total = 2000

@@ -1,4 +1,4 @@
-"""§4: writes, their answers, the order of their checks, idempotency and retention."""
+"""§4: writes, their responses, the order of their checks, idempotency and retention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.topics_server import PROTOCOLS, Api, Server
 MIB = 1024**2
 
 
-def test_a_write_tells_where_its_records_are(api: Api, topic: str) -> None:
+def test_a_write_returns_where_its_records_are(api: Api, topic: str) -> None:
     answer = api.write(topic, "a", "b")
     assert answer.keys() == {
         "topic",
@@ -43,7 +43,7 @@ def test_only_the_query_leaves_the_seqs_out(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_a_fresh_write_tells_its_append_time_and_its_sync_time_only_when_it_waited_for_one(
+def test_a_write_reports_its_append_time_and_a_sync_time_only_if_it_waited(
     api: Api, topic: str, durability: str
 ) -> None:
     api.put(topic, durability=durability)
@@ -79,7 +79,7 @@ def test_a_write_creates_the_topic_it_needs_with_its_inline_config(api: Api, top
     assert (config["ttl_ms"], config["type"]) == (60_000, "queue")
 
 
-def test_the_inline_config_is_not_used_on_a_topic_that_is_there(api: Api, topic: str) -> None:
+def test_the_inline_config_is_not_used_on_an_existing_topic(api: Api, topic: str) -> None:
     api.put(topic, ttl_ms=60_000)
     answer = api.write(topic, 1, config={"ttl_ms": 5, "type": "queue", "auto_create": False})
     assert answer["created"] is False
@@ -100,7 +100,7 @@ def test_the_inline_config_is_not_used_on_a_topic_that_is_there(api: Api, topic:
         ({"config": {"auto_create": False}, "create": None}, False),
     ],
 )
-def test_create_decides_and_else_the_inline_auto_create(
+def test_create_overrides_the_inline_auto_create(
     api: Api, topic: str, fields: dict[str, Any], created: bool
 ) -> None:
     if created:
@@ -163,9 +163,7 @@ def test_a_repeated_write_is_recognised_before_the_topic_is_found_full(api: Api,
     assert api.write(topic, 1, 2, idempotency_key="k")["deduped"] is True
 
 
-def test_a_write_too_large_for_a_topic_that_rejects_is_told_before_that_it_is_full(
-    api: Api, topic: str
-) -> None:
+def test_a_write_too_large_for_a_rejecting_topic_is_reported_before_topic_full(api: Api, topic: str) -> None:
     api.put(topic, cap_records=2, cap_bytes=10, discard="reject")
     api.write(topic, 1)
     for data in ([1, 2, 3], ["x" * 9]):
@@ -325,7 +323,7 @@ def test_a_write_larger_than_the_cap_keeps_its_newest_records(api: Api, topic: s
 
 
 @pytest.mark.parametrize("look", ["state", "diff", "list", "delete"])
-def test_expired_records_are_gone_however_one_looks(api: Api, topic: str, look: str) -> None:
+def test_expired_records_are_gone_in_every_read(api: Api, topic: str, look: str) -> None:
     api.put(topic, ttl_ms=20)
     api.write(topic, 1, 2)
     time.sleep(0.06)
@@ -381,7 +379,7 @@ def test_a_key_lives_as_long_as_its_window(api: Api, topic: str) -> None:
     assert (answer["deduped"], answer["seqs"]) == (False, [2])
 
 
-def test_a_refused_write_leaves_no_key_behind(api: Api, topic: str) -> None:
+def test_a_refused_write_stores_no_key(api: Api, topic: str) -> None:
     api.put(topic, cap_records=1, discard="reject")
     api.write(topic, 1)
     api.write(topic, 2, idempotency_key="k", status=422)
@@ -409,7 +407,7 @@ async def test_of_concurrent_writes_with_one_key_one_appends(
     bodies = [answer.json() for answer in answers]
     assert sum(not body["deduped"] for body in bodies) == 1
     assert {tuple(body["seqs"]) for body in bodies} == {(1, 2)}
-    # Another may append between the creation and the creator's own append, which is then the repeat.
+    # Another write may append between the creation and the creator's own append, which is then the repeat.
     for answer in answers:
         fresh_creation = answer.json()["created"] and not answer.json()["deduped"]
         assert answer.status_code == (201 if fresh_creation else 200)

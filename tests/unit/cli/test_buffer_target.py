@@ -26,7 +26,7 @@ def settings_file(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "store: /file\nmanifest_path: from/file\ndata_path_prefix: from-file\nflush_interval: 50\n"
@@ -47,7 +47,7 @@ def test_one_file_serves_producers_and_consumers(tmp_path: Path) -> None:
     assert target.build(ConsumerConfig).prefetch == 2
 
 
-def test_the_settings_may_stand_in_a_section_of_their_own(tmp_path: Path) -> None:
+def test_the_settings_may_be_in_a_section(tmp_path: Path) -> None:
     path = settings_file(tmp_path, "buffer:\n  store: /q\n")
     assert Target.of(None, config=path).build(ConsumerConfig).store == "/q"
 
@@ -61,7 +61,7 @@ def test_an_address_replaces_the_object_store_of_the_file(
     assert Target.of(None, config=path).build(ConsumerConfig).store == "/environment"
 
 
-def test_a_misspelt_setting_names_its_file_and_the_nearest_right_one(tmp_path: Path) -> None:
+def test_a_misspelt_setting_names_its_file_and_the_closest_setting(tmp_path: Path) -> None:
     path = settings_file(tmp_path, "store: /q\nflush_intervall: 1s\n")
     with pytest.raises(ConfigError, match=r"queue\.yaml: flush_intervall.*did you mean 'flush_interval'"):
         Target.of(None, config=path)
@@ -72,7 +72,7 @@ def test_without_a_store_the_usage_is_shown() -> None:
         Target.of(None)
 
 
-def test_store_options_stay_out_of_sight() -> None:
+def test_store_options_stay_out_of_repr() -> None:
     target = Target.of("s3://bucket", store_options=["secret_access_key=hunter2", "region=eu"])
     store = target.build(ConsumerConfig).store
     assert isinstance(store, StoreConfig)

@@ -1,4 +1,4 @@
-"""The demo's click stream, and the journal of what a producer offered and what was acknowledged."""
+"""The demo's click stream, and the journal of offered and acknowledged records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_events_are_spread_over_the_days() -> None:
     assert len(days) == DAYS
 
 
-def test_of_a_thousand_events_one_does_not_decode_each_in_another_way() -> None:
+def test_one_event_in_a_thousand_does_not_decode_for_varying_reasons() -> None:
     bad = [event(1, number, END, SINCE_MS) for number in range(BAD_AT, END, BAD_EVERY)]
     assert len({value[:30] for value in bad}) == 3
     for place, value in enumerate(bad):
@@ -86,7 +86,7 @@ def test_a_journal_has_the_offered_and_the_acknowledged_records(tmp_path: Path) 
     assert journal.acked == Sums.of(RECORDS[:4])
 
 
-def test_a_reader_takes_only_complete_lines_and_continues_after_them(tmp_path: Path) -> None:
+def test_a_reader_returns_only_complete_lines_and_continues_after_them(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     reader = JournalReader(path)
     assert reader.read().offered_end == 0

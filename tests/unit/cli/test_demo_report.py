@@ -1,4 +1,4 @@
-"""The demo's totals, and what people are shown of them."""
+"""The demo's totals, and how they are printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.cli.demo.run import Live, Outcome, Plan
 
 END = 2 * BAD_AT
 LATER = END - 5
-"""From here on nothing was acknowledged."""
+"""Records from this number on are not acknowledged."""
 
 
 def events(producer: int = 0) -> list[bytes]:
@@ -37,14 +37,14 @@ def books(rows: list[bytes], letters: list[bytes], clicks: int | None = None) ->
     )
 
 
-def test_books_in_order_balance() -> None:
+def test_consistent_journals_and_tables_balance() -> None:
     balance = books(GOOD, BAD)
     assert balance.balanced
     assert (balance.rows, balance.letters) == (END - 1, 1)
     assert balance.acknowledged == balance.stored == Sums.of(events()[:LATER])
 
 
-def test_records_without_an_acknowledgement_may_be_there_or_not() -> None:
+def test_unacknowledged_records_may_be_stored_or_not() -> None:
     some = books(GOOD[:-2], BAD)
     assert some.balanced
     assert (some.unacknowledged, some.never_durable) == (3, 2)
@@ -86,7 +86,7 @@ def test_records_without_an_acknowledgement_may_be_there_or_not() -> None:
         "good record among the letters",
     ],
 )
-def test_a_record_that_is_lost_doubled_changed_foreign_or_misplaced_does_not_balance(
+def test_a_lost_duplicate_changed_foreign_or_misplaced_record_does_not_balance(
     change: Callable[[list[bytes], list[bytes]], tuple[list[bytes], list[bytes]]],
 ) -> None:
     assert not books(*change(GOOD, BAD)).balanced
@@ -97,7 +97,7 @@ def test_totals_that_count_a_row_twice_or_not_at_all_do_not_balance(difference: 
     assert not books(GOOD, BAD, len(GOOD) + difference).balanced
 
 
-def test_acknowledged_ranges_may_have_holes() -> None:
+def test_acknowledged_ranges_may_have_gaps() -> None:
     journal = Journal(offered_end=6, acked=Sums.of(events()[1:2] + events()[3:5]), intervals=((1, 2), (3, 5)))
     rows = Records.of(pa.chunked_array([events()[:6]], pa.binary()))
     balance = close_books({0: journal}, rows, Records.of(pa.chunked_array([], pa.binary())), 6)
@@ -122,7 +122,7 @@ DONE = Live(phase="checking", elapsed_s=60.0, producer_kills=1, driver_kills=1)
 OUTCOME = Outcome(last=DONE, interrupted=(4,), half_stored=True)
 
 
-def test_the_totals_tell_what_the_kills_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_totals_report_what_the_kills_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     print_totals(BALANCE, OUTCOME)
     told = capsys.readouterr().out
     assert told.count("0000000000000abc") == 2
@@ -131,7 +131,7 @@ def test_the_totals_tell_what_the_kills_interrupted(capsys: pytest.CaptureFixtur
     assert "10 events not acknowledged yet: 3 of them are stored, 7 are not" in told
 
 
-def test_kills_that_met_nothing_are_not_made_more_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kills_that_interrupted_nothing_are_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     idle = replace(OUTCOME, last=replace(DONE, producer_kills=0), interrupted=(), half_stored=False)
     print_totals(BALANCE, idle)
     told = capsys.readouterr().out

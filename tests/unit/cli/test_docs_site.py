@@ -1,4 +1,4 @@
-"""Links of the documentation site, as the tool that builds it checks them."""
+"""Links of the documentation site, checked by its build tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lost(text: str) -> list[str]:
     return list(found)
 
 
-def test_a_link_to_a_picture_leads_somewhere_only_if_the_picture_is_there() -> None:
+def test_a_link_to_a_picture_is_valid_only_if_the_picture_exists() -> None:
     assert lost("![here](../images/console-trace.png)") == []
     assert lost("![gone](../images/console-gone.png)") == ["../images/console-gone.png"]
     assert lost("![gone](../../deploy/none.png)") == ["../../deploy/none.png"]

@@ -29,7 +29,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "code"), CASES)
-def test_the_exit_code_says_what_to_do(kind: type[errors.PenstockError], code: int) -> None:
+def test_each_error_has_its_exit_code(kind: type[errors.PenstockError], code: int) -> None:
     assert exit_code(kind("text")) == code
 
 
@@ -41,7 +41,7 @@ def test_no_hint_for_topics_mentions_a_store(kind: type[errors.PenstockError]) -
     assert "somebody else wrote first" not in told
 
 
-def test_damage_is_looked_at_with_the_command_of_its_group() -> None:
+def test_the_hint_for_damage_names_the_command_of_its_group() -> None:
     damage = errors.Corrupt("text")
     assert "`penstock topics verify`" in hint(damage, "topics")
     assert "`penstock buffer fsck STORE`" in hint(damage, "buffer")
@@ -53,5 +53,5 @@ def test_every_exit_code_is_documented() -> None:
         assert f"  {code.value} " in EXIT_CODES_HELP
 
 
-def test_an_unknown_outcome_is_to_be_verified_first() -> None:
+def test_an_unknown_outcome_must_be_verified_first() -> None:
     assert "before repeating" in hint(errors.OutcomeUnknown("text"))

@@ -23,7 +23,7 @@ def feed_in_pieces(framing: Framing, data: bytes, cuts: list[int]) -> list[bytes
 
 
 @given(st.lists(LINE), st.lists(st.integers(0, 1000)))
-def test_lines_come_out_the_same_however_the_stream_is_cut(lines: list[bytes], cuts: list[int]) -> None:
+def test_lines_are_the_same_for_any_split_of_the_stream(lines: list[bytes], cuts: list[int]) -> None:
     data = b"".join(line + b"\n" for line in lines)
     assert feed_in_pieces(Lines(), data, cuts) == lines
 
@@ -37,14 +37,14 @@ def test_an_empty_line_is_an_empty_record() -> None:
 
 
 @given(st.lists(st.binary(max_size=20)), st.lists(st.integers(0, 1000)))
-def test_length_prefixed_records_come_out_the_same_however_the_stream_is_cut(
+def test_length_prefixed_records_are_the_same_for_any_split_of_the_stream(
     records: list[bytes], cuts: list[int]
 ) -> None:
     data = b"".join(struct.pack("<I", len(record)) + record for record in records)
     assert feed_in_pieces(LengthPrefixed(), data, cuts) == records
 
 
-def test_length_prefixed_input_that_is_cut_short_is_refused() -> None:
+def test_truncated_length_prefixed_input_is_refused() -> None:
     framing = LengthPrefixed()
     assert framing.feed(b"\x05\0\0\0abc") == []
     with pytest.raises(InvalidInput, match="ends inside a record"):

@@ -1,4 +1,4 @@
-"""Processes that a command has started and that are killed: said so, and not taken for wrong settings."""
+"""Killed child processes of commands are reported as killed, not as wrong settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ended(*command: str) -> CoreProcess:
     return core
 
 
-def test_a_core_that_is_killed_while_it_starts_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_core_that_is_killed_during_its_start_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     core = ended(*KILLED)
     assert core.check() is None
     first = core.child.pid
@@ -30,11 +30,11 @@ def test_a_core_that_is_killed_while_it_starts_is_started_again(caplog: pytest.L
     assert "core 3 was killed by signal 9 (SIGKILL) and is restarted" in caplog.text
 
 
-def test_a_core_that_ends_while_it_starts_ends_all() -> None:
+def test_a_core_that_fails_during_its_start_stops_all() -> None:
     assert ended("/bin/sh", "-c", "exit 2").check() == 2
 
 
-def test_the_demo_says_which_signal_has_killed_a_process(tmp_path: Path) -> None:
+def test_the_demo_reports_which_signal_killed_a_process(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("error: something from before\n")
     assert (

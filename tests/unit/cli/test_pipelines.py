@@ -1,4 +1,4 @@
-"""What the command line of the pipeline verbs says, before anything starts."""
+"""Errors of the pipeline commands' options, before anything starts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_changes_are_values_of_yaml_and_nest() -> None:
     assert layer == {"sink": {"delta": {"partition_by": ["day"], "path": "x"}}, "on_gap": "record"}
 
 
-def test_a_wrong_key_names_the_nearest(file: Path) -> None:
+def test_a_wrong_key_names_the_closest(file: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'interval'"):
         read_pipeline(file, ["trigger.intervall=10s"])
 
 
 @pytest.mark.parametrize("change", ["secret", "=secret", "a..b=secret", "a=[secret"])
-def test_a_change_that_is_none_is_refused_without_repeating_it(change: str) -> None:
+def test_a_malformed_change_is_refused_without_quoting_it(change: str) -> None:
     with pytest.raises(ConfigError) as refused:
         overrides([change])
     assert "secret" not in str(refused.value)
@@ -76,7 +76,7 @@ def test_a_position_is_three_numbers() -> None:
             parse_position(text)
 
 
-def test_since_is_a_moment_or_a_while_ago() -> None:
+def test_since_is_a_time_or_an_age() -> None:
     assert parse_since("2h", 10_000_000) == 10_000_000 - 7_200_000
     assert parse_since("1970-01-01T00:00:01Z", 0) == 1000
     assert parse_since("1970-01-01T00:00:01", 0) == 1000
@@ -88,7 +88,7 @@ def many_sinks(**sinks: object) -> PipelineSpec:
     return read_spec({"name": "p", "source": {"buffer": {"store": "q"}}, "sinks": sinks, "on_error": "skip"})
 
 
-def test_compaction_takes_tables_that_can_be_compacted() -> None:
+def test_compaction_selects_the_compactable_tables() -> None:
     spec = many_sinks(
         lake={"delta": {"path": "t"}}, folder={"parquet": {"path": "f"}}, out={"buffer": {"store": "o"}}
     )

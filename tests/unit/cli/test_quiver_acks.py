@@ -30,7 +30,7 @@ def write(quiver: Quiver, *values: int) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two segments of two bundles: one subscriber took three of them, the other refused one."""
+    """Create two segments of two bundles; one subscriber acked three of them, the other rejected one."""
     path = tmp_path / "data"
     with open_quiver(path) as quiver:
         for name in ("parquet", "otlp"):
@@ -65,7 +65,7 @@ def test_acks_prints_one_line_per_record(data: Path) -> None:
     assert all(line.startswith("ts=20") for line in lines)
 
 
-def test_acks_can_be_narrowed_down(data: Path) -> None:
+def test_acks_can_be_filtered(data: Path) -> None:
     told = json.loads(quiver("acks", data, "--subscriber", "parquet", "--segment", 1, "--json").output)
     assert [(each["bundle"], each["what"], each["attempt"]) for each in told] == [
         (0, "ack", 1),
@@ -74,7 +74,7 @@ def test_acks_can_be_narrowed_down(data: Path) -> None:
     assert len(quiver("acks", data, "--last", 1).output.splitlines()) == 1
 
 
-def test_subscribers_are_listed_with_what_they_have_before_them(data: Path) -> None:
+def test_subscribers_are_listed_with_their_backlog(data: Path) -> None:
     told = json.loads(quiver("subscribers", data, "--json").output)["subscribers"]
     assert [(each["name"], each["state"], each["hwm"], each["pending_segments"]) for each in told] == [
         ("otlp", "active", 0, 2),
@@ -84,7 +84,7 @@ def test_subscribers_are_listed_with_what_they_have_before_them(data: Path) -> N
     assert "parquet" in quiver("subscribers", data).output
 
 
-def test_listing_may_run_beside_the_writer_and_dropping_may_not(data: Path) -> None:
+def test_listing_may_run_next_to_the_writer_but_dropping_may_not(data: Path) -> None:
     with open_quiver(data):
         assert quiver("subscribers", data).exception is None
         assert quiver("acks", data).exception is None
@@ -93,7 +93,7 @@ def test_listing_may_run_beside_the_writer_and_dropping_may_not(data: Path) -> N
         assert isinstance(quiver("fsck", data, "--repair").exception, Locked)
 
 
-def test_a_dropped_subscriber_is_gone_and_unpins_its_data(data: Path) -> None:
+def test_a_dropped_subscriber_is_removed_and_releases_its_data(data: Path) -> None:
     assert "2 segments pending" in quiver("subscribers", data, "--drop", "otlp").output
     assert isinstance(quiver("subscribers", data, "--drop", "otlp").exception, UnknownSubscriber)
     with open_quiver(data) as opened:
@@ -135,7 +135,7 @@ def test_damage_is_found_and_repaired_with_the_evidence_kept(data: Path) -> None
         assert opened.next_bundle("otlp") is not None
 
 
-def test_repairing_twice_does_no_more_than_once(data: Path) -> None:
+def test_a_second_repair_changes_nothing(data: Path) -> None:
     assert json.loads(quiver("fsck", data, "--repair", "--json").output)["repaired"] == []
 
 

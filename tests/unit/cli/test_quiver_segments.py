@@ -1,4 +1,4 @@
-"""`penstock quiver inspect` and `export` on a data directory made here."""
+"""`penstock quiver inspect` and `export` on a data directory created here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_inspect_prints_everything_as_json(data: Path) -> None:
     assert told["damaged"] == {}
 
 
-def test_inspect_keeps_to_the_time_asked_for(data: Path) -> None:
+def test_inspect_selects_by_time(data: Path) -> None:
     told = json.loads(quiver("inspect", data, "--json", "--since", "1970-01-01T00:01:00Z").output)
     assert [each["seq"] for each in told["segments"]] == [2]
     assert "0 segments" in quiver("inspect", data, "--signal", "logs").output
@@ -76,7 +76,7 @@ def test_inspect_shows_one_segment_with_columns_and_bundles(data: Path) -> None:
     assert told["columns"][0] == {"name": "n", "type": "int64"}
 
 
-def test_inspect_asks_which_core_is_meant_and_says_what_is_not_there(data: Path) -> None:
+def test_inspect_requires_a_core_and_reports_missing_segments(data: Path) -> None:
     with pytest.raises(InvalidInput, match="--core"):
         quiver("inspect", data, "--segment", 1)
     with pytest.raises(NotFound, match="no segment 9"):

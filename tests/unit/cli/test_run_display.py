@@ -1,4 +1,4 @@
-"""Numbers of a run: added up, and shown to people and programs."""
+"""Figures of a run: totals, and their display for people and programs."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_totals_add_up_micro_batches() -> None:
     assert totals.rows == {"delta": 27}
 
 
-def test_a_micro_batch_that_was_run_again_counts_once() -> None:
+def test_a_repeated_micro_batch_counts_once() -> None:
     totals = Totals().plus(done(0)).plus(done(1, dead=1)).plus(done(1, dead=1))
     assert (totals.batches, totals.read, totals.dead, totals.rows) == (2, 20, 1, {"delta": 19})
 
 
-def test_the_rate_is_that_of_the_last_seconds() -> None:
+def test_the_rate_covers_the_last_seconds() -> None:
     rate = Rate(window_s=10)
     assert rate.at(0, 0) == 0
     assert rate.at(5, 50) == 10
@@ -69,7 +69,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert rate.at(22, 70) == 20 / 17
 
 
-def test_people_see_everything_that_matters() -> None:
+def test_the_panel_shows_every_figure() -> None:
     text = panel(view())
     for word in ("clicks: running", "7 in 250ms", "1,234 records/s", "12 batches", "3.2s", "1,000 records"):
         assert word in text
@@ -82,7 +82,7 @@ def test_people_see_everything_that_matters() -> None:
     assert "backlog 12 batches" in short
 
 
-def test_before_the_first_look_nothing_is_made_up() -> None:
+def test_before_the_first_status_no_figure_is_invented() -> None:
     text = panel(View(name="clicks", phase="starting Spark", elapsed_s=1))
     assert "starting Spark" in text
     assert "backlog                -" in text

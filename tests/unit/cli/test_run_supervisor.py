@@ -1,4 +1,4 @@
-"""What ends a run, what only interrupts it, and what is told meanwhile."""
+"""What ends a run, what only interrupts it, and what the display shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.pipeline import Pipeline
 
 Step = BatchLine | Exception | signal.Signals | None
-"""What happens while the run is waited for: a micro-batch, an error, a signal, or the end."""
+"""The outcome of waiting for a run: a micro-batch, an error, a signal, or the end."""
 
 
 def line(batch: int) -> BatchLine:
@@ -74,7 +74,7 @@ class FakeRun:
 
 
 class FakePipeline:
-    """Each start takes the next script."""
+    """Runs the next script at each start."""
 
     def __init__(self, *scripts: list[Step]) -> None:
         self.scripts = list(scripts)
@@ -105,11 +105,11 @@ class FakeSessions:
         return self.ending
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
 
 class Told:
-    """A display that remembers."""
+    """A display that records what it is given."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -122,7 +122,7 @@ class Told:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to take down."""
+        """Do nothing: there is nothing to clean up."""
 
     def show(self, view: View) -> None:
         self.last = view
@@ -181,7 +181,7 @@ def test_a_run_that_ends_without_a_signal_is_done() -> None:
     }
 
 
-def test_what_may_pass_is_started_again() -> None:
+def test_a_transient_failure_is_restarted() -> None:
     told = Told()
     pipeline = FakePipeline([Unavailable("no store")], [line(0), None])
     assert supervise(pipeline, told) is ExitCode.OK
@@ -190,12 +190,12 @@ def test_what_may_pass_is_started_again() -> None:
     assert (told.last.restarts, told.last.last_error) == (1, "no store")
 
 
-def test_a_session_that_died_is_started_again_whatever_the_error_says() -> None:
+def test_a_dead_session_is_restarted_after_any_error() -> None:
     told, sessions = Told(), FakeSessions()
     sessions.lost = True
     pipeline = FakePipeline([RuntimeError("An error occurred while calling o93.isActive")], [None])
     assert supervise(pipeline, told, sessions=sessions) is ExitCode.OK
-    assert "the Spark session has ended" in told.events[1][1]
+    assert "the Spark session ended" in told.events[1][1]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_session_that_died_is_started_again_whatever_the_error_says() -> None:
     ],
     ids=["unknown", "pipe", "network", "permanent", "passing"],
 )
-def test_what_killed_java_is_the_cause_whatever_failed_because_of_it(error: Exception) -> None:
+def test_the_end_of_java_is_the_cause_of_any_other_failure(error: Exception) -> None:
     told, sessions = Told(), FakeSessions()
     sessions.lost, sessions.ending = True, Ending(returncode=-9)
     assert supervise(FakePipeline([error], [None]), told, sessions=sessions) is ExitCode.OK
@@ -230,7 +230,7 @@ def test_a_java_that_exits_after_a_known_fault_has_that_fault_as_its_cause() -> 
     assert "ended with exit code 3 while it was working" in told.events[1][1]
 
 
-def test_it_gives_up_after_so_many_failures_in_a_row() -> None:
+def test_it_gives_up_after_too_many_consecutive_failures() -> None:
     told = Told()
     pipeline = FakePipeline(*([Unavailable(f"fault {number}")] for number in range(3)))
     with pytest.raises(Unavailable, match="fault 2"):
@@ -239,20 +239,20 @@ def test_it_gives_up_after_so_many_failures_in_a_row() -> None:
     assert told.names[-1] == "failed"
 
 
-def test_failures_between_finished_micro_batches_are_not_in_a_row() -> None:
+def test_failures_between_finished_micro_batches_are_not_consecutive() -> None:
     scripts: list[list[Step]] = [[line(number), Unavailable("again")] for number in range(5)]
     assert supervise(FakePipeline(*scripts, [None]), Told(), restarts=1) is ExitCode.OK
 
 
 @pytest.mark.parametrize("kind", [ConfigError, InvalidInput, Corrupt, Fenced, PenstockError])
-def test_what_will_not_pass_ends_the_run(kind: type[PenstockError]) -> None:
+def test_a_permanent_failure_ends_the_run(kind: type[PenstockError]) -> None:
     pipeline = FakePipeline([kind("wrong")])
     with pytest.raises(kind, match="wrong"):
         supervise(pipeline, Told())
     assert pipeline.started == 1
 
 
-def test_which_errors_may_pass() -> None:
+def test_transient_errors_are_recognised() -> None:
     assert all(is_passing(kind("")) for kind in (Unavailable, Conflict, OutcomeUnknown))
     assert [backoff_s(failure) for failure in (1, 2, 3, 20)] == [1, 2, 4, 60]
 
@@ -282,7 +282,7 @@ def test_a_second_signal_stops_immediately() -> None:
         supervise(FakePipeline([signal.SIGTERM, line(0), signal.SIGTERM]), Told())
 
 
-def test_a_micro_batch_that_takes_too_long_is_left() -> None:
+def test_a_micro_batch_that_takes_too_long_is_abandoned() -> None:
     endless: list[Step] = [line(3), signal.SIGTERM, *(line(4) for _ in range(100_000))]
     with pytest.raises(LeaveNow, match="micro-batch 4 was not finished in time"):
         supervise(FakePipeline(endless), Told(), stop_timeout_s=0.05)
@@ -298,10 +298,10 @@ def test_a_failure_while_stopping_is_a_stop() -> None:
     )
 
 
-def test_a_stop_before_the_first_micro_batch_makes_no_number_up() -> None:
+def test_a_stop_before_the_first_micro_batch_invents_no_number() -> None:
     told = Told()
     supervise(FakePipeline([signal.SIGTERM]), told)
-    assert told.events[1] == ("stopping", "finishing the micro-batch that is running, at most 5s")
+    assert told.events[1] == ("stopping", "finishing the running micro-batch, at most 5s")
 
 
 def test_the_cause_of_an_error_comes_without_the_plan_and_its_options() -> None:
@@ -312,16 +312,16 @@ def test_the_cause_of_an_error_comes_without_the_plan_and_its_options() -> None:
     assert "no store" in cause_of(Unavailable("no store"))
 
 
-def test_the_signals_are_given_back() -> None:
+def test_the_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     supervise(FakePipeline([None]), Told())
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_micro_batch_that_takes_long_does_not_keep_it_from_telling_that_it_lives(
+def test_a_long_micro_batch_does_not_stop_the_heartbeat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`penstock up` kills a pipeline that tells nothing for some minutes."""
+    """`penstock up` kills a pipeline that sends no heartbeat for some minutes."""
     monkeypatch.setattr(run_display, "LINE_EVERY_S", 0.0)
     pipeline = FakePipeline([None])
     start = pipeline.start

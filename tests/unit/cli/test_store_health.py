@@ -40,7 +40,7 @@ def test_a_directory_that_is_missing_is_a_warning_and_a_file_fails(tmp_path: Pat
     assert check_directory(str(tmp_path / "file"))[0].status is Status.FAIL
 
 
-async def test_a_healthy_store_is_left_as_it_was(tmp_path: Path) -> None:
+async def test_a_healthy_store_is_not_changed(tmp_path: Path) -> None:
     checks = await check_store(ConsumerConfig(store=str(tmp_path)))
     assert [check for check in checks if check.status is Status.FAIL] == []
     assert {check.name for check in checks} >= {"store", "conditional writes", "clock", "manifest", "fsync"}
@@ -48,7 +48,7 @@ async def test_a_healthy_store_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 class Careless(MemoryStore):
-    """Overwrites whatever the condition says."""
+    """Overwrite in spite of the condition."""
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
         return await self.put(key, data)
@@ -65,7 +65,7 @@ async def test_a_store_that_ignores_conditions_fails() -> None:
     assert checks["store"].status is Status.OK
 
 
-async def test_a_store_that_does_not_answer_fails_with_what_was_tried() -> None:
+async def test_an_unreachable_store_fails_with_the_attempted_operation() -> None:
     (check,) = await check_store(ConsumerConfig(store=Unreachable()))
     assert check.status is Status.FAIL
     assert "put failed: no connection" in check.text

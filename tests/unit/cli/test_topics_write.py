@@ -28,7 +28,7 @@ def test_lines_become_batches_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.first_line for batch in full] == [1, 3, 4, 5]
 
 
-def test_blank_lines_are_passed_over_and_still_counted() -> None:
+def test_blank_lines_are_skipped_but_counted() -> None:
     batcher = Batcher(records_max=10, envelope=False)
     list(batcher.add([b"", b"  ", b"7"]))
     assert next(batcher.flush()).first_line == 3
@@ -87,12 +87,12 @@ def test_a_recreated_topic_is_reported_as_such() -> None:
     assert told == ["records that are gone (recreated)"]
 
 
-def test_without_envelopes_a_tombstone_is_data_like_any_other() -> None:
+def test_without_envelopes_a_tombstone_is_ordinary_data() -> None:
     (batch,) = Batcher(records_max=1, envelope=False).add([GAP])
     assert data_of([batch]) == [[GAP]]
 
 
-def test_an_envelope_may_have_a_tombstone_of_its_own() -> None:
+def test_an_envelope_may_contain_a_tombstone_field() -> None:
     (batch,) = Batcher(records_max=1, envelope=True).add([b'{"data":1,"tombstone":{}}'])
     assert data_of([batch]) == [[b"1"]]
 

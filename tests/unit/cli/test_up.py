@@ -1,4 +1,4 @@
-"""What `penstock up` reads, says and prints, without running anything."""
+"""The settings, messages and output of `penstock up`, without running anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prepared(directory: Path, *, only: tuple[str, ...] = (), **environ: str) -> 
     return found
 
 
-def test_without_a_file_everything_runs_for_this_machine_alone(tmp_path: Path) -> None:
+def test_without_a_file_every_part_runs_for_this_machine_only(tmp_path: Path) -> None:
     found = prepared(tmp_path)
     assert {part.kind for part in found.plan.parts} == set(PartKind) - {PartKind.CONSOLE}
     assert found.disabled == {}
@@ -52,7 +52,7 @@ def test_the_pipeline_that_runs_without_a_file_is_written_once(tmp_path: Path) -
     assert list(prepared(tmp_path).faults) == ["pipeline-events"]
 
 
-def test_the_collectors_own_file_is_for_this_user_alone_and_can_run(tmp_path: Path) -> None:
+def test_the_generated_collector_file_is_private_and_valid(tmp_path: Path) -> None:
     found = prepared(tmp_path, PENSTOCK_UP__COLLECTOR__TOKENS="one,two")
     write_collector_file(found.plan)
     path = Path(str(found.plan.collector_file))
@@ -84,7 +84,7 @@ def test_later_layers_win_over_the_file(tmp_path: Path) -> None:
     assert found.plan.layout.data_dir == str(tmp_path / "elsewhere")
 
 
-def test_the_default_pipeline_is_in_the_data_directory_wherever_that_is(tmp_path: Path) -> None:
+def test_the_default_pipeline_is_in_any_data_directory(tmp_path: Path) -> None:
     for file in (
         find_file(None, ["data_dir=here"], None, {}, tmp_path),
         find_file(None, [], "here", {}, tmp_path),
@@ -98,16 +98,14 @@ def test_the_default_pipeline_is_in_the_data_directory_wherever_that_is(tmp_path
 
 
 def started_files(directory: Path) -> Path:
-    """What `penstock init` writes, and where."""
+    """Write the files of `penstock init` into a directory."""
     for name, text in (("penstock.yaml", starting_text()), ("events.yaml", pipeline_text())):
         (directory / name).write_text(text)
     return directory / "penstock.yaml"
 
 
 @pytest.mark.parametrize("data_dir", [None, "elsewhere"])
-def test_the_files_of_init_keep_everything_in_the_data_directory_wherever_that_is(
-    tmp_path: Path, data_dir: str | None
-) -> None:
+def test_the_files_of_init_keep_all_data_in_any_data_directory(tmp_path: Path, data_dir: str | None) -> None:
     found, faults = prepare(find_file(started_files(tmp_path), [], data_dir, {}, tmp_path))
     assert found is not None
     assert (faults, found.faults) == ([], {})
@@ -126,7 +124,7 @@ def test_the_files_of_init_keep_everything_in_the_data_directory_wherever_that_i
     assert [sink.place for sink in spec.outputs.values()] == [f"{kept}/lake/events"]
 
 
-def test_a_pipeline_beside_the_queue_that_the_others_fill_is_a_fault(tmp_path: Path) -> None:
+def test_a_pipeline_that_misses_the_queue_of_the_others_is_a_fault(tmp_path: Path) -> None:
     file = started_files(tmp_path)
     own = (tmp_path / "events.yaml").read_text()
     (tmp_path / "events.yaml").write_text(own.replace("${PENSTOCK_DATA_DIR:-penstock-data}", "penstock-data"))
@@ -144,11 +142,11 @@ def test_a_pipeline_beside_the_queue_that_the_others_fill_is_a_fault(tmp_path: P
         f"to which no part writes; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
         "reads: use ${PENSTOCK_DATA_DIR} in the file for the data directory of `penstock up`"
     )
-    # Somebody else may fill it when nobody here does.
+    # Another machine may fill it if no part here does.
     assert told("elsewhere", without=("relay",)) == {}
 
 
-def test_a_queue_that_another_pipeline_fills_is_no_fault(tmp_path: Path) -> None:
+def test_a_queue_filled_by_another_pipeline_is_not_a_fault(tmp_path: Path) -> None:
     file = started_files(tmp_path)
     own = (tmp_path / "events.yaml").read_text()
     (tmp_path / "events.yaml").write_text(own.replace("${PENSTOCK_DATA_DIR:-penstock-data}/queues", "mine"))
@@ -170,7 +168,7 @@ def test_a_queue_that_another_pipeline_fills_is_no_fault(tmp_path: Path) -> None
     assert (faults, found.faults) == ([], {})
 
 
-def test_a_file_in_this_directory_is_taken_and_its_paths_are_its_own(tmp_path: Path) -> None:
+def test_a_file_in_this_directory_is_used_with_its_relative_paths(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mine.yaml").write_text("data_dir: data\n")
     file = find_file(Path("site/mine.yaml"), [], None, {}, tmp_path)
@@ -179,7 +177,7 @@ def test_a_file_in_this_directory_is_taken_and_its_paths_are_its_own(tmp_path: P
         find_file(Path("none.yaml"), [], None, {}, tmp_path)
 
 
-def test_parts_are_left_out_by_name_or_kind_and_what_needs_them_goes_with_them(tmp_path: Path) -> None:
+def test_parts_are_excluded_by_name_or_kind_together_with_their_dependents(tmp_path: Path) -> None:
     found = prepared(tmp_path, only=("topics", "relay"))
     assert [part.name for part in found.running] == ["topics", "relay-events"]
     assert found.plan.map.databases == ()
@@ -190,7 +188,7 @@ def test_parts_are_left_out_by_name_or_kind_and_what_needs_them_goes_with_them(t
         prepared(tmp_path, only=("topic",))
 
 
-def test_parts_that_are_left_out_need_neither_keys_nor_ports(tmp_path: Path) -> None:
+def test_excluded_parts_need_neither_keys_nor_ports(tmp_path: Path) -> None:
     keys = {"TOPICS_API_KEYS": "a-key", "PENSTOCK_CONSOLE_KEYS": "another"}
     changes = ["host=0.0.0.0", "vector.port=4000", "timeseries.keys=x:nothing"]
     _, faults = prepare(find_file(None, changes, None, keys, tmp_path), only=["topics", "relay"])
@@ -273,12 +271,12 @@ main(["up", "--check"])
     assert "no part runs" in done.stderr
 
 
-def test_every_extra_that_is_named_is_installed_here() -> None:
+def test_every_named_extra_exists() -> None:
     assert [parts.missing_extra(kind) for kind in PartKind] == [None] * len(PartKind)
     assert not parts.is_installed("no.such.package")
 
 
-def test_a_collector_file_of_ones_own_is_probed_where_it_says(tmp_path: Path) -> None:
+def test_a_users_collector_file_is_probed_at_its_own_address(tmp_path: Path) -> None:
     nodes = """
 nodes:
   otlp: {kind: receiver, plugin_urn: "urn:otel:otlp:receiver", out_ports: {o: {destinations: [keep]}}}
@@ -298,7 +296,7 @@ telemetry: {metrics_addr: "127.0.0.1:9999"}
     assert "collector" in prepared(tmp_path).faults
 
 
-def test_a_hint_is_a_line_to_try(tmp_path: Path) -> None:
+def test_a_hint_is_a_command_to_try(tmp_path: Path) -> None:
     plan = prepared(tmp_path).plan
 
     def ready(name: str, kind: PartKind, address: str | None = None) -> PartStatus:
@@ -326,7 +324,7 @@ def line(level: Level, text: str) -> LogLine:
     return LogLine(number=1, at_ms=0, level=level, part="topics", text=text)
 
 
-def test_the_log_is_text_for_people_from_a_level_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_text_from_the_chosen_level(capsys: pytest.CaptureFixture[str]) -> None:
     with LogPrinter(Level.INFO, as_json=False) as printer:
         printer(line(Level.DEBUG, "hidden"))
         printer(line(Level.WARNING, "shown"))
@@ -339,7 +337,7 @@ def test_the_log_is_text_for_people_from_a_level_on(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_the_log_is_lines_of_json_for_programs_with_each_change_of_a_part_once(
+def test_the_json_log_has_each_change_of_a_part_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status = PartStatus(name="topics", kind=PartKind.TOPICS, state=PartState.READY, since_ms=0, pid=7)
@@ -367,7 +365,7 @@ def test_a_reader_that_has_gone_does_not_end_the_fleet(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_every_character_can_be_printed_wherever_that_is(
+def test_every_character_can_be_printed_in_any_encoding(
     as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
@@ -404,7 +402,7 @@ def test_a_blocked_reader_delays_no_writer_and_gets_the_count_of_omitted_lines()
     assert 1000 < len(lines) < 4000
 
 
-def test_unread_lines_do_not_delay_the_end() -> None:
+def test_unread_lines_do_not_delay_the_exit() -> None:
     reading, writing = os.pipe()
     slow = os.fdopen(writing, "w")
     outlet = LineWriter(slow, lambda count: b"")

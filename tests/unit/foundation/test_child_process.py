@@ -1,4 +1,4 @@
-"""Child processes: how they end, what is killed with them, and what they read."""
+"""Child processes: how they end, which processes are killed with them, and what they read."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_a_kill_reaches_the_processes_that_the_child_has_started() -> None:
     wait_until_gone(started)
 
 
-def test_without_its_own_session_a_kill_ends_the_child_alone() -> None:
+def test_without_its_own_session_a_kill_ends_only_the_child() -> None:
     child = ChildProcess.start(python("import time; time.sleep(60)"), own_session=False)
     child.kill()
     assert child.wait() == Exit(signal=9)
 
 
 @pytest.mark.parametrize("kill_group", [True, False])
-async def test_what_a_child_leaves_running_is_killed_only_with_its_group(kill_group: bool) -> None:
+async def test_the_children_of_an_ended_child_are_killed_only_with_kill_group(kill_group: bool) -> None:
     output = Tail(100)
     child = await AsyncChild.start(
         python(PARENT.format(seconds=0)), os.environ, output=output, kill_group=kill_group

@@ -1,4 +1,4 @@
-"""The time that ages are measured by, whatever happens to the wall clock."""
+"""The time used to measure ages, independent of steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 
 
 async def test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_than_its_age() -> None:
-    """A machine without a clock of its own starts in the past, and is set forward by years."""
+    """A machine without a real-time clock starts in the past, and is set forward by years."""
     clock = ManualClock()
     steady = SteadyClock(clock)
     clock.jump_wall(20 * 365 * DAY_MS)
@@ -25,7 +25,7 @@ async def test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_tha
     assert steady.cautious_ms(2 * HOUR_MS) == steady.cautious_ms() < clock.now_ms()
 
 
-async def test_a_slewed_clock_is_followed_and_the_steps_that_are_kept_are_few() -> None:
+async def test_a_slewed_clock_is_followed_and_few_steps_are_kept() -> None:
     clock = ManualClock()
     steady = SteadyClock(clock)
     for _ in range(5000):
@@ -39,7 +39,7 @@ async def test_a_slewed_clock_is_followed_and_the_steps_that_are_kept_are_few() 
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_nothing_is_older_than_it_is_and_nothing_stays_young(seed: int) -> None:
+async def test_no_age_is_overestimated_and_every_age_is_reached(seed: int) -> None:
     rng = random.Random(seed)
     clock = ManualClock()
     steady = SteadyClock(clock)

@@ -117,7 +117,7 @@ def test_an_unknown_key_names_its_place_and_the_closest_key() -> None:
     assert str(caught.value) == expected
 
 
-def test_a_key_that_is_similar_to_none_lists_all_keys() -> None:
+def test_a_key_without_a_similar_one_lists_all_keys() -> None:
     with pytest.raises(ConfigError, match="expected one of compression, flush_interval, flush_size_bytes"):
         build(Ingest, {"zzz": 1}, where="file.yaml")
 
@@ -149,7 +149,7 @@ def test_a_key_that_is_similar_to_none_lists_all_keys() -> None:
         ("ingest", {"flush_interval": "5"}, "file.yaml: ingest: '5' is not a duration"),
     ],
 )
-def test_a_wrong_value_says_where_and_what_was_expected(key: str, value: object, message: str) -> None:
+def test_a_wrong_value_states_its_place_and_the_expected_type(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(Settings, {"store": "x", key: value}, where="file.yaml")
     assert message in str(caught.value)
@@ -295,7 +295,7 @@ def test_a_missing_or_binary_file_is_a_config_error(tmp_path: Path) -> None:
         load_mapping(tmp_path / "binary.yaml")
 
 
-def test_a_secret_never_shows_itself() -> None:
+def test_a_secret_is_never_shown() -> None:
     secret = Secret("hush-hush")
     shown = [repr(secret), str(secret), f"{secret}", f"{secret:>5}", repr([secret])]
     assert not any("hush" in text for text in shown)

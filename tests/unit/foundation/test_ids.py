@@ -58,14 +58,14 @@ def test_a_known_ulid_reads_back() -> None:
         "01ARZ3NDEKTSV4RRFFQ69G5FA\u0661",
     ],
 )
-def test_text_that_is_no_ulid_is_refused(text: str) -> None:
+def test_text_that_is_not_a_ulid_is_refused(text: str) -> None:
     assert not is_ulid(text)
     with pytest.raises(InvalidInput, match="is not a ULID"):
         ulid_ms(text)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_answered_without_another_error(text: str) -> None:
+def test_any_text_parses_or_is_invalid_input(text: str) -> None:
     assert is_ulid(text) in (True, False)
 
 

@@ -1,4 +1,4 @@
-"""Where JSON is decoded: each place in the source is known, and why deep JSON cannot end it."""
+"""Every call in the source that decodes JSON is known, with the reason why deep JSON cannot break it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KNOWN: Final[dict[str, tuple[int, str]]] = {
 
 
 def _decodes(text: str) -> int:
-    """How often a module decodes JSON, or makes a decoder."""
+    """Return how often a module decodes JSON or creates a decoder."""
     tree = ast.parse(text)
     found = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS
@@ -86,8 +86,8 @@ def _decodes(text: str) -> int:
     return len(found) + len(brought)
 
 
-def test_every_place_that_decodes_json_is_known_and_justified() -> None:
-    """A new one goes through `penstock.jsontext`, or into the list with the reason why it need not."""
+def test_every_call_that_decodes_json_is_known_and_justified() -> None:
+    """A new call uses `penstock.jsontext`, or is listed with the reason why it need not."""
     found = Counter(
         {
             path.relative_to(ROOT).as_posix(): _decodes(path.read_text())
@@ -98,7 +98,7 @@ def test_every_place_that_decodes_json_is_known_and_justified() -> None:
     assert +found == {name: count for name, (count, _) in KNOWN.items()}
 
 
-def test_each_way_to_decode_json_is_seen() -> None:
+def test_each_way_to_decode_json_is_detected() -> None:
     assert _decodes("json.loads(a)\nmsgspec.json.decode(b)\nx = msgspec.json.Decoder(int)") == 3
     assert _decodes("from json import loads\nfrom msgspec.json import Decoder as D") == 2
     assert _decodes("msgspec.json.encode(a)\njson.dumps(b)") == 0

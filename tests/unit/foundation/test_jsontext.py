@@ -1,4 +1,4 @@
-"""One limit of depth and of numbers, exact about strings and escapes."""
+"""The limits of depth and numbers, exact for strings and escapes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.jsontext import check_json, json_depth, json_problem, parts_proble
 from penstock.limits import JSON_DEPTH_MAX
 
 PADDING = b'"' + b"x" * 5000 + b'"'
-"""Makes a text long enough for the way through arrays."""
+"""Pads a text so that the search uses arrays."""
 
 
 def nested(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
-def test_text_of_128_levels_is_taken_and_of_129_refused() -> None:
+def test_text_of_128_levels_is_accepted_and_of_129_refused() -> None:
     check_json(nested(JSON_DEPTH_MAX))
     check_json(b'{"a":' * 128 + b"1" + b"}" * 128)
     with pytest.raises(InvalidInput, match="the body is nested more than 128 levels deep"):
@@ -31,13 +31,13 @@ def test_text_of_128_levels_is_taken_and_of_129_refused() -> None:
 
 
 @pytest.mark.parametrize("text", [b'"%b"', b'{"\\"%b":1}', b'["\\\\\\"%b"]', b'["\\\\","%b"]'])
-def test_brackets_in_strings_are_no_levels(text: bytes) -> None:
+def test_brackets_in_strings_do_not_count_as_levels(text: bytes) -> None:
     whole = text % nested(200)
     json.loads(whole)
     assert json_problem(whole) is None
 
 
-def test_closing_brackets_in_strings_hide_no_levels() -> None:
+def test_closing_brackets_in_strings_do_not_hide_levels() -> None:
     assert json_problem(b'{"}":' * 129 + b"1" + b"}" * 129) is not None
 
 
@@ -62,7 +62,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("number", "taken"), NUMBERS)
 @pytest.mark.parametrize("form", [b"%b", b"[1,%b]", b'{"a": %b }', b"[%b," + PADDING + b"]"])
-def test_numbers_beyond_what_decoders_take_are_refused(number: bytes, taken: bool, form: bytes) -> None:
+def test_numbers_beyond_the_range_of_decoders_are_refused(number: bytes, taken: bool, form: bytes) -> None:
     assert (json_problem(form % number) is None) is taken
 
 
@@ -74,7 +74,7 @@ def test_numbers_beyond_what_decoders_take_are_refused(number: bytes, taken: boo
     ),
     st.booleans(),
 )
-def test_the_depth_is_that_of_the_value_and_what_is_taken_decodes(value: object, ascii_only: bool) -> None:
+def test_the_measured_depth_is_exact_and_accepted_text_decodes(value: object, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
 
     def depth(node: object) -> int:
@@ -86,7 +86,7 @@ def test_the_depth_is_that_of_the_value_and_what_is_taken_decodes(value: object,
 
 
 @given(st.integers(0, 400), st.integers(-450, 450), st.integers(0, 1200), st.sampled_from([b"", b".5"]))
-def test_what_is_within_the_limits_decodes_everywhere(
+def test_text_within_the_limits_decodes_everywhere(
     levels: int, exponent: int, digits: int, point: bytes
 ) -> None:
     number = b"1" + b"0" * digits + point + (b"e%d" % exponent if exponent else b"")
@@ -105,7 +105,7 @@ def test_parts_of_a_body_are_held_to_the_same_limit() -> None:
     assert parts_problem(*body(126), levels=3) is not None
 
 
-def test_text_of_any_depth_is_read_without_what_is_deep() -> None:
+def test_text_of_any_depth_is_read_without_its_deep_parts() -> None:
     deep = nested(5000)
     text = b'{"$seq":7,"data":%b,"s":"[{\\"","l":[1]}' % deep
     found = shallow(text, 1)

@@ -28,7 +28,7 @@ def test_a_parser_of_the_format_reads_every_value_back() -> None:
 
     values = parsed(registry)
 
-    # A parser of this format may hand a counter back under its name with `_total`; the text has none.
+    # A parser of this format may return a counter with the suffix `_total`, which the text does not have.
     assert "_total" not in registry.prometheus_text()
     assert "buffer_acks 3\n" in registry.prometheus_text()
     assert values["buffer_queue_length", frozenset()] == -1.5
@@ -51,7 +51,7 @@ def test_label_values_and_help_survive_escaping(text: str) -> None:
     assert [sample.labels for sample in family.samples] == [{"name": text}]
 
 
-def test_special_numbers_are_written_as_the_format_wants() -> None:
+def test_special_numbers_are_written_as_the_format_requires() -> None:
     registry = Registry()
     gauge = registry.gauge("g", "", ["k"])
     gauge.set(float("inf"), k="a")
@@ -122,7 +122,7 @@ def test_a_counter_only_grows() -> None:
     assert counter.read() == 0
 
 
-def test_value_reads_without_making_a_sample() -> None:
+def test_value_reads_without_creating_a_sample() -> None:
     registry = Registry()
     registry.counter("c", "", ["role"])
     assert registry.value("c", role="producer") == 0

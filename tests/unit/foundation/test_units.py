@@ -135,7 +135,7 @@ def test_any_text_parses_or_is_a_config_error(text: str) -> None:
     ]
     + [(172800, "2d")],
 )
-def test_durations_are_shown_short(seconds: float, text: str) -> None:
+def test_durations_are_formatted_briefly(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -151,7 +151,7 @@ def test_durations_are_shown_short(seconds: float, text: str) -> None:
     ]
     + [(64 * 1024**2, "64 MiB"), (1024**6, "1024 PiB")],
 )
-def test_sizes_are_shown_in_binary_units(size: int, text: str) -> None:
+def test_sizes_are_formatted_in_binary_units(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
@@ -159,7 +159,7 @@ def test_sizes_are_shown_in_binary_units(size: int, text: str) -> None:
     ("count", "text"),
     [(0, "0"), (999_999, "999,999"), (1_000_000, "1M"), (1_234_567, "1.23M"), (5_000_000_000, "5G")],
 )
-def test_counts_are_exact_until_a_million(count: int, text: str) -> None:
+def test_counts_are_exact_below_a_million(count: int, text: str) -> None:
     assert format_count(count) == text
 
 
@@ -193,7 +193,7 @@ def test_fields_of_settings_become_numbers_with_a_second_name() -> None:
     assert Segment(timeout="2m").timeout_s == 120.0
 
 
-def test_settings_are_equal_however_a_number_was_written() -> None:
+def test_settings_are_equal_for_any_notation_of_a_number() -> None:
     assert Segment(target_size="32MB", max_open="5s") == Segment(target_size=32_000_000, max_open=5)
     assert dataclasses.replace(Segment(), max_open="1s").max_open_s == 1.0
 

@@ -1,4 +1,4 @@
-"""The application that every HTTP port has: the order of its checks, and what happens to every error."""
+"""The application of every HTTP port: the order of its checks, and its responses to errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = Keyring.parse("reader:read,writer:write:a")
 
 
 def words(error: Exception, request: Request | None) -> Response:
-    """The name of the error as a body, under a status that nothing else has."""
+    """Return the name of the error as a body, with a status used nowhere else."""
     path = b"-" if request is None else request.path
     return Response(599, type(error).__name__.encode() + b" " + path)
 
@@ -87,7 +87,7 @@ ORDER = app_of(
         (b"/probe", b"GET", b"", 0, b"handled "),
     ],
 )
-def test_the_first_check_that_fails_gives_the_answer(
+def test_the_first_failed_check_determines_the_response(
     path: bytes, method: bytes, key: bytes, size: int, answer: bytes
 ) -> None:
     assert ask(ORDER, path, method=method, key=key, size=size) == answer
@@ -106,7 +106,7 @@ def test_a_guard_comes_before_everything_and_before_pages() -> None:
     assert ask(app_of(page=lambda request: Response(200, b"page")), b"/page") == b"page"
 
 
-def test_what_has_no_route_goes_to_the_fallback_without_a_check() -> None:
+def test_a_request_without_a_route_goes_to_the_fallback_unchecked() -> None:
     behind = app_of((b"GET", b"/behind", Route(handler=handler, scope=Scope.NONE, auth=no_key)))
     front = app_of(
         (b"GET", b"/own", Route(handler=handler, scope=Scope.NONE)),
@@ -118,7 +118,7 @@ def test_what_has_no_route_goes_to_the_fallback_without_a_check() -> None:
     assert front.screen(Request(b"GET", b"/behind", {})) is None
 
 
-def test_the_head_alone_is_judged_by_the_same_checks() -> None:
+def test_the_head_alone_passes_the_same_checks() -> None:
     announced = {b"authorization": b"Bearer writer", b"content-length": b"4"}
     refused = ORDER.screen(Request(b"GET", b"/all/a", announced))
     assert refused is not None
@@ -137,7 +137,7 @@ class Counter:
         self.under_way -= 1
 
 
-async def test_a_request_counts_from_its_handler_to_its_answer_and_no_longer() -> None:
+async def test_a_request_counts_from_its_handler_to_its_response() -> None:
     counter, gate = Counter(), asyncio.Event()
 
     async def waiting(call: Call) -> Response:
@@ -175,7 +175,7 @@ def test_a_callback_counts_until_it_delivers_or_raises() -> None:
     assert (counter.under_way, given[-1].body) == (0, b"Unavailable /it")
 
 
-def test_every_answer_of_the_application_has_the_headers_of_its_policy() -> None:
+def test_every_response_of_the_application_has_the_headers_of_its_policy() -> None:
     header = (b"x-content-type-options", b"nosniff")
     app = app_of((b"GET", b"/it", Route(handler=handler, scope=Scope.NONE, auth=no_key)), headers=[header])
     given: list[Response] = []

@@ -25,7 +25,7 @@ def test_keys_are_read(entry: str, scopes: Scope, prefixes: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("text", ["k:reed", "k:+", "k:read+", ":read", "k::|", ",", "k,k:read"])
-def test_keys_that_make_no_sense_are_refused_without_being_quoted(text: str) -> None:
+def test_invalid_keys_are_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Keyring.parse(text.replace("k", "s3cr3t"))
     assert "s3cr3t" not in str(refused.value)
@@ -34,7 +34,7 @@ def test_keys_that_make_no_sense_are_refused_without_being_quoted(text: str) -> 
 @pytest.mark.parametrize(
     "header", [None, b"", b"k", b"bearer k", b"Bearer", b"Bearer ", b"Bearer  k", b"Bearer K", b"Basic k"]
 )
-def test_only_the_exact_key_is_let_in(header: bytes | None) -> None:
+def test_only_the_exact_key_is_accepted(header: bytes | None) -> None:
     with pytest.raises(Unauthorized):
         Keyring.parse("k").principal(header)
 
@@ -44,7 +44,7 @@ def test_keys_stay_out_of_repr() -> None:
     assert "s3cr3t" not in f"{keys!r} {keys.principal(b'Bearer s3cr3t')!r}"
 
 
-def test_without_keys_everybody_may_do_everything() -> None:
+def test_without_keys_every_client_has_all_scopes() -> None:
     principal = Keyring.parse("").principal(None)
     principal.require(Scope.ALL)
     principal.require_name("anything")

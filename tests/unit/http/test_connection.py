@@ -19,7 +19,7 @@ def driven(coroutine: Coroutine[object, None, Response]) -> tuple[RequestTask, l
 
 
 async def test_this_python_marks_an_awaited_future_as_blocking() -> None:
-    """`RequestTask` clears this private mark of asyncio: a Python without it needs another way."""
+    """`RequestTask` resets this private flag of asyncio: a Python without it needs another way."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     assert future._asyncio_future_blocking is False
 

@@ -1,4 +1,4 @@
-"""The lengths of HTTP/2 frames, however the bytes are cut."""
+"""The lengths of HTTP/2 frames, for any split of the bytes."""
 
 from __future__ import annotations
 

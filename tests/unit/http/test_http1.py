@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes on a socket: what is well formed, what is not, and what takes too long."""
+"""HTTP/1.1 as bytes on a socket: well-formed requests, malformed ones, and timeouts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_chunked_bodies_are_put_together_and_trailers_ignored() -> None:
         CHUNKED + b"2\r\nabcdef\r\n0\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_refused_and_the_connection_closed(data: bytes) -> None:
+async def test_input_that_is_not_http_is_refused_and_the_connection_closed(data: bytes) -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(data)
@@ -93,7 +93,7 @@ async def test_what_is_not_http_is_refused_and_the_connection_closed(data: bytes
         assert server.engine.write_count == 0
 
 
-async def test_what_came_before_a_malformed_request_is_still_answered() -> None:
+async def test_requests_before_a_malformed_one_are_still_answered() -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(post("/v0/topics/x", WRITE) + get("/v0/topics/x") + b"nonsense\r\n\r\n")
@@ -192,7 +192,7 @@ async def test_expect_100_continue_is_answered_before_the_body() -> None:
         assert (await wire.answer()).status == 201
 
 
-async def test_a_wrong_key_is_refused_before_the_body_is_asked_for() -> None:
+async def test_a_wrong_key_is_refused_before_100_continue() -> None:
     async with running("secret") as server:
         wire = await server.dial()
         head = post("/v0/topics/x", WRITE, "Expect: 100-continue").split(b"\r\n\r\n")[0]
@@ -200,7 +200,7 @@ async def test_a_wrong_key_is_refused_before_the_body_is_asked_for() -> None:
         assert (await wire.answer()).status == 401
 
 
-async def test_a_wish_for_another_protocol_is_ignored_and_the_body_still_read() -> None:
+async def test_an_upgrade_request_is_ignored_and_its_body_still_read() -> None:
     async with running() as server:
         wire = await server.dial()
         upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
@@ -211,7 +211,7 @@ async def test_a_wish_for_another_protocol_is_ignored_and_the_body_still_read() 
         assert (await wire.answer()).status == 200
 
 
-async def test_this_server_is_no_proxy() -> None:
+async def test_this_server_is_not_a_proxy() -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
@@ -249,7 +249,7 @@ async def test_head_is_refused_without_a_body() -> None:
         assert (await wire.answer()).status == 200
 
 
-async def test_a_client_that_sends_half_a_head_is_given_up() -> None:
+async def test_a_client_that_sends_a_partial_head_is_disconnected() -> None:
     async with running(limits=HttpLimits(head_timeout_s=3)) as server:
         fresh, silent = await server.dial(), await server.dial()
         fresh.send(b"GET /v0/hea")
@@ -261,7 +261,7 @@ async def test_a_client_that_sends_half_a_head_is_given_up() -> None:
         assert await fresh.end() == await silent.end() == b""
 
 
-async def test_a_head_that_trickles_in_does_not_buy_time() -> None:
+async def test_a_slow_head_does_not_extend_the_timeout() -> None:
     async with running(limits=HttpLimits(head_timeout_s=5)) as server:
         wire = await server.dial()
         wire.send(b"GET /v0/health HTTP/1.1\r\n")
@@ -273,7 +273,7 @@ async def test_a_head_that_trickles_in_does_not_buy_time() -> None:
         await server.settled(0)
 
 
-async def test_a_body_that_stops_is_given_up_and_one_that_moves_is_not() -> None:
+async def test_a_stalled_body_times_out_and_a_moving_one_does_not() -> None:
     async with running(limits=HttpLimits(body_timeout_s=3)) as server:
         wire = await server.dial()
         data = post("/v0/topics/x", b'{"records":[{"data":"0123456789"}]}')
@@ -300,7 +300,7 @@ async def test_an_idle_connection_is_kept_for_its_time_only() -> None:
         await server.settled(0)
 
 
-async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_its_response_is_disconnected() -> None:
     async with running(limits=HttpLimits(write_timeout_s=3)) as server:
         wire = await server.dial()
         wire.send(post("/v0/topics/x", json.dumps({"records": [{"data": "x" * 900_000}] * 20}).encode()))
@@ -317,7 +317,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
         assert host.budget.held == 0
 
 
-async def test_more_connections_than_allowed_are_turned_away() -> None:
+async def test_connections_above_the_limit_are_refused() -> None:
     async with running(limits=HttpLimits(connections_max=2)) as server:
         held = [await server.dial() for _ in range(2)]
         await server.settled(2)
@@ -343,7 +343,7 @@ async def test_a_write_whose_client_leaves_is_still_finished() -> None:
         assert await server.engine.contents("x") == [b"1"]
 
 
-async def test_an_answer_to_a_connection_that_was_just_cut_off_is_dropped() -> None:
+async def test_a_response_to_an_aborted_connection_is_dropped() -> None:
     async with running() as server:
         server.engine.committers.hold()
         wire = await server.dial()
@@ -351,7 +351,7 @@ async def test_an_answer_to_a_connection_that_was_just_cut_off_is_dropped() -> N
         await until(lambda: bool(server.engine.write_count))
         host = server.listener._host
         assert host is not None
-        # The commit comes in the same turn of the loop, before the connection knows that it is lost.
+        # The commit happens in the same turn of the loop, before the connection knows that it is lost.
         server.engine.committers.release()
         for connection in list(host.connections):
             connection.abort()
@@ -359,7 +359,7 @@ async def test_an_answer_to_a_connection_that_was_just_cut_off_is_dropped() -> N
         assert await server.engine.contents("x") == [b"1"]
 
 
-async def test_a_client_that_only_stops_sending_still_gets_its_answers() -> None:
+async def test_a_client_that_only_stops_sending_still_gets_its_responses() -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(post("/v0/topics/x", WRITE) * 3)

@@ -21,7 +21,7 @@ WRITE = b'{"records":[{"data":1}]}'
 
 
 class Peer:
-    """An HTTP/2 client that does only what it is told."""
+    """An HTTP/2 client that sends only what the test requests."""
 
     def __init__(self, wire: Wire, window: int = 65_535) -> None:
         self.wire = wire
@@ -52,7 +52,7 @@ class Peer:
         return stream
 
     async def read(self) -> bool:
-        """Take in what comes next; false when the server has closed."""
+        """Receive the next data. Return False if the server has closed."""
         data = await asyncio.wait_for(self.wire.reader.read(65536), 10)
         for event in self.h2.receive_data(data) if data else ():
             self.take(event)
@@ -106,7 +106,7 @@ async def test_the_preface_may_come_in_pieces() -> None:
         assert await slow.reader.read(9)
 
 
-async def test_what_only_begins_like_the_preface_is_http_1() -> None:
+async def test_a_request_that_only_begins_like_the_preface_is_http_1() -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(b"PRI")
@@ -143,7 +143,7 @@ async def test_many_streams_are_answered_while_one_waits() -> None:
         assert (await peer.answer(poll)).status == 200
 
 
-async def test_a_large_answer_waits_for_the_clients_windows() -> None:
+async def test_a_large_response_waits_for_the_clients_windows() -> None:
     async with running() as server:
         await server.engine.put_topic("x", TopicConfig())
         await server.engine.write("x", recs(*["x" * 100_000] * 10))
@@ -159,7 +159,7 @@ async def test_a_large_answer_waits_for_the_clients_windows() -> None:
         assert len(answer.json()["records"]) == 10  # type: ignore[arg-type]
 
 
-async def test_while_answers_pile_up_no_further_request_is_begun() -> None:
+async def test_no_request_is_started_while_unsent_responses_exceed_the_limit() -> None:
     async with running(limits=HttpLimits(outbox_bytes_max=50_000, write_timeout_s=3)) as server:
         await server.engine.put_topic("x", TopicConfig())
         await server.engine.write("x", recs("x" * 100_000))
@@ -191,7 +191,7 @@ async def test_a_body_larger_than_the_window_arrives_whole() -> None:
 
 
 @pytest.mark.parametrize("declares", [True, False])
-async def test_a_body_above_its_cap_is_refused_and_the_connection_lives_on(declares: bool) -> None:
+async def test_a_body_above_its_cap_is_refused_and_the_connection_stays_open(declares: bool) -> None:
     async with running(limits=HttpLimits(body_bytes_max=100_000)) as server:
         peer = await dial(server)
         assert (await peer.answer(peer.ask("GET", "/v0/health"))).status == 200
@@ -213,7 +213,7 @@ async def test_a_wrong_key_is_refused_before_a_large_body_is_read() -> None:
         assert (await peer.answer(stream)).status == 401
 
 
-async def test_a_request_that_is_taken_back_ends_its_long_poll() -> None:
+async def test_a_cancelled_request_ends_its_long_poll() -> None:
     async with running() as server:
         await server.engine.put_topic("x", TopicConfig())
         peer = await dial(server)
@@ -226,7 +226,7 @@ async def test_a_request_that_is_taken_back_ends_its_long_poll() -> None:
         assert (await peer.answer(peer.ask("GET", "/v0/health"))).status == 200
 
 
-async def test_a_request_sent_and_taken_back_in_one_go_leaves_the_connection_alive() -> None:
+async def test_a_request_sent_and_cancelled_in_one_write_keeps_the_connection_open() -> None:
     async with running("secret") as server:
         peer = await dial(server)
         stream = peer.ask("POST", "/v0/topics/x", end=False, more=[("content-length", "500000")])
@@ -235,7 +235,7 @@ async def test_a_request_sent_and_taken_back_in_one_go_leaves_the_connection_ali
         assert (await peer.answer(health)).status == 200
 
 
-async def test_a_client_that_takes_back_requests_by_the_hundreds_is_cut_off() -> None:
+async def test_a_client_that_cancels_hundreds_of_requests_is_disconnected() -> None:
     async with running(limits=HttpLimits(resets_per_tick_max=50)) as server:
         peer = await dial(server)
         for _ in range(60):
@@ -258,7 +258,7 @@ async def test_more_streams_than_allowed_end_the_connection() -> None:
         await server.settled(0)
 
 
-async def test_a_silent_client_is_asked_and_then_given_up() -> None:
+async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
     async with running(limits=HttpLimits(ping_interval_s=3, ping_timeout_s=3)) as server:
         peer = await dial(server)
         await peer.answer(peer.ask("GET", "/v0/health"))
@@ -277,7 +277,7 @@ async def test_a_silent_client_is_asked_and_then_given_up() -> None:
         await server.settled(0)
 
 
-async def test_a_body_that_stops_is_given_up_alone() -> None:
+async def test_a_stalled_body_ends_only_its_own_stream() -> None:
     async with running(limits=HttpLimits(body_timeout_s=3)) as server:
         peer = await dial(server)
         stream = peer.ask("POST", "/v0/topics/x", end=False)

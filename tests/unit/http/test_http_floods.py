@@ -1,4 +1,4 @@
-"""What a client can cost before it shows a key: bytes that are kept, and work of the event loop."""
+"""The cost of a client before it presents a key: bytes held, and work of the event loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def goaway(peer: Peer) -> int | None:
     return peer.goaway
 
 
-async def test_no_body_of_http_2_is_kept_for_a_client_without_a_key() -> None:
+async def test_no_http_2_body_is_kept_for_a_client_without_a_key() -> None:
     async with running("k") as server:
         peer = await dial(server)
         stream = peer.ask("POST", "/v0/topics/x", end=False, more=[("content-length", "60000")])
@@ -49,7 +49,7 @@ async def test_no_body_of_http_2_is_kept_for_a_client_without_a_key() -> None:
         await until(lambda: held(server) == 0)
 
 
-async def test_what_was_answered_over_http_2_is_freed_without_a_run_of_the_collector() -> None:
+async def test_an_answered_http_2_request_is_freed_without_garbage_collection() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -63,7 +63,7 @@ async def test_what_was_answered_over_http_2_is_freed_without_a_run_of_the_colle
         gc.enable()
 
 
-async def test_small_bodies_of_http_2_count_from_their_first_byte_and_are_given_back() -> None:
+async def test_small_http_2_bodies_count_from_their_first_byte_until_released() -> None:
     async with running() as server:
         peer = await dial(server)
         for _ in range(50):
@@ -75,7 +75,7 @@ async def test_small_bodies_of_http_2_count_from_their_first_byte_and_are_given_
         await until(lambda: held(server) == 0)
 
 
-async def test_small_bodies_and_half_heads_of_http_1_count_from_their_first_byte() -> None:
+async def test_small_http_1_bodies_and_partial_heads_count_from_their_first_byte() -> None:
     async with running("k") as server:
         half_body, half_head = await server.dial(), await server.dial()
         half_body.send(post("/v0/topics/x", b"x" * 60_000)[:-10])
@@ -103,7 +103,7 @@ async def test_when_the_budget_is_spent_small_bodies_are_refused(http2: bool) ->
         assert held(server) < 200_000
 
 
-async def test_requests_of_one_read_wait_as_bytes_and_not_as_requests() -> None:
+async def test_requests_of_one_read_wait_as_unparsed_bytes() -> None:
     async with running() as server:
         server.engine.committers.hold()
         wire = await server.dial()
@@ -139,8 +139,8 @@ async def test_a_header_list_above_its_cap_ends_the_connection_while_it_is_decod
         assert await goaway(peer) == CALM
 
 
-def test_a_repeated_long_header_is_checked_at_a_cost_that_its_characters_do_not_set() -> None:
-    """The check works on whole values: an interpreter's step for each character would be a million here."""
+def test_a_repeated_long_header_is_checked_in_time_independent_of_its_length() -> None:
+    """The check works on whole values: one interpreter step per character would be a million steps here."""
     import sys
 
     steps = 0
@@ -188,7 +188,7 @@ def test_the_same_host_twice_is_one_host() -> None:
 
 
 @pytest.mark.parametrize("idle", [SETTINGS, PING, WINDOW, PRIORITY, UNKNOWN], ids=lambda data: data[3])
-async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(idle: bytes) -> None:
+async def test_a_flood_of_idle_frames_ends_the_connection(idle: bytes) -> None:
     async with running(clock=ManualClock()) as server:  # no second passes, so nothing else can end it
         peer = await dial(server)
         peer.wire.send(idle * 5000)
@@ -223,8 +223,8 @@ async def test_a_flood_of_continuations_ends_the_connection_before_it_is_kept(da
         await until(lambda: held(server) == 0)
 
 
-async def test_a_flood_leaves_turns_to_other_connections() -> None:
-    """One read of a flood is many turns of the loop, and each is short."""
+async def test_a_flood_does_not_starve_other_connections() -> None:
+    """Handling one read of a flood takes many short turns of the loop."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=1_000_000)) as server:
         flooding = await server.dial()
         flooding.send(PREFACE + SETTINGS + PRIORITY * 10_000)
@@ -245,7 +245,7 @@ def test_a_turn_ends_after_its_work_and_keeps_the_frames_of_a_head_together() ->
     assert next_turn(frame(1, 0, 1) + frame(9, 0, 1) * 40, 64).is_flood
 
 
-async def test_answers_that_wait_for_a_zero_window_count_and_the_client_is_cut_off() -> None:
+async def test_responses_blocked_by_a_zero_window_count_and_the_client_is_disconnected() -> None:
     async with running(limits=HttpLimits(write_timeout_s=3)) as server:
         peer = await dial(server, window=0)
         for _ in range(20):
@@ -263,7 +263,7 @@ def settings(*pairs: tuple[int, int]) -> bytes:
 
 
 async def test_settings_that_the_server_does_not_know_are_not_kept() -> None:
-    """Kept, 65,520 of them are 50 MB, and each further frame of settings takes milliseconds."""
+    """If kept, 65,520 settings take 50 MB, and each further settings frame takes milliseconds."""
     async with running("k") as server:
         peer = await dial(server)
         for first in range(16, 65_000, 2_700):
@@ -273,7 +273,7 @@ async def test_settings_that_the_server_does_not_know_are_not_kept() -> None:
         assert len(connection._h2.remote_settings) < 16  # type: ignore[attr-defined]
 
 
-async def test_the_table_of_sent_headers_does_not_grow_as_a_client_likes() -> None:
+async def test_a_client_cannot_grow_the_table_of_sent_headers() -> None:
     async with running() as server:
         peer = await dial(server)
         peer.wire.send(settings((1, 2**32 - 1)))
@@ -287,7 +287,7 @@ async def test_the_table_of_sent_headers_does_not_grow_as_a_client_likes() -> No
 
 
 async def test_tiny_windows_are_a_flood() -> None:
-    """Each byte of window is a frame of its own that brings next to nothing."""
+    """Each byte of window becomes its own frame with almost no content."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=200)) as server:
         peer = await dial(server, window=0)
         stream = peer.ask("GET", "/metrics")
@@ -298,7 +298,7 @@ async def test_tiny_windows_are_a_flood() -> None:
         await server.settled(0)
 
 
-async def test_a_request_taken_back_while_it_waits_is_forgotten() -> None:
+async def test_a_request_cancelled_while_it_waits_is_dropped() -> None:
     async with running(limits=HttpLimits(outbox_bytes_max=0)) as server:
         peer = await dial(server, window=0)
         peer.ask("GET", "/v0/health")
@@ -313,7 +313,7 @@ async def test_a_request_taken_back_while_it_waits_is_forgotten() -> None:
         assert len(connection._waiting) <= 1  # type: ignore[attr-defined]
 
 
-async def test_a_wish_for_another_protocol_keeps_the_other_options_of_the_connection() -> None:
+async def test_an_ignored_upgrade_keeps_the_other_connection_options() -> None:
     async with running() as server:
         for options in ("Upgrade, close", "close, Upgrade", "upgrade , Close"):
             wire = await server.dial()
@@ -336,7 +336,7 @@ async def test_a_client_of_http_1_0_cannot_change_the_protocol() -> None:
             assert await wire.end() == b""
 
 
-async def test_an_upgrade_is_asked_for_by_a_whole_option() -> None:
+async def test_an_upgrade_requires_the_complete_connection_option() -> None:
     async with running() as server:
         wire = await server.dial()
         wire.send(get("/v0/ws", "Connection: no-upgrade", *WISH))
@@ -351,7 +351,7 @@ async def test_two_hosts_are_refused() -> None:
 
 
 def test_a_turn_counts_the_bytes_of_a_head() -> None:
-    """A byte of a head may be a header: heads of 1 KiB are few in one turn, those of 30 bytes many."""
+    """A byte of a head may be a header: one turn handles few heads of 1 KiB, and many of 30 bytes."""
     long, short = frame(1, 5, 1, b"\x82" * 1024), frame(1, 5, 1, b"\x82" * 30)
     assert next_turn(long * 10, 64).size == len(long)
     assert next_turn(short * 100, 64).size > 10 * len(short)
@@ -360,10 +360,10 @@ def test_a_turn_counts_the_bytes_of_a_head() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "is_answered"), [(b"\x20\x3f\xe1\x1f", True), (b"\x20" * 3, False)])
-async def test_a_head_with_more_table_sizes_than_any_client_needs_ends_the_connection(
+async def test_too_many_table_size_updates_in_a_head_end_the_connection(
     sizes: bytes, is_answered: bool
 ) -> None:
-    """Each is a byte of work that is in no header list; two are enough to go down and up again."""
+    """Each update is a byte of work outside the header list; two are enough for any client."""
     async with running("k") as server:
         wire = await server.dial()
         block = Encoder().encode(HEAD)
@@ -379,7 +379,7 @@ def _window(value: int) -> bytes:
 
 
 async def _http2_connection(server: Running) -> H2Connection:
-    """The only client's, once its first bytes have come."""
+    """Return the only client's connection, once its first bytes have arrived."""
     assert server.listener._host is not None
     connections = server.listener._host.connections
     await until(lambda: any(isinstance(one, H2Connection) for one in connections))
@@ -388,7 +388,7 @@ async def _http2_connection(server: Running) -> H2Connection:
     return connection
 
 
-async def test_a_window_that_grows_by_one_for_all_streams_is_a_flood() -> None:
+async def test_initial_window_updates_by_one_byte_are_a_flood() -> None:
     """One frame of 15 bytes would make every stream send a frame of one byte."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=300)) as server:
         peer = await dial(server, window=0)
@@ -406,7 +406,7 @@ async def test_a_window_that_grows_by_one_for_all_streams_is_a_flood() -> None:
         await server.settled(0)
 
 
-async def test_a_window_that_swings_for_many_streams_costs_as_many_frames() -> None:
+async def test_an_initial_window_change_costs_in_proportion_to_open_streams() -> None:
     async with running(limits=HttpLimits(idle_frames_per_tick_max=50)) as server:
         peer = await dial(server, window=0)
         for _ in range(640):
@@ -423,7 +423,7 @@ async def test_a_window_that_swings_for_many_streams_costs_as_many_frames() -> N
         await server.settled(0)
 
 
-async def test_a_frame_is_no_work_for_streams_whose_windows_stay_closed(
+async def test_a_frame_costs_nothing_for_streams_with_closed_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running() as server:

@@ -1,4 +1,4 @@
-"""Heads that are known by their bytes: never another request than the one the parser would have made."""
+"""Known heads give the same request as the parser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIECES = [
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records what is written."""
 
     def __init__(self, protocol: H1Connection) -> None:
         self.protocol = protocol
@@ -65,7 +65,7 @@ class Wire:
 
 
 class Collector:
-    """An application that answers everything at once, and keeps what it was asked."""
+    """An application that answers immediately and records its requests."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
@@ -99,7 +99,7 @@ def host_with(heads: KnownHeads) -> tuple[Host, Collector]:
 
 
 async def told(host: Host, pieces: Sequence[bytes]) -> list[bytes]:
-    """What one connection answers to these reads."""
+    """Return the responses of one connection to these reads."""
     connection = H1Connection(host)
     wire = Wire(connection)
     connection.connection_made(cast(asyncio.Transport, wire))
@@ -117,7 +117,7 @@ reads = st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(b
 
 @settings(max_examples=300)
 @given(st.lists(reads, min_size=1, max_size=3), st.data())
-def test_known_heads_change_nothing_about_what_is_asked_and_answered(
+def test_known_heads_change_neither_requests_nor_responses(
     connections: list[list[bytes]], data: st.DataObject
 ) -> None:
     cuts = [[data.draw(st.integers(0, len(piece))) for piece in pieces] for pieces in connections]
@@ -140,7 +140,7 @@ def test_known_heads_change_nothing_about_what_is_asked_and_answered(
     asyncio.run(run())
 
 
-async def test_a_head_that_came_before_is_not_parsed_again() -> None:
+async def test_a_known_head_is_not_parsed_again() -> None:
     host, app = host_with(KnownHeads())
     first, second = PLAIN % (3, b"abc"), PLAIN % (3, b"xyz")
     await told(host, [first])
@@ -165,13 +165,13 @@ async def test_a_head_that_came_before_is_not_parsed_again() -> None:
         b"POST /a HTTP/1.1\r\nx: %b\r\ncontent-length: 0\r\n\r\n" % (b"y" * 4096),
     ],
 )
-async def test_a_head_that_does_not_say_everything_is_not_remembered(request_bytes: bytes) -> None:
+async def test_a_head_that_depends_on_the_parser_is_not_cached(request_bytes: bytes) -> None:
     host, _ = host_with(KnownHeads())
     await told(host, [request_bytes])
     assert len(host.heads) == 0
 
 
-async def test_the_memory_of_heads_is_bounded() -> None:
+async def test_the_cache_of_heads_is_bounded() -> None:
     host, app = host_with(KnownHeads())
     for number in range(2500):
         await told(host, [b"GET /%d HTTP/1.1\r\n\r\n" % number])

@@ -1,4 +1,4 @@
-"""Responses that go on: what a live part may rely on, over both protocols."""
+"""Streaming responses: the guarantees for a streaming body, over both protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def http2(request: pytest.FixtureRequest) -> bool:
 
 
 class Speaker:
-    """A live part that notes what it is told."""
+    """A streaming body that records its notifications."""
 
     def __init__(self) -> None:
         self.writer: StreamWriter | None = None
@@ -43,7 +43,7 @@ class Speaker:
         self.is_closed = True
 
     def fill(self, most: int = 3000) -> int:
-        """Write until the client is behind; how many pieces that took."""
+        """Write until the client is behind. Return the number of pieces."""
         assert self.writer is not None
         pieces = 0
         while self.writer.is_writable and pieces < most:
@@ -53,7 +53,7 @@ class Speaker:
 
 
 class Echo(Speaker):
-    """A upgrade that sends back what it hears."""
+    """An upgrade that echoes its input."""
 
     async def __call__(self, request: Request) -> Response:
         self.requests += 1
@@ -99,7 +99,7 @@ async def test_pieces_arrive_as_they_are_written_and_the_end_ends_the_response(h
         assert not speaker.writer.is_writable
 
 
-async def test_a_live_part_is_told_once_that_its_client_left(http2: bool) -> None:
+async def test_a_streaming_body_is_notified_once_when_its_client_leaves(http2: bool) -> None:
     speaker = Speaker()
     async with serving(speaker) as (listener, url):
         async with http(http2=http2) as client, client.stream("GET", url) as response:
@@ -112,7 +112,7 @@ async def test_a_live_part_is_told_once_that_its_client_left(http2: bool) -> Non
         speaker.writer.end()
 
 
-async def test_a_client_that_falls_behind_is_told_apart_and_nothing_is_lost(http2: bool) -> None:
+async def test_a_slow_client_is_detected_and_loses_nothing(http2: bool) -> None:
     speaker = Speaker()
     async with (
         serving(speaker) as (listener, url),
@@ -138,7 +138,7 @@ async def test_a_client_that_falls_behind_is_told_apart_and_nothing_is_lost(http
         speaker.writer.end()
 
 
-async def test_a_client_that_reads_nothing_is_cut_off_and_its_bytes_given_back() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected_and_its_bytes_released() -> None:
     speaker = Speaker()
     async with serving(speaker, HttpLimits(write_timeout_s=3)) as (listener, url):
         wire = await wire_to(url)
@@ -155,7 +155,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_bytes_given_back()
         await wire.close()
 
 
-async def test_what_is_sent_behind_a_live_request_is_never_answered() -> None:
+async def test_requests_after_a_live_request_are_never_answered() -> None:
     speaker = Speaker()
     async with serving(speaker) as (listener, url):
         wire = await wire_to(url)
@@ -176,7 +176,7 @@ async def test_what_is_sent_behind_a_live_request_is_never_answered() -> None:
         assert held_bytes(listener) == 0
 
 
-async def test_a_client_without_chunks_gets_plain_bytes_until_the_end() -> None:
+async def test_a_client_without_chunk_support_gets_plain_bytes_until_the_end() -> None:
     speaker = Speaker()
     async with serving(speaker) as (_, url):
         wire = await wire_to(url)
@@ -190,7 +190,7 @@ async def test_a_client_without_chunks_gets_plain_bytes_until_the_end() -> None:
         await wire.close()
 
 
-async def test_a_client_that_stops_sending_has_left() -> None:
+async def test_a_live_client_that_stops_sending_has_left() -> None:
     speaker = Speaker()
     async with serving(speaker) as (_, url):
         wire = await wire_to(url)
@@ -201,7 +201,7 @@ async def test_a_client_that_stops_sending_has_left() -> None:
         await wire.close()
 
 
-async def test_the_live_part_may_cut_the_client_off(http2: bool) -> None:
+async def test_a_streaming_body_may_disconnect_the_client(http2: bool) -> None:
     speaker = Speaker()
     async with (
         serving(speaker) as (_, url),
@@ -214,7 +214,7 @@ async def test_the_live_part_may_cut_the_client_off(http2: bool) -> None:
         await until(lambda: speaker.is_closed)
 
 
-async def test_other_requests_go_on_beside_a_live_stream_of_http2() -> None:
+async def test_other_requests_continue_next_to_a_live_http2_stream() -> None:
     speaker = Speaker()
 
     async def answer(request: Request) -> Response:
@@ -233,12 +233,12 @@ async def test_other_requests_go_on_beside_a_live_stream_of_http2() -> None:
         assert (await client.get(url)).text == "plain"
 
 
-# ---- tunnels ----------------------------------------------------------------------------------------------
+# ---- upgrades ---------------------------------------------------------------------------------------------
 
 UPGRADE = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
 
 
-async def test_a_tunnel_has_the_connection_to_itself_from_the_first_byte() -> None:
+async def test_an_upgrade_owns_the_connection_from_the_first_byte() -> None:
     echo = Echo()
     async with serving(echo) as (_, url):
         wire = await wire_to(url)
@@ -253,7 +253,7 @@ async def test_a_tunnel_has_the_connection_to_itself_from_the_first_byte() -> No
         await until(lambda: echo.is_closed)
 
 
-async def test_a_request_sees_what_it_asked_for_even_if_nobody_grants_it() -> None:
+async def test_a_request_keeps_its_upgrade_headers_if_the_upgrade_is_not_granted() -> None:
     seen: list[bytes | None] = []
 
     async def answer(request: Request) -> Response:
@@ -268,7 +268,7 @@ async def test_a_request_sees_what_it_asked_for_even_if_nobody_grants_it() -> No
         await wire.close()
 
 
-async def test_a_tunnel_counts_what_it_holds_and_gives_it_back() -> None:
+async def test_an_upgrade_counts_held_bytes_and_releases_them() -> None:
     echo = Echo()
     async with serving(echo, HttpLimits(held_bytes_max=1000)) as (listener, url):
         wire = await wire_to(url)
@@ -284,7 +284,7 @@ async def test_a_tunnel_counts_what_it_holds_and_gives_it_back() -> None:
         assert held_bytes(listener) == 0
 
 
-async def test_a_tunnel_that_pauses_hears_nothing_until_it_resumes() -> None:
+async def test_a_paused_upgrade_receives_nothing_until_it_resumes() -> None:
     echo = Echo()
     async with serving(echo) as (_, url):
         wire = await wire_to(url)

@@ -1,4 +1,4 @@
-"""Streams, tasks and disconnects: what an application may rely on, over both protocols."""
+"""Streams, tasks and disconnects: the guarantees for an application, over both protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answering = Callable[[Request], Coroutine[object, None, Response]]
 
 
 class OneAnswer:
-    """An application of one function."""
+    """An application made of one function."""
 
     def __init__(self, answer: Answering) -> None:
         self.answer = answer
@@ -54,7 +54,7 @@ def http2(request: pytest.FixtureRequest) -> bool:
 
 
 class Stream:
-    """Pieces that come when the test says so."""
+    """An iterator of pieces that the test releases."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -73,7 +73,7 @@ class Stream:
             self.is_closed = True
 
 
-async def test_a_stream_is_sent_piece_by_piece_and_the_connection_used_again(http2: bool) -> None:
+async def test_a_stream_is_sent_piece_by_piece_and_the_connection_is_reused(http2: bool) -> None:
     stream = Stream()
     async with (
         serving(stream) as (_, url),
@@ -134,7 +134,7 @@ async def test_a_stream_to_an_old_client_ends_with_the_connection() -> None:
         await wire.close()
 
 
-async def test_a_handler_gets_a_task_of_its_own_when_it_asks_for_one(http2: bool) -> None:
+async def test_a_handler_gets_its_own_task_on_request(http2: bool) -> None:
     seen: list[bool] = []
 
     async def answer(request: Request) -> Response:
@@ -174,7 +174,7 @@ async def test_futures_are_waited_for_without_a_task() -> None:
     assert [response.status for response in delivered] == [204]
 
 
-async def test_many_flights_may_wait_for_one_future() -> None:
+async def test_many_requests_may_wait_for_one_future() -> None:
     shared = asyncio.get_running_loop().create_future()
     delivered: list[Response] = []
 
@@ -189,7 +189,7 @@ async def test_many_flights_may_wait_for_one_future() -> None:
     assert len(delivered) == 3
 
 
-async def test_an_abandoned_flight_runs_to_its_end_and_delivers_nothing() -> None:
+async def test_an_abandoned_request_runs_to_its_end_and_delivers_nothing() -> None:
     done: list[str] = []
     commit = asyncio.get_running_loop().create_future()
 
@@ -229,7 +229,7 @@ async def test_draining_lets_requests_finish_and_closes_idle_connections() -> No
             await idle.get(url)
 
 
-async def test_draining_cuts_off_what_does_not_finish() -> None:
+async def test_draining_aborts_requests_that_do_not_finish() -> None:
     async def answer(request: Request) -> Response:
         await asyncio.sleep(0)
         await asyncio.sleep(1000)
@@ -244,8 +244,8 @@ async def test_draining_cuts_off_what_does_not_finish() -> None:
             await pending
 
 
-async def test_a_machine_that_vanished_without_a_word_is_noticed() -> None:
-    """The system asks on connections on which nothing happens, and gives up what is not acknowledged."""
+async def test_a_client_that_vanished_without_closing_is_detected() -> None:
+    """The kernel probes idle connections, and closes those that do not acknowledge."""
 
     async def answer(request: Request) -> Response:
         return Response(200, b"")
@@ -265,7 +265,7 @@ async def test_a_machine_that_vanished_without_a_word_is_noticed() -> None:
 
 @pytest.mark.parametrize("overloaded", [False, True], ids=["too large", "overloaded"])
 @pytest.mark.parametrize("announced", [False, True], ids=["chunks", "length"])
-async def test_who_words_a_fault_knows_the_head_of_its_request(
+async def test_the_head_of_a_request_is_available_to_its_error_response(
     http2: bool, announced: bool, overloaded: bool
 ) -> None:
     async def answer(request: Request) -> Response:

@@ -47,7 +47,7 @@ def test_other_paths_are_not(router: Router[str], path: bytes) -> None:
     assert router.match(path) is None
 
 
-def test_the_memory_of_paths_is_bounded(router: Router[str]) -> None:
+def test_the_cache_of_paths_is_bounded(router: Router[str]) -> None:
     for number in range(20_000):
         router.match(b"/v0/topics/t%d" % number)
     router.match(b"/v0/topics/" + b"x" * 100_000)

@@ -1,4 +1,4 @@
-"""Web pages of other sites: which names and origins a server without keys answers."""
+"""Web pages of other sites: the names and origins that a server without keys accepts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_name_in_a_target_counts_as_well_as_host(host: bytes) -> None:
         assert Sites("127.0.0.1").refusal(target(text)) is not None
 
 
-def test_names_that_nobody_owns_in_public_reach_a_server_for_other_machines() -> None:
+def test_names_that_cannot_be_public_reach_a_server_for_other_machines() -> None:
     for host in (b"topics:4000", b"topics.default.svc.cluster.local", b"ip-10-0-0-1.ec2.internal"):
         assert Sites("0.0.0.0").refusal(asked(host=host)) is None
         assert Sites("127.0.0.1").refusal(asked(host=host)) is not None
@@ -98,8 +98,8 @@ def test_a_name_with_scheme_or_port_is_refused_as_a_setting() -> None:
             allowed_hosts([name], "TOPICS_ALLOWED_HOSTS")
 
 
-def test_every_listener_is_given_its_sites_or_a_front_that_checks() -> None:
-    """The console and the fleet's front check by themselves; any other silent listener is a hole."""
+def test_every_listener_has_its_sites_or_a_front_that_checks() -> None:
+    """The console and the fleet's front run their own check; any other listener without one is a hole."""
     root = Path(penstock.__file__).parent
     silent = set()
     for path in root.rglob("*.py"):
@@ -165,7 +165,7 @@ async def test_a_page_of_another_site_cannot_use_topics_without_keys(tmp_path: P
         assert await status(port, "GET", "/v0/health", "Host: 10.1.2.3:4000") == 200
 
 
-async def test_an_added_name_or_a_key_lets_any_name_in(tmp_path: Path) -> None:
+async def test_an_added_name_or_a_key_admits_any_name(tmp_path: Path) -> None:
     async with topics(tmp_path, hosts=("evil.example",)) as port:
         assert await status(port, "GET", "/v0/topics/x", "Host: evil.example") == 404
     async with topics(tmp_path, keys="k") as port:

@@ -1,4 +1,4 @@
-"""The real engine over a disk in memory behind a real listener, and a client that speaks raw bytes."""
+"""The real engine on an in-memory disk with a real listener, and a client that sends raw bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penstock.testing.topics_kit import InlineCommitters, InlineWorkers
 from penstock.topics import BareRecord, Engine, EngineConfig, TopicConfig, WriteResult
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Made once: a client of its own would load every certificate of the machine."""
+"""Created once: each SSL context loads every certificate of the machine."""
 NOW_MS = 1_748_450_000_000
 
 
 class MemoryEngine(Engine):
-    """The engine on a disk in memory; its commits can be held; `error` is raised by every call."""
+    """The engine on an in-memory disk. Its commits can be held; `error` is raised by every call."""
 
     def __init__(self, *, is_quick: bool = False) -> None:
         clock = ManualClock(NOW_MS)
@@ -41,7 +41,7 @@ class MemoryEngine(Engine):
         )
         self.error: Exception | None = None
         self.keys: list[str | None] = []
-        """The idempotency key of every write so far."""
+        """The idempotency key of every write."""
         self.is_closed = False
 
     def _check_ready(self) -> None:
@@ -90,7 +90,7 @@ class MemoryEngine(Engine):
 
     @property
     def polls(self) -> int:
-        """How many reads wait for a record."""
+        """The number of reads that wait for a record."""
         return sum(len(topic.subscribers) for topic in self._catalog.all())
 
     async def contents(self, name: str) -> list[bytes]:
@@ -99,7 +99,7 @@ class MemoryEngine(Engine):
 
 @dataclass
 class Running:
-    """A served engine and how to reach it."""
+    """A served engine and its address."""
 
     engine: MemoryEngine
     api: TopicsApi
@@ -119,7 +119,7 @@ class Running:
         return self.wires[-1]
 
     async def settled(self, connections: int) -> None:
-        """Wait until the server has so many connections."""
+        """Wait until the server has this many connections."""
         await until(lambda: self.listener.connections == connections)
 
 
@@ -150,7 +150,7 @@ async def running(
     is_recovered: bool = True,
     clock: Clock = SYSTEM_CLOCK,
 ) -> AsyncIterator[Running]:
-    """The whole server over an engine in memory, on a free port."""
+    """Run the whole server over an in-memory engine on a free port."""
     engine = MemoryEngine(is_quick=is_quick)
     if is_recovered:
         await engine.start()
@@ -211,7 +211,7 @@ class Wire:
         return Answer(int(lines[0].split()[1]), headers, body)
 
     async def end(self) -> bytes:
-        """Everything until the server closes."""
+        """Return all data until the server closes."""
         return await asyncio.wait_for(self.reader.read(), 10)
 
     async def close(self) -> None:

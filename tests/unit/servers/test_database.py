@@ -1,4 +1,4 @@
-"""A served database that takes long to open, and one that stops for good behind the server's back."""
+"""A served database that opens slowly, and one that stops on its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.testing import ManualClock
 
 @dataclass
 class Held:
-    """A database that opens when it is told to, and whose check raises what it is told to."""
+    """A database that opens on request, and whose check raises a given error."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     opening_error: Exception | None = None
@@ -69,7 +69,7 @@ def vectors(clock: Clock) -> object:
 async def served(
     database: Held, clock: ManualClock, app: Callable[[Clock], object] = vectors
 ) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None]]]:
-    """What the server raises at its end is the test's."""
+    """Run the server; the test handles the error that it raises at the end."""
     bound: list[tuple[str, int]] = []
     server = ServedDatabase(
         app(clock),  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def served(
 
 
 @pytest.mark.parametrize("app", [timeseries, vectors])
-async def test_a_server_that_waits_for_its_database_says_for_how_long(
+async def test_a_server_reports_how_long_its_database_has_been_opening(
     app: Callable[[Clock], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     database, clock = Held(), ManualClock()
@@ -112,7 +112,7 @@ async def test_a_server_that_waits_for_its_database_says_for_how_long(
     assert database.closed
 
 
-async def test_a_storage_that_does_not_answer_is_logged_once_until_it_answers(
+async def test_a_stalled_storage_is_logged_once_until_it_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     database, clock = Held(), ManualClock()
@@ -123,8 +123,8 @@ async def test_a_storage_that_does_not_answer_is_logged_once_until_it_answers(
                 database.storage_wait_s = storage_wait_s
                 await clock.advance(2)
     assert [one.getMessage() for one in caplog.records] == [
-        "no write succeeds: the storage has not answered for 25 s",
-        "no write succeeds: the storage has not answered for 21 s",
+        "no write succeeds: the storage has not responded for 25 s",
+        "no write succeeds: the storage has not responded for 21 s",
     ]
 
 
@@ -136,7 +136,7 @@ async def test_a_database_that_does_not_open_ends_the_server_with_its_error() ->
             await task
 
 
-async def test_a_database_that_has_stopped_for_good_ends_the_server_and_one_that_is_away_does_not() -> None:
+async def test_a_stopped_database_ends_the_server_and_an_unavailable_one_does_not() -> None:
     database, clock = Held(), ManualClock()
     database.go.set()
     database.check_errors = [Unavailable("away"), Unavailable("away"), OutcomeUnknown("stopped for good")]

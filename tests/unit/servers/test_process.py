@@ -1,4 +1,4 @@
-"""The server as a process serves: bind first, recover, serve, drain, close."""
+"""The server process: bind first, recover, serve, drain, close."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.topics.config import TopicConfig
 
 
 class SlowEngine(MemoryEngine):
-    """Recovers when it is told to."""
+    """An engine that recovers on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ async def test_a_stop_finishes_requests_wakes_polls_and_closes_the_engine(tmp_pa
     assert engine.is_closed
 
 
-async def test_a_stop_while_recovering_is_heeded(tmp_path: Path) -> None:
+async def test_a_stop_during_recovery_is_obeyed(tmp_path: Path) -> None:
     engine, stop = SlowEngine(), asyncio.Event()
     serving = asyncio.create_task(serve_topics(settings(), engine, stop))
     await asyncio.sleep(0.01)
@@ -83,7 +83,7 @@ async def test_a_stop_while_recovering_is_heeded(tmp_path: Path) -> None:
     assert not engine.ready
 
 
-async def test_what_recovery_raises_comes_out_the_port_is_closed_and_its_file_gone(tmp_path: Path) -> None:
+async def test_an_error_of_recovery_is_raised_after_the_port_is_closed(tmp_path: Path) -> None:
     engine, port_file = SlowEngine(), tmp_path / "port"
     engine.error = Corrupt("no snapshot can be read")
     bound: list[int] = []
@@ -100,7 +100,7 @@ async def test_what_recovery_raises_comes_out_the_port_is_closed_and_its_file_go
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_is_wrong_before_recovery_is_told_before_the_port_is_taken(tmp_path: Path) -> None:
+async def test_an_error_before_recovery_is_raised_before_the_port_is_bound(tmp_path: Path) -> None:
     engine, bound = MemoryEngine(), list[int]()
     engine.error = LockHeld("in use")
     with pytest.raises(LockHeld):
@@ -113,7 +113,7 @@ async def test_what_is_wrong_before_recovery_is_told_before_the_port_is_taken(tm
     assert (bound, os.listdir(tmp_path)) == ([], [])
 
 
-async def test_a_data_directory_in_use_is_told_before_the_port_is_taken(tmp_path: Path) -> None:
+async def test_a_data_directory_in_use_is_reported_before_the_port_is_bound(tmp_path: Path) -> None:
     config = settings(
         TOPICS_DATA_DIR=tmp_path / "data", TOPICS_WAL_SHARDS=1, TOPICS_PORT_FILE=tmp_path / "port"
     )
@@ -135,7 +135,7 @@ async def test_a_file_in_place_of_a_directory_is_refused_with_the_name_of_its_va
         await serve_topics(settings(**{name: tmp_path / "file"}), MemoryEngine(), asyncio.Event())
 
 
-async def test_a_taken_port_leaves_an_engine_that_was_starting_closed() -> None:
+async def test_a_taken_port_closes_the_starting_engine() -> None:
     engine = SlowEngine()
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
@@ -145,7 +145,7 @@ async def test_a_taken_port_leaves_an_engine_that_was_starting_closed() -> None:
     assert (engine.ready, engine.is_closed) == (False, True)
 
 
-async def test_a_taken_port_and_an_exposed_host_are_refused_with_a_sentence() -> None:
+async def test_a_taken_port_and_an_exposed_host_are_refused_with_a_message() -> None:
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):

@@ -1,4 +1,4 @@
-"""The slice of the event loop's thread: a hint that may be refused and that nobody inherits."""
+"""The time slice of the event loop's thread: a hint that may be refused and that is not inherited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ on_linux = pytest.mark.skipif(
 
 
 def on_a_thread(work: Callable[[], T]) -> T:
-    """What `work` returns on a thread of its own, so that the one that runs the tests stays as it is."""
+    """Return the result of `work` on its own thread, so that the test's thread is not changed."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -37,7 +37,7 @@ def slice_ns() -> int:
 
 
 @on_linux
-def test_a_thread_whose_slice_was_shortened_starts_threads_with_slices_as_always() -> None:
+def test_threads_started_by_a_thread_with_a_short_slice_have_normal_slices() -> None:
     before = on_a_thread(slice_ns)
 
     def work() -> tuple[bool, int, int]:
@@ -50,7 +50,7 @@ def test_a_thread_whose_slice_was_shortened_starts_threads_with_slices_as_always
 
 
 @on_linux
-def test_niceness_and_policy_stay_as_they_are() -> None:
+def test_niceness_and_policy_do_not_change() -> None:
     def work() -> tuple[int, int]:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 3)
         shorten_slice()
@@ -62,7 +62,7 @@ def test_niceness_and_policy_stay_as_they_are() -> None:
 
 
 @on_linux
-def test_a_thread_with_a_policy_of_its_own_is_left_alone() -> None:
+def test_a_thread_with_its_own_policy_is_not_changed() -> None:
     def work() -> tuple[bool, int]:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         return shorten_slice(), os.sched_getscheduler(0)
@@ -78,14 +78,14 @@ def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @on_linux
-def test_a_kernel_that_keeps_the_slice_as_it_was_has_not_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 6.12 the call succeeds and tells a slice of 0."""
+def test_a_kernel_that_keeps_the_old_slice_is_reported_as_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 6.12 the call succeeds and reports a slice of 0."""
     monkeypatch.setattr(scheduling, "_attributes", lambda _: (48, 0, 0, 0, 0, 0, 0, 0))
     assert not on_a_thread(shorten_slice)
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "s390x")])
-def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+def test_other_systems_get_no_system_call(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert not shorten_slice()

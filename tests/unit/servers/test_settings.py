@@ -78,7 +78,7 @@ def test_every_variable_reaches_its_setting() -> None:
         ("TOPICS_COLD_DIR", "s3://user:secret@bucket"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_with_a_sentence(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_a_message(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}|port") as caught:
         ServerSettings.from_env({name: value})
     assert "secret" not in str(caught.value)
@@ -121,8 +121,8 @@ def test_loopback_needs_no_keys(host: str) -> None:
 def test_an_unknown_variable_is_reported_with_the_closest_known_one() -> None:
     told = unknown_variables({"TOPICS_PROT": "secret", "TOPICS_ZZZ": "secret", "PATH": "/bin"})
     assert told == [
-        "TOPICS_PROT is set and has no meaning; did you mean TOPICS_PORT?",
-        "TOPICS_ZZZ is set and has no meaning",
+        "TOPICS_PROT is set but is not a known variable; did you mean TOPICS_PORT?",
+        "TOPICS_ZZZ is set but is not a known variable",
     ]
 
 
@@ -157,7 +157,7 @@ def test_an_error_of_the_engine_names_the_variable() -> None:
         ServerSettings.from_env({"TOPICS_DATA_DIR": "/data", "TOPICS_COLD_DIR": "/data/"})
 
 
-def test_what_may_be_open_comes_from_the_environment() -> None:
+def test_stream_limits_come_from_the_environment() -> None:
     streams = ServerSettings.from_env(
         {
             "TOPICS_MAX_WATCH_SESSIONS": "1",

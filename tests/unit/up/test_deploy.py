@@ -1,4 +1,4 @@
-"""The files for deployment, as far as they can be checked without an engine or a cluster to run them."""
+"""The deployment files, as far as they can be checked without a container engine or a cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def settings_of(file: str) -> UpSettings:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_up_files_of_kubernetes_have_no_fault(name: str) -> None:
+def test_the_up_files_for_kubernetes_have_no_fault(name: str) -> None:
     settings = settings_of(SETS[name])
     own = pod(name)
     assert int(str(own["terminationGracePeriodSeconds"])) > 4 * settings.stop_timeout_s
@@ -158,7 +158,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_unit_gives_a_stop_its_time() -> None:
+def test_the_unit_allows_enough_time_for_a_stop() -> None:
     text = (DEPLOY / "systemd" / "penstock.service").read_text()
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert int(seconds) > 4 * UpSettings().stop_timeout_s
@@ -181,7 +181,7 @@ def test_the_unit_runs_the_files_of_init_with_all_data_in_its_state_directory(tm
     assert "penstock init /etc/penstock" in HOW_TO
 
 
-def test_what_is_to_be_changed_for_kubernetes_is_named_where_it_is() -> None:
+def test_the_settings_to_change_for_kubernetes_are_marked() -> None:
     note = (KUBERNETES / "kustomization.yaml").read_text().partition("apiVersion")[0]
     steps = HOW_TO.partition("## Kubernetes")[2]
     texts = {file.name: file.read_text() for file in KUBERNETES.glob("*.yaml")}
@@ -206,7 +206,7 @@ def test_the_image_copies_what_exists_and_installs_extras_that_do() -> None:
     assert os.access(DEPLOY / "container" / "entrypoint.sh", os.X_OK)
 
 
-def test_the_entrypoint_speaks_of_spark_as_its_kubernetes_module_does() -> None:
+def test_the_entrypoint_accepts_the_arguments_of_sparks_kubernetes_module() -> None:
     import pyspark
 
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")

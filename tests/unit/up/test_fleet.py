@@ -1,4 +1,4 @@
-"""A fleet of small real processes: what they print, how they end, how they are stopped."""
+"""A fleet of small real processes: their output, their exits, and their stops."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_part_is_ready_when_it_says_so_and_its_figures_are_kept(tmp_path: Path) -> None:
+async def test_a_part_is_ready_when_it_reports_so_and_its_progress_is_kept(tmp_path: Path) -> None:
     async with running(tmp_path, part("good")) as stage:
         await stage.until(lambda: stage.part("good").state is PartState.READY)
         found = stage.part("good")
@@ -147,12 +147,12 @@ async def test_a_part_with_wrong_settings_fails_with_its_reason_and_the_others_r
         assert found.next_start_ms is not None
         assert [status.name for status in stage.fleet.not_ready()] == ["wrong"]
         assert any("its settings or its request are wrong" in text for text in stage.texts)
-        # Whoever has corrected them need not wait.
+        # An operator who has corrected them need not wait.
         stage.fleet.try_again()
         await stage.until(lambda: stage.part("wrong").restarts == 1)
 
 
-async def test_a_part_that_ends_is_started_again(tmp_path: Path) -> None:
+async def test_a_part_that_ends_is_restarted(tmp_path: Path) -> None:
     async with running(tmp_path, part("once", "once", str(tmp_path / "was-here"))) as stage:
         await stage.until(lambda: stage.part("once").state is PartState.READY)
         found = stage.part("once")
@@ -167,14 +167,14 @@ async def test_a_part_that_was_killed_has_that_as_its_last_error(tmp_path: Path)
         assert stage.part("killed").last_error == "was killed by signal 9 (SIGKILL)"
 
 
-async def test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error(tmp_path: Path) -> None:
+async def test_a_traceback_after_the_reason_of_a_failure_is_not_the_last_error(tmp_path: Path) -> None:
     async with running(tmp_path, part("secondary", kind=PartKind.PIPELINE)) as stage:
         await stage.until(lambda: "the trace is written" in stage.texts)
         assert "was killed by signal 9" in str(stage.part("secondary").last_error)
         assert any(text.startswith("BrokenPipeError") for text in stage.texts)
 
 
-async def test_a_part_that_does_not_stop_is_killed_and_that_is_said(tmp_path: Path) -> None:
+async def test_a_part_that_does_not_stop_is_killed_and_this_is_logged(tmp_path: Path) -> None:
     async with running(tmp_path, part("stubborn", grace_s=0.2)) as stage:
         await stage.until(lambda: stage.part("stubborn").state is PartState.READY)
     assert any("did not stop within 200ms and is killed" in text for text in stage.texts)
@@ -192,7 +192,7 @@ async def test_a_second_signal_does_not_wait_for_the_stages(tmp_path: Path) -> N
         assert stage.part("stubborn").state is PartState.STOPPING
 
 
-async def test_parts_stop_in_the_direction_of_the_flow(tmp_path: Path) -> None:
+async def test_processes_stop_in_data_flow_order(tmp_path: Path) -> None:
     kinds = {"last": PartKind.VECTOR, "first": PartKind.COLLECTOR, "middle": PartKind.RELAY}
     parts = [part(name, "good", kind=kind) for name, kind in kinds.items()]
     async with running(tmp_path, *parts) as stage:
@@ -214,7 +214,7 @@ async def test_a_part_that_floods_the_log_is_limited_and_counted(tmp_path: Path,
     assert all(line.level is Level.WARNING for line in lines if "were omitted" in line.text)
 
 
-async def test_what_a_killed_part_has_started_is_killed_too(tmp_path: Path) -> None:
+async def test_the_children_of_a_killed_part_are_killed_too(tmp_path: Path) -> None:
     async with running(tmp_path, part("parent")) as stage:
         await stage.until(lambda: stage.part("parent").progress.get("lag") == 3)
         pid = stage.part("parent").pid
@@ -237,7 +237,7 @@ def _group(entry: Path) -> int | None:
     return int(fields[2]) if fields[0] != "Z" else None
 
 
-async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
+async def test_a_part_that_stops_responding_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_MAX_S", 0.1)
@@ -268,7 +268,7 @@ async def test_a_part_without_a_probe_that_falls_silent_is_killed_and_restarted(
         assert stage.part("lively").restarts == 0
 
 
-async def test_a_part_that_hangs_while_it_starts_is_killed_and_started_again(
+async def test_a_part_that_hangs_during_its_start_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "STARTING_MAX_S", 0.5)
@@ -286,7 +286,7 @@ async def test_a_disabled_part_is_listed_with_its_reason_and_does_not_run(tmp_pa
     assert stage.part("off").state is PartState.DISABLED
 
 
-async def test_a_part_that_cannot_be_started_at_all_takes_no_other_with_it(tmp_path: Path) -> None:
+async def test_a_part_that_cannot_be_started_does_not_affect_the_others(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     hindered = PartPlan(
         name="hindered",
@@ -301,7 +301,7 @@ async def test_a_part_that_cannot_be_started_at_all_takes_no_other_with_it(tmp_p
         assert stage.part("good").state is PartState.READY
 
 
-async def test_whatever_a_part_prints_is_text_and_does_not_stop_it(tmp_path: Path) -> None:
+async def test_any_output_of_a_part_is_text_and_does_not_stop_it(tmp_path: Path) -> None:
     async with running(tmp_path, part("hostile")) as stage:
         await stage.until(lambda: stage.part("hostile").state is PartState.READY)
         await stage.until(lambda: "Traceback (most recent call last):" in stage.texts)
@@ -312,7 +312,7 @@ async def test_whatever_a_part_prints_is_text_and_does_not_stop_it(tmp_path: Pat
         assert error.isprintable()
 
 
-async def test_the_number_of_a_process_that_has_ended_is_never_used_again(
+async def test_the_pid_of_an_ended_process_is_never_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = await AsyncChild.start(

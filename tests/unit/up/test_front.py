@@ -1,4 +1,4 @@
-"""The probes of the whole."""
+"""The probes of a fleet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(name: str, state: PartState, **more: object) -> PartStatus:
 
 
 class Behind:
-    """Says what it was asked."""
+    """An application that responds with the path and key of the request."""
 
     def begin(self, request: Request, deliver: object) -> None:
         assert callable(deliver)
@@ -56,7 +56,7 @@ async def served(
         await listener.drain(timeout_s=5)
 
 
-async def test_the_whole_is_ready_when_every_part_is(tmp_path: Path) -> None:
+async def test_the_fleet_is_ready_when_every_part_is(tmp_path: Path) -> None:
     async with served(tmp_path) as (fleet, address), httpx.AsyncClient() as client:
         url = f"http://{address}"
         assert (await client.get(f"{url}/health")).json() == {"status": "ok"}
@@ -66,7 +66,7 @@ async def test_the_whole_is_ready_when_every_part_is(tmp_path: Path) -> None:
         fleet.own(status("c", PartState.FAILED, last_error="no"))
         answer = await client.get(f"{url}/ready")
         assert answer.status_code == 503
-        waiting = [{"name": "c", "state": "failed"}]  # whoever may know why asks the console
+        waiting = [{"name": "c", "state": "failed"}]  # the console shows the reason
         assert answer.json() == {"ready": False, "not_ready": waiting}
         assert (await client.post(f"{url}/ready")).status_code == 405
         assert (await client.get(f"{url}/other")).status_code == 404
@@ -80,7 +80,7 @@ def only_here(request: Request) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
 async def test_a_request_by_another_name_of_this_machine_is_refused(tmp_path: Path, path: str) -> None:
-    """A page of another site that makes its name point here (DNS rebinding) could read it."""
+    """Another site whose name resolves to this machine (DNS rebinding) could read it."""
     async with served(tmp_path, check=only_here) as (fleet, address), httpx.AsyncClient() as client:
         fleet.own(status("a", PartState.FAILED))
         refused = await client.get(f"http://{address}{path}", headers={"host": "evil.example"})

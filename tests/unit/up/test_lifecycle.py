@@ -1,4 +1,4 @@
-"""The lifecycle of a part: what happens to it, and what is done about it."""
+"""The lifecycle of a part: its events and the resulting actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ready(now_s: float = 0.0) -> ProcessState:
     return lifecycle.on_ready(running(now_s), now_s)
 
 
-def test_a_new_part_is_started_immediately_and_a_disabled_one_never() -> None:
+def test_a_new_part_starts_immediately_and_a_disabled_one_never() -> None:
     assert lifecycle.next_action(lifecycle.initial_state(5.0), 5.0) is Action.START
     off = lifecycle.initial_state(5.0, enabled=False)
     assert off.state is PartState.DISABLED
@@ -46,7 +46,7 @@ def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S) is Action.KILL
     assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m and is killed"
-    # One that says that it is still at it does not hang.
+    # A part that reports that it is still starting does not hang.
     for told in (
         lifecycle.on_probe(process, ProbeResult.NOT_READY, 1000.0),
         lifecycle.on_trouble(process, 1000.0),
@@ -70,11 +70,11 @@ def test_a_part_whose_heartbeat_stops_is_killed() -> None:
     assert (
         lifecycle.hang_reason(process, 9990 + lifecycle.MUTE_MAX_S) == "has been silent for 5m and is killed"
     )
-    # What the fleet itself slept through is not held against it.
+    # Time during which the fleet itself was suspended does not count as silence.
     late = lifecycle.excuse_silence(process, 50_000.0)
     assert lifecycle.next_action(late, 50_000.0) is Action.NOTHING
     assert lifecycle.next_action(late, 50_000 + lifecycle.MUTE_MAX_S) is Action.KILL
-    # Another process has told nothing yet.
+    # Another process has not reported anything yet.
     again = lifecycle.on_start(lifecycle.on_exit(process, Exit(signal=9), 10_000.0, rng()), 10_001.0)
     assert lifecycle.next_action(again, 10_001 + lifecycle.MUTE_MAX_S) is Action.NOTHING
 
@@ -86,7 +86,7 @@ def test_a_heartbeat_during_the_start_does_not_count_later() -> None:
     assert lifecycle.next_action(process, 10 + 2 * lifecycle.MUTE_MAX_S) is Action.KILL
 
 
-def test_a_part_that_restarts_its_work_has_the_time_of_a_start() -> None:
+def test_a_part_that_restarts_its_work_gets_the_start_timeout() -> None:
     process = lifecycle.on_trouble(lifecycle.on_heartbeat(ready(), 10.0), 20.0)
     assert process.state is PartState.NOT_READY
     assert lifecycle.next_action(process, 20 + lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
@@ -94,7 +94,7 @@ def test_a_part_that_restarts_its_work_has_the_time_of_a_start() -> None:
     assert lifecycle.next_action(lifecycle.on_ready(process, 30.0), 1e9) is Action.NOTHING
 
 
-def test_one_lost_probe_says_nothing_and_two_say_not_ready() -> None:
+def test_one_failed_probe_is_ignored_and_two_mean_not_ready() -> None:
     process = lifecycle.on_probe(ready(), ProbeResult.NOT_READY, 1.0)
     assert process.state is PartState.READY
     process = lifecycle.on_probe(process, ProbeResult.NOT_READY, 2.0)
@@ -102,7 +102,7 @@ def test_one_lost_probe_says_nothing_and_two_say_not_ready() -> None:
     assert lifecycle.on_probe(process, ProbeResult.READY, 3.0).state is PartState.READY
 
 
-def test_a_part_that_hangs_is_killed_and_one_that_answers_is_not() -> None:
+def test_a_part_that_hangs_is_killed_and_one_that_responds_is_not() -> None:
     process = ready()
     for second in range(1, 200):
         process = lifecycle.on_probe(process, ProbeResult.NOT_READY, float(second))
@@ -112,7 +112,7 @@ def test_a_part_that_hangs_is_killed_and_one_that_answers_is_not() -> None:
     assert lifecycle.next_action(process, 200.0 + lifecycle.SILENT_MAX_S) is Action.KILL
 
 
-def test_waits_between_starts_grow_with_every_failure_up_to_a_minute() -> None:
+def test_restart_delays_grow_with_every_failure_up_to_a_minute() -> None:
     process, dice = running(), rng()
     spans = []
     for failure in range(12):
@@ -127,14 +127,14 @@ def test_waits_between_starts_grow_with_every_failure_up_to_a_minute() -> None:
     assert max(spans[6:]) > max(spans[:3])
 
 
-def test_a_healthy_minute_begins_a_new_count_and_less_does_not() -> None:
+def test_a_healthy_minute_resets_the_failure_count_and_less_does_not() -> None:
     tried = lifecycle.on_exit(lifecycle.on_ready(running(), 0.0), Exit(signal=9), 59.0, rng())
     again = lifecycle.on_ready(lifecycle.on_start(tried, 60.0), 60.0)
     assert lifecycle.on_exit(again, Exit(signal=9), 60.0 + lifecycle.HEALTHY_S - 1, rng()).failures == 2
     assert lifecycle.on_exit(again, Exit(signal=9), 60.0 + lifecycle.HEALTHY_S, rng()).failures == 1
 
 
-def test_wrong_settings_are_tried_again_at_a_slow_pace() -> None:
+def test_wrong_settings_are_retried_slowly() -> None:
     process = lifecycle.on_exit(running(), Exit(code=2), 10.0, rng())
     assert process.state is PartState.FAILED
     assert process.next_start_s == 10.0 + lifecycle.WRONG_AGAIN_S
@@ -150,12 +150,12 @@ def test_a_part_that_was_fenced_or_found_damage_is_restarted_only_on_request(cod
 
 
 @pytest.mark.parametrize("how", [Exit(code=0), Exit(code=1), Exit(code=3), Exit(code=6), Exit(signal=9)])
-def test_every_other_end_is_followed_by_another_start(how: Exit) -> None:
+def test_every_other_exit_is_followed_by_a_restart(how: Exit) -> None:
     assert lifecycle.on_exit(ready(), how, 1.0, rng()).state is PartState.RESTARTING
     assert lifecycle.failure_reason(how) == ""
 
 
-def test_a_stop_ends_it_for_good_whatever_the_exit_code() -> None:
+def test_a_stop_is_final_for_any_exit_code() -> None:
     process = lifecycle.on_stop_request(ready(), 1.0)
     assert process.state is PartState.STOPPING
     assert lifecycle.on_probe(process, ProbeResult.READY, 1.5).state is PartState.STOPPING
@@ -165,13 +165,13 @@ def test_a_stop_ends_it_for_good_whatever_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 4])
-def test_a_stop_immediately_ends_a_part_that_waits_to_be_started(code: int) -> None:
+def test_a_stop_immediately_ends_a_part_that_waits_for_its_start(code: int) -> None:
     waiting = lifecycle.on_exit(ready(), Exit(code=code), 1.0, rng())
     assert lifecycle.on_stop_request(waiting, 1.0).state is PartState.STOPPED
     assert lifecycle.on_stop_request(lifecycle.initial_state(0.0), 0.0).state is PartState.STOPPED
 
 
-def test_trouble_that_a_part_reports_makes_it_not_ready() -> None:
+def test_a_reported_error_makes_a_part_not_ready() -> None:
     assert lifecycle.on_trouble(ready(), 1.0).state is PartState.NOT_READY
     assert lifecycle.on_trouble(running(), 1.0).state is PartState.STARTING
     stopped = lifecycle.on_stop_request(ready(), 1.0)

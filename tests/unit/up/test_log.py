@@ -1,4 +1,4 @@
-"""What parts print, as lines of the one log."""
+"""The output of parts, as lines of one log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.up.log import (
 from penstock.up.status import FleetEvent, Level, LogLine
 
 
-def test_lines_are_whole_however_they_arrive() -> None:
+def test_lines_are_complete_for_any_split_of_the_input() -> None:
     splitter = Splitter()
     assert list(splitter.feed(b"one\ntw")) == ["one"]
     assert list(splitter.feed(b"o\r\n\nthree")) == ["two", ""]
@@ -35,11 +35,11 @@ def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
     assert list(splitter.feed(b"fgh\nnext\n")) == ["0123456789 … (8 more bytes)", "next"]
 
 
-def test_bytes_that_are_no_text_stay_a_line() -> None:
+def test_bytes_that_are_not_text_stay_a_line() -> None:
     assert list(Splitter().feed(b"a\xff\xfeb\n")) == ["a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b"]
 
 
-def test_a_part_cannot_command_the_terminal() -> None:
+def test_a_part_cannot_control_the_terminal() -> None:
     assert "\x1b" not in shown("\x1b[2Jgone\x07\x9b1m")
     assert shown("a\tb é") == "a\tb é"
 
@@ -54,7 +54,7 @@ def test_levels_come_from_the_line_itself() -> None:
     assert levels.of("anything").level is Level.INFO
 
 
-def test_a_trace_is_an_error_to_its_last_line() -> None:
+def test_a_traceback_is_an_error_up_to_its_last_line() -> None:
     levels = Levels()
     trace = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: no"]
     assert [levels.of(line).level for line in trace] == [Level.ERROR] * 3
@@ -75,7 +75,7 @@ def test_a_flood_is_limited_and_counted() -> None:
     assert throttle.take_omitted() == 0
 
 
-def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
+def test_the_log_reports_how_many_lines_of_a_part_were_omitted() -> None:
     log_buffer = LogBuffer(clock=ManualClock())
     heard: list[FleetEvent] = []
     end = log_buffer.subscribe(heard.append)
@@ -86,7 +86,7 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     lines = [line for line in heard if isinstance(line, LogLine)]
     assert [line.text for line in lines][-2:] == [
         "here",
-        "100 lines were omitted: it prints too many",
+        "100 lines were omitted: the part prints too many",
     ]
     assert [line.number for line in lines] == list(range(1, 503))
     end()
@@ -94,7 +94,7 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     assert len(heard) == 502
 
 
-def test_a_listener_that_fails_hears_nothing_more_and_the_others_do(
+def test_a_failed_listener_is_removed_and_the_others_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log_buffer = LogBuffer(clock=ManualClock())
@@ -111,7 +111,7 @@ def test_a_listener_that_fails_hears_nothing_more_and_the_others_do(
     assert len(caplog.records) == 1
 
 
-def test_the_journal_keeps_the_last_lines_and_numbers_them() -> None:
+def test_the_log_keeps_the_last_lines_and_numbers_them() -> None:
     log_buffer = LogBuffer(clock=ManualClock(), kept=5)
     for number in range(8):
         log_buffer.say("up", Level.INFO, str(number))
@@ -133,14 +133,14 @@ SPARK_NOISE = [
 
 
 def levels(lines: list[str]) -> list[tuple[str, Level]]:
-    """Every line with its level, in the order in which they are said."""
+    """Return every line with its level, in order of output."""
     listener = LogFilter()
     heard = [said for line in lines for said in listener.hear(line, 0.0)] + listener.release()
     return [(said.text, said.level) for said in heard]
 
 
 @pytest.mark.parametrize("kept", [SPARK_NOISE, [line for line in SPARK_NOISE if line[:4] != "    "]])
-def test_the_noise_of_sparks_daemon_is_debug_as_one_block(kept: list[str]) -> None:
+def test_a_harmless_traceback_of_sparks_daemon_is_debug_as_one_block(kept: list[str]) -> None:
     assert levels([*kept, "next"]) == [*((line, Level.DEBUG) for line in kept), ("next", Level.INFO)]
 
 
@@ -154,7 +154,7 @@ OTHER_TRACE = [
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix(seed: int) -> None:
+def test_interleaved_harmless_tracebacks_of_several_workers_are_debug(seed: int) -> None:
     rng = random.Random(seed)
     streams = [list(SPARK_NOISE) for _ in range(rng.randint(2, 4))] + [[JAVA_LOG]]
     mixed: list[str] = []
@@ -165,7 +165,7 @@ def test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mi
     assert {level for text, level in told if text != JAVA_LOG} == {Level.DEBUG}
 
 
-def test_an_error_between_the_lines_of_the_noise_is_an_error_and_the_noise_is_none() -> None:
+def test_an_error_between_harmless_lines_is_an_error() -> None:
     told = levels([*SPARK_NOISE[:5], *OTHER_TRACE, *SPARK_NOISE[5:]])
     assert [text for text, level in told if level is Level.ERROR] == OTHER_TRACE
     told = levels([*OTHER_TRACE[:2], *SPARK_NOISE[:3], *OTHER_TRACE[2:], *SPARK_NOISE[3:]])
@@ -175,18 +175,18 @@ def test_an_error_between_the_lines_of_the_noise_is_an_error_and_the_noise_is_no
 @pytest.mark.parametrize(
     "lines",
     [
-        # The work itself has lost its connection.
+        # The query itself has lost its connection.
         [*SPARK_NOISE[:5], '  File "/x/pyspark/worker.py", line 9, in main', SPARK_NOISE[-1]],
         # Another error of the daemon.
         [*SPARK_NOISE[:-1], "MemoryError"],
-        # A pipe of somebody else.
+        # A pipe of another process.
         [SPARK_NOISE[0], '  File "/x/mine.py", line 1, in f', SPARK_NOISE[-1]],
         [SPARK_NOISE[0], SPARK_NOISE[-1]],
-        # A new trace begins within one.
+        # A new traceback begins within one.
         [*SPARK_NOISE[:2], SPARK_NOISE[0], '  File "a.py", line 1, in f', "ValueError: no"],
     ],
 )
-def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
+def test_no_other_traceback_is_harmless(lines: list[str]) -> None:
     told = levels(lines)
     assert sorted(text for text, _ in told) == sorted(lines)
     assert {level for _, level in told} == {Level.ERROR}
@@ -208,7 +208,7 @@ def test_held_lines_are_released_when_no_more_follow() -> None:
     assert listener.release() == []
 
 
-def test_a_reason_is_distinguished_from_a_trace() -> None:
+def test_a_reason_is_distinguished_from_a_traceback() -> None:
     listener = LogFilter()
     (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
     assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)
@@ -216,16 +216,16 @@ def test_a_reason_is_distinguished_from_a_trace() -> None:
     assert not any(said.is_verdict for said in traced)
 
 
-def test_text_turns_no_direction_and_fits_every_encoding() -> None:
+def test_text_changes_no_direction_and_fits_every_encoding() -> None:
     assert shown("a\u202eb\u2028c\ud800d\u2066").replace("\N{REPLACEMENT CHARACTER}", "") == "abcd"
 
 
-def test_an_event_nested_beyond_reason_is_a_line_like_any_other() -> None:
+def test_an_event_nested_too_deep_is_an_ordinary_line() -> None:
     assert event_of('{"event":' + "[" * 4000) is None
     assert event_of('{"event":' + '{"a":' * 4000) is None
 
 
-def test_a_secret_is_in_no_line_whoever_prints_it() -> None:
+def test_a_secret_is_masked_in_every_line() -> None:
     log_buffer = LogBuffer(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
     log_buffer.hear(
         "careless", OutputLine(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key")

@@ -1,4 +1,4 @@
-"""From the file to the parts that run."""
+"""From the file to the parts to run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_paths_are_relative_to_the_file() -> None:
     assert found.part("timeseries").arguments[2] == "/srv/app/data/timeseries"
 
 
-def test_a_queue_has_its_producers_and_consumers_and_everybody_the_same_place() -> None:
+def test_a_queue_has_its_producers_and_consumers_at_one_place() -> None:
     queues = {queue.name: queue for queue in plan().map.queues}
     assert queues["events"].producers == ("relay-events",)
     assert (queues["metrics"].producers, queues["metrics"].consumers) == (("collector",), ("timeseries",))
@@ -87,7 +87,7 @@ def test_the_queues_of_the_collector_are_where_its_store_is() -> None:
     assert fault == "queues.metrics: collector.store sets the place of this queue; set that instead"
 
 
-def test_a_stop_goes_in_the_direction_of_the_flow() -> None:
+def test_parts_stop_in_data_flow_order() -> None:
     stages = [stage_of(part.kind) for part in plan().parts]
     assert stages == sorted(stages)
     assert stage_of(PartKind.COLLECTOR) == stage_of(PartKind.TOPICS) < stage_of(PartKind.RELAY)
@@ -95,7 +95,7 @@ def test_a_stop_goes_in_the_direction_of_the_flow() -> None:
     assert stage_of(PartKind.VECTOR) < stage_of(PartKind.CONSOLE)
 
 
-def test_keys_reach_the_server_and_its_callers_and_no_command_line() -> None:
+def test_keys_reach_the_server_and_its_callers_but_no_command_line() -> None:
     found = plan({**EVERYTHING, "topics": {"keys": "secret:rw"}, "timeseries": {"keys": "other"}})
     assert found.part("topics").environment["TOPICS_API_KEYS"] == "secret:rw,own-key"
     assert found.part("relay-events").environment["TOPICS_API_KEY"] == "own-key"
@@ -107,7 +107,7 @@ def test_keys_reach_the_server_and_its_callers_and_no_command_line() -> None:
     assert "own-key" not in everything + repr(found)
 
 
-def test_without_keys_nothing_is_made_up() -> None:
+def test_without_keys_no_key_is_created() -> None:
     assert "TOPICS_API_KEYS" not in plan().part("topics").environment
     assert plan().part("relay-events").environment == {}
 
@@ -128,7 +128,7 @@ def test_a_pipeline_is_asked_to_stop_before_it_would_be_killed() -> None:
         ({"topics": {}, "relays": [{"topic": "a", "queue": "b"}] * 2}, "two parts are called relay-a"),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(mapping: dict[str, object], told: str) -> None:
+def test_contradicting_parts_are_refused(mapping: dict[str, object], told: str) -> None:
     (fault,) = faults(mapping)
     assert re.search(told, fault)
 
@@ -151,18 +151,18 @@ def test_all_contradictions_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize(("written", "argument"), [("36h", "36h"), (129_600, "129600.000000s")])
-def test_a_duration_of_the_file_is_passed_on_with_a_unit(written: object, argument: str) -> None:
+def test_a_duration_in_the_file_is_passed_with_a_unit(written: object, argument: str) -> None:
     found = plan({"timeseries": {"retention": written}})
     arguments = next(part.arguments for part in found.parts if part.kind is PartKind.TIMESERIES)
     assert arguments[arguments.index("--retention") + 1] == argument
 
 
-def test_one_port_on_two_addresses_is_no_conflict() -> None:
+def test_one_port_on_two_addresses_is_not_a_conflict() -> None:
     mapping: dict[str, object] = {"topics": {"host": "127.0.0.2", "port": 9090}, "timeseries": {}}
     assert faults(mapping) == []
 
 
-def test_port_0_may_be_asked_for_twice() -> None:
+def test_port_0_may_be_requested_twice() -> None:
     assert faults({"topics": {"port": 0}, "timeseries": {"port": 0}, "console": {"port": 0}}) == []
 
 

@@ -1,4 +1,4 @@
-"""A command as a child process: what it printed, how it ended, and what becomes of it when it is given up."""
+"""A command as a child process: its output, its exit, and its end after a cancellation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("script")
-async def test_an_outcome_has_the_end_of_what_was_printed() -> None:
+async def test_an_outcome_has_the_end_of_the_output() -> None:
     told: list[str] = []
     program = (
         "import sys; print('x' * 5_000_000 + 'end'); print('one \\n\\ntwo', file=sys.stderr); sys.exit(3)"
@@ -32,7 +32,7 @@ async def test_an_outcome_has_the_end_of_what_was_printed() -> None:
 
 
 @pytest.mark.usefixtures("script")
-async def test_a_command_that_was_killed_has_the_signal_below_zero() -> None:
+async def test_a_killed_command_has_the_negative_signal_as_exit_code() -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert (await run_command([program], print, os.environ)).exit_code == -9
 
@@ -45,7 +45,7 @@ async def test_a_command_that_cannot_be_started_has_an_exit_code(monkeypatch: py
 
 
 @pytest.mark.usefixtures("script")
-async def test_a_command_that_is_given_up_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_a_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys, time\n"
         "started = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"

@@ -1,4 +1,4 @@
-"""`penstock buffer …`: the verbs for a queue in object storage."""
+"""`penstock buffer …`: commands for a queue in object storage."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class _Budget:
 
 
 async def _first_position(queue: Queue, start: int | str) -> int | None:
-    """Return the sequence after which to begin."""
+    """Return the sequence after which to start."""
     if start == "earliest":
         return None
     if start == "latest":
@@ -241,7 +241,7 @@ async def _first_position(queue: Queue, start: int | str) -> int | None:
 
 
 async def _print_batch(queue: Queue, descriptor: BatchDescriptor, form: str, left: _Budget) -> bool:
-    """Print one batch. Return false if it is in the queue but its object is missing."""
+    """Print one batch. Return False if it is in the queue but its object is missing."""
     try:
         batch = await queue.reader.fetch(descriptor)
     except BatchMissing as error:
@@ -299,7 +299,7 @@ def _record_object(
 
 
 def _readable(data: bytes) -> str:
-    """Return the text, with characters that would disturb a terminal or a column escaped."""
+    """Return the text, with characters escaped that could affect a terminal or a column."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -364,8 +364,8 @@ def _choose(queues: list[Queue], shard: int | None) -> Queue:
 async def _queued_batch(queue: Queue, sequence: int) -> dict[str, object]:
     index = await queue.reader.index()
     if not index.first <= sequence < index.footer.next_sequence:
-        there = f"{index.first} to {index.footer.next_sequence - 1}" if len(index) else "nothing: it is empty"
-        raise NotFound(f"sequence {sequence} is not in the queue, which holds {there}")
+        range_text = f"{index.first} to {index.footer.next_sequence - 1}" if len(index) else "no batches"
+        raise NotFound(f"sequence {sequence} is not in the queue, which holds {range_text}")
     return await _batch_object(queue, index[sequence - index.first].location, sequence)
 
 

@@ -97,7 +97,7 @@ def gc(queue: QueueOptions, out: Output, dry_run: bool, fence: bool, grace: str 
     """
     target = queue.target()
     target.build(ConsumerConfig, gc_grace_period=grace)
-    # Not a coroutine: asked on an event loop, Ctrl-C would not end the question.
+    # Not a coroutine: on an event loop, Ctrl-C would not end the prompt.
     if fence and not dry_run and not yes:
         question = "A running consumer of this queue will be fenced and must be restarted. Continue?"
         if not click.confirm(question, err=True):
@@ -179,7 +179,7 @@ def _print_cycle(cycle: _Cycle, dry_run: bool, fence: bool) -> None:
             "       append them. A running consumer seals at its next collection; --fence does it now."
         )
     if fence and not dry_run:
-        click.echo("  a consumer that was running has been fenced: restart it")
+        click.echo("  any running consumer has been fenced: restart it")
 
 
 def _print_keys(verb: str, keys: tuple[str, ...] | list[str]) -> None:

@@ -29,7 +29,7 @@ CALL_BYTES_MAX = 8 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts of accepted, durable and failed records, and the sequences of the durable ones."""
+    """The number of accepted, durable and failed records, and the sequences of the durable ones."""
 
     accepted: int = 0
     accepted_bytes: int = 0
@@ -37,28 +37,28 @@ class Tally:
     durable_bytes: int = 0
     failed: int = 0
     unknown: int = 0
-    """Failed records that may be in the queue all the same."""
+    """Failed records that may nevertheless be in the queue."""
     first_failed: int | None = None
-    """Number, in the input, of the first record that may not be durable."""
+    """The position in the input of the first record that may not be durable."""
     error: PenstockError | None = None
     sequences: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The lowest and highest sequence for each folder of batches; a shard has one folder."""
+    """The lowest and highest sequence in each folder of batches; each shard has one folder."""
     _pending: deque[tuple[WriteHandle, int, int, int]] = field(default_factory=deque)
 
     def accept(self, handle: WriteHandle, count: int, size: int, first: int | None = None) -> None:
-        """Add a call that was accepted; `first` is the number of its first record in the input."""
+        """Add an accepted call; `first` is the position of its first record in the input."""
         number = self.accepted if first is None else first
         self._pending.append((handle, number, count, size))
         self.accepted += count
         self.accepted_bytes += size
 
     def settle(self) -> None:
-        """Count the calls, in order, whose outcomes are known."""
+        """Count the calls whose outcomes are known, in order; stop at the first pending one."""
         while self._pending and self._pending[0][0].watcher.result() is not None:
             self._count(*self._pending.popleft())
 
     def settle_all(self) -> None:
-        """Count all calls whose outcomes are known, in any order; the others stay pending."""
+        """Count all calls whose outcomes are known, in any order; keep the others pending."""
         waiting = list(self._pending)
         self._pending.clear()
         for call in waiting:
@@ -74,7 +74,7 @@ class Tally:
             self.failed += count
             self.unknown += count if isinstance(outcome.error, OutcomeUnknown) else 0
             self.first_failed = first if self.first_failed is None else min(self.first_failed, first)
-            # An unknown outcome needs most care, so it is the one to report.
+            # An unknown outcome needs the most care, so report that one.
             if self.error is None or isinstance(outcome.error, OutcomeUnknown):
                 self.error = outcome.error
             return
@@ -108,7 +108,7 @@ class Tally:
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Most records per call; each call adds a metadata item to the manifest.",
+    help="Maximum records per call; each call adds a metadata item to the manifest.",
 )
 @click.option("--shards", type=click.IntRange(min=1), help="Create the queue with this many shards.")
 @click.option("--key", metavar="TEXT", help="Sharded: send all records to the shard of this key.")
@@ -254,7 +254,7 @@ async def _hand_over(
 async def _hand_over_by_key(
     producer: ShardedProducer, job: _Input, records: list[bytes], tally: Tally
 ) -> None:
-    """Group the records of each shard, so that not every key costs a call."""
+    """Group the records by shard, so that not every key needs its own call."""
     assert job.keys.separator is not None
     piles: dict[int, list[bytes]] = {}
     keys: dict[int, bytes] = {}
@@ -271,7 +271,7 @@ async def _hand_over_by_key(
 
 
 def _calls(records: list[bytes], count_max: int) -> list[list[bytes]]:
-    """Split records into calls by count and by size."""
+    """Split records into calls by count and size."""
     calls: list[list[bytes]] = []
     size = 0
     for record in records:
@@ -339,7 +339,7 @@ def _account(tally: Tally, elapsed_s: float) -> list[tuple[str, str]]:
 
 
 def _report_failure(ending: Ending) -> int:
-    """Report what is not durable, and why; return the exit code."""
+    """Report the records that are not durable, with the reason. Return the exit code."""
     tally = ending.tally
     if ending.signal is not None:
         click.echo(f"stopped by {ending.signal.name}: the input was not read to its end", err=True)

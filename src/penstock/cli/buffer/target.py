@@ -1,4 +1,4 @@
-"""The queue that a command works on: its settings, from a file, the environment and flags."""
+"""The queue of a command: its settings, from a file, the environment and flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ C = TypeVar("C", ProducerConfig, ConsumerConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The settings of a queue, not yet built into a config. Secrets stay out of `repr`."""
+    """The settings of a queue, before a config is built from them. Secrets stay out of `repr`."""
 
     where: str
     settings: dict[str, Setting] = field(repr=False)
@@ -47,7 +47,7 @@ class Target:
         prefix: str | None = None,
         store_options: Iterable[str] = (),
     ) -> Target:
-        """Merge the file, the environment and the command line, which wins. Raises `ConfigError`."""
+        """Merge the file, the environment and the command line; later ones win. Raise `ConfigError`."""
         layer = _file_layer(config)
         environment = from_env(ENVIRONMENT, os.environ)
         if store is not None or "store" in environment:
@@ -62,7 +62,7 @@ class Target:
         return cls(where=where, settings=_with_options(settings, options) if options else settings)
 
     def build(self, kind: type[C], **overrides: Setting) -> C:
-        """Build a config of `kind` from the settings that it has."""
+        """Build a config of `kind` from those settings that `kind` has."""
         own = {field.name for field in dataclasses.fields(kind)} | {"object_store"}
         chosen = {name: value for name, value in self.settings.items() if name in own}
         chosen |= {name: value for name, value in overrides.items() if value is not None}
@@ -70,7 +70,7 @@ class Target:
 
     @asynccontextmanager
     async def open(self, kind: type[C], *, existing: bool = True, **overrides: Setting) -> AsyncIterator[C]:
-        """Build a config and open its store. Raises `NotFound` if it must be `existing` and is not."""
+        """Build a config and open its store. Raise `NotFound` if it must be `existing` and is missing."""
         config = self.build(kind, **overrides)
         store = open_store(config.store)
         if existing:
@@ -99,7 +99,7 @@ class Queue:
 
 
 async def queues_of(config: ConsumerConfig, *, required: bool = True) -> list[Queue]:
-    """Return the queue, or all its shards. Raises `NotFound` if it is `required` and does not exist."""
+    """Return the queue, or all its shards. Raise `NotFound` if it is `required` and does not exist."""
     store = open_store(config.store)
     shards = await read_shards(store, config)
     plain = _queue(store, config, None)
@@ -127,7 +127,7 @@ def _queue(store: ObjectStore, config: ConsumerConfig, shard: int | None) -> Que
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The queue as given on the command line."""
+    """The queue options on the command line."""
 
     store: str | None
     manifest: str | None
@@ -136,7 +136,7 @@ class QueueOptions:
     store_options: tuple[str, ...] = field(repr=False)
 
     def target(self) -> Target:
-        """Merge these options with the file and the environment. Raises `ConfigError`."""
+        """Merge these options with the file and the environment. Raise `ConfigError` if they are invalid."""
         return Target.of(
             self.store,
             config=self.config,
@@ -166,11 +166,11 @@ queue_options = injected(
         help="A setting of the store, such as endpoint or region; may be repeated.",
     ),
 )
-"""Gives a command the `queue` it works on."""
+"""Passes the `queue` options to a command."""
 
 
 def queue_command(name: str | None = None) -> Callable[[Command], click.Command]:
-    """Make a coroutine function a command that receives the `target` it works on and its `out`."""
+    """Turn a coroutine function into a command that receives the `target` queue and its `out`."""
 
     def decorate(function: Command) -> click.Command:
         @functools.wraps(function)
@@ -193,7 +193,7 @@ def _file_layer(path: str | None) -> dict[str, Setting]:
 
 
 def _check_names(settings: dict[str, Setting], where: str) -> None:
-    """Check that each name is a setting of producers or of consumers: a file may hold both."""
+    """Check that each name is a setting of producers or of consumers: a file may contain both."""
     known = {field.name for kind in (ProducerConfig, ConsumerConfig) for field in dataclasses.fields(kind)}
     for name in settings:
         if name not in known | {"object_store"}:
@@ -203,7 +203,7 @@ def _check_names(settings: dict[str, Setting], where: str) -> None:
 def _split_option(option: str) -> tuple[str, str]:
     name, separator, value = option.partition("=")
     if not separator or not name:
-        # Do not quote the option: it may be a secret without its name.
+        # Do not quote the option: it may be a secret whose name is missing.
         raise click.BadParameter("expected NAME=VALUE", param_hint="'--store-option'")
     return name, value
 

@@ -1,4 +1,4 @@
-"""`penstock demo`: producers, a pipeline, kills, and the books that must balance."""
+"""`penstock demo`: producers, a pipeline, kills, and totals that must balance."""
 
 from __future__ import annotations
 

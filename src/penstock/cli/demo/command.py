@@ -1,4 +1,4 @@
-"""`penstock demo`: run the whole path on this machine, kill processes, and check that the totals balance."""
+"""`penstock demo`: run a complete pipeline here, kill processes, and check that the totals balance."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def demo(
 
 
 def _run_and_tidy(plan: Plan, out: Output, *, keep: bool) -> ExitCode:
-    """Run the demo; keep its files if it fails or does not balance."""
+    """Run the demo. Keep its files if it fails or does not balance."""
     kept = keep
     try:
         balanced = _run_and_report(plan, out, keep=keep)
@@ -145,7 +145,7 @@ def _run_and_report(plan: Plan, out: Output, *, keep: bool) -> bool:
 
 
 def _require_spark() -> None:
-    """Raise `Unsupported`, which says what to install, before anything is started."""
+    """Raise `Unsupported`, naming the missing package, before any process is started."""
     import importlib.util
 
     from penstock.spark import check_spark, find_java
@@ -192,7 +192,7 @@ def _remove(plan: Plan) -> None:
 
 
 def _empty(url: str) -> int:
-    """Delete every object of a folder; return how many could not be deleted."""
+    """Delete every object in a folder; return how many could not be deleted."""
     from penstock.blocking import loop_thread
     from penstock.objects import StoreConfig, open_store
 
@@ -207,12 +207,12 @@ def _empty(url: str) -> int:
 
 
 class _Terminated(BaseException):
-    """Raised at SIGTERM; not an `Exception`, so that error handlers do not catch it."""
+    """Raised at SIGTERM. Not an `Exception`, so that error handlers do not catch it."""
 
 
 @contextmanager
 def _until_stopped() -> Iterator[None]:
-    """End the demo at SIGTERM or SIGHUP as at Ctrl-C; ignore further signals.
+    """End the demo at SIGTERM or SIGHUP in the same way as at Ctrl-C; ignore further signals.
 
     A second signal would interrupt the cleanup and leave processes running.
     """
@@ -281,7 +281,7 @@ def _stamped(live: Live, sentence: str) -> str:
 
 
 def panel(live: Live) -> str:
-    """Format the state, one line per figure."""
+    """Format the state, one figure per line."""
     return (
         f"{live.phase}, {live.elapsed_s:.0f}s\n"
         f"  produced      {live.produced:>10,} events\n"

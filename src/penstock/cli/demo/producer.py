@@ -1,7 +1,7 @@
-"""The demo's producers: the click stream, the journal of what was acknowledged, and the process.
+"""The demo's producers: the stream of clicks, the journal of acknowledgements, and the process.
 
-Every event follows from its number, and its bytes from a table's row. A journal has one line per call, in one
-write each, so that a kill leaves whole lines:
+Every event follows from its number, and can be rebuilt from its row in a table. A journal has one line per
+event below, each written in one write, so that a kill leaves whole lines:
 
     offer FIRST COUNT                    before the records are handed to the buffer
     ack   FIRST COUNT BYTES CHECKSUM     after they were acknowledged as durable
@@ -30,7 +30,7 @@ from penstock.storage import data_modes
 
 BAD_EVERY: Final = 1000
 BAD_AT: Final = 500
-"""The remainder, modulo `BAD_EVERY`, of the events that do not decode."""
+"""Events whose number modulo `BAD_EVERY` has this value do not decode."""
 DAYS: Final = 3
 COLUMNS: Final = ("producer", "number", "user", "url", "at")
 
@@ -44,9 +44,9 @@ _DAY_MS: Final = 86_400_000
 CHECKSUM_END = 1 << 64
 CALLS_PER_S = 50
 HELD_FROM = 0.75
-"""The share of events after which producers wait for the demo's kills..."""
+"""After this share of the events, producers wait for the demo's kills..."""
 HELD_CALL_S = 1.0
-"""...except for a call at this interval, so that there is always one in progress."""
+"""...except for one call per interval, so that a call is always in progress."""
 
 
 def is_bad(number: int) -> bool:
@@ -57,7 +57,7 @@ def is_bad(number: int) -> bool:
 def event(producer: int, number: int, end: int, since_ms: int) -> bytes:
     """Return event `number` of a producer's `end` events, spread over `DAYS` days from `since_ms`."""
     draw = (number * 2_654_435_761 + producer * 40_503) & 0xFFFF_FFFF
-    # The smaller of two draws: some pages are far more popular than others.
+    # The smaller of two random values: some pages are far more popular than others.
     page = _PAGES[min((draw >> 8) % len(_PAGES), (draw >> 16) % len(_PAGES))]
     at = _EPOCH + timedelta(milliseconds=since_ms + DAYS * _DAY_MS * number // end)
     moment = at.isoformat(timespec="milliseconds").removesuffix("+00:00").encode()
@@ -69,7 +69,7 @@ def event(producer: int, number: int, end: int, since_ms: int) -> bytes:
 
 
 def _bad_event(producer: int, number: int, user: int, page: bytes, moment: bytes) -> bytes:
-    """Return a bad event: truncated, of a wrong type, or without a field, but with its producer."""
+    """Return a bad event: truncated, with a wrong type, or without a field, but with its producer."""
     head = b'{"producer":%d,"number":%d,' % (producer, number)
     kind = number // BAD_EVERY % 3
     if kind == 0:
@@ -80,7 +80,7 @@ def _bad_event(producer: int, number: int, user: int, page: bytes, moment: bytes
 
 
 def rebuild(rows: pa.Table) -> pa.ChunkedArray:
-    """Return the bytes of every event, from the columns `COLUMNS` of a table."""
+    """Return the bytes of every event, rebuilt from the columns `COLUMNS` of a table."""
     moment = rows.column("at").cast(pa.timestamp("ms", "UTC"))
     return pc.binary_join_element_wise(
         '{"producer":',
@@ -100,13 +100,13 @@ def rebuild(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def checksum_of(record: bytes) -> int:
-    """Return the checksum of one record; sums are modulo 2^64."""
+    """Return the checksum of one record. Sums of checksums are modulo 2^64."""
     return int(xxhash.xxh3_64_intdigest(record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Records by count, bytes and sum of checksums: equal sums mean equal records."""
+    """The count, size and checksum sum of records: equal sums mean equal records."""
 
     records: int = 0
     size_bytes: int = 0
@@ -140,12 +140,12 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read the journal at `path`; one that does not exist yet is empty."""
+    """Read the journal at `path`; a missing file is an empty journal."""
     return JournalReader(path).read()
 
 
 class JournalReader:
-    """Follows a journal: each call reads only new lines."""
+    """Follows a journal: each call reads only the new lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,7 +155,7 @@ class JournalReader:
         self._ranges: list[tuple[int, int]] = []
 
     def read(self) -> Journal:
-        """Return the current journal, without an incomplete last line."""
+        """Return the current journal without an incomplete last line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
@@ -190,7 +190,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class JournalWriter:
-    """Appends lines, each in one write."""
+    """Appends lines, each in a single write."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -226,7 +226,7 @@ async def _produce(
     store: str, path: Path, release: Path, me: int, records: int, rate: float, since_ms: int
 ) -> None:
     parent = os.getppid()
-    number = read_journal(path).offered_end  # numbers offered by a killed predecessor are not used again
+    number = read_journal(path).offered_end  # never reuse numbers that a killed predecessor offered
     count = max(1, round(rate / CALLS_PER_S))
     journal = JournalWriter(path)
     acks: asyncio.Queue[tuple[int, Sums, WriteHandle] | None] = asyncio.Queue()

@@ -23,12 +23,12 @@ Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _MADE_BY: Final = r'^\{"producer":(?P<producer>\d{1,6}),"number":(?P<number>\d{1,12}),'
 _NUMBERS: Final = 10**12
-"""More records than any producer has."""
+"""More than the number of records of any producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Records by producer, with size and checksum. Producer -1 is unknown."""
+    """Records with producer, number, size and checksum. An unknown producer is -1."""
 
     producer: Numbers
     number: Numbers
@@ -65,7 +65,7 @@ class Records:
 
     @property
     def bad(self) -> Flags:
-        """The records that were produced so that they do not decode."""
+        """Which records were produced so that they do not decode."""
         flags: Flags = self.number % BAD_EVERY == BAD_AT
         return flags
 
@@ -84,9 +84,9 @@ def _integers(texts: pa.ChunkedArray) -> Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalBalance:
-    """The balance of the producers' journals against the tables.
+    """The comparison of the producers' journals with the tables.
 
-    It uses nothing of the pipeline's ledger, which `penstock audit` checks.
+    It does not use the pipeline's ledger, which `penstock audit` checks.
     """
 
     produced: int
@@ -96,14 +96,14 @@ class JournalBalance:
     rows: int
     letters: int
     unacknowledged: int
-    """Stored records whose producer was killed before it got the acknowledgement."""
+    """Stored records whose producer was killed before it received the acknowledgement."""
     duplicates: int
     foreign: int
     """Stored records that were never produced."""
     misplaced: int
-    """Bad records among the rows, good ones among the dead letters."""
+    """Bad records among the rows, and good ones among the dead letters."""
     clicks: int
-    """The clicks in the table of totals."""
+    """The sum of clicks in the table of totals."""
 
     @property
     def balanced(self) -> bool:
@@ -116,7 +116,7 @@ class JournalBalance:
 
     @property
     def never_durable(self) -> int:
-        """Records that their producer still held when it was killed."""
+        """Records that a producer had not stored when it was killed."""
         return self.produced - self.acknowledged.records - self.unacknowledged
 
     def to_json(self) -> dict[str, object]:
@@ -155,13 +155,13 @@ def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
 
 
 def read_books(plan: Plan) -> JournalBalance:
-    """Compare the tables with the journals. Raises `DemoFailed` if a table is missing."""
+    """Compare the tables with the journals. Raise `DemoFailed` if a table is missing."""
     spec = load_spec(plan.pipeline_file)
     tables = {name: table_of(sink) for name, sink in spec.outputs.items()}
     rows, totals = (load_delta(table) for name in (ROWS, TOTALS) if (table := tables[name]) is not None)
     letters = table_of(spec.letters) if spec.letters is not None else None
     if rows is None or totals is None or letters is None:
-        raise DemoFailed(f"there is no table {ROWS} or no table {TOTALS}, though everything is delivered")
+        raise DemoFailed(f"the table {ROWS} or {TOTALS} is missing, although everything is delivered")
     events = rebuild(rows.to_pyarrow_dataset().to_table(columns=list(COLUMNS)))
     clicks = totals.to_pyarrow_dataset().to_table(columns=["clicks"]).column("clicks")
     dead = read_letters(letters, ["value"]).column("value")
@@ -223,7 +223,7 @@ def audit_of(plan: Plan) -> AuditReport:
 
 
 def print_next(plan: Plan, *, kept: bool) -> None:
-    """Print commands to try next; if no file is kept, those for a run that keeps them."""
+    """Print suggested commands; if the files are not kept, those for a run that keeps them."""
     if kept:
         file, queue, table = str(plan.pipeline_file), plan.queue, plan.table(TOTALS)
     else:

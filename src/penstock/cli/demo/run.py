@@ -38,7 +38,7 @@ _QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:
 _STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
 LOOK_EVERY_S: Final = 0.2
 STANDSTILL_S: Final = 600.0
-"""Longer than Spark needs to start on a slow machine."""
+"""Longer than Spark takes to start on a slow machine."""
 KILL_PRODUCER_AT: Final = 0.2
 KILL_DRIVER_PATIENCE_S: Final = 15.0
 """How long to wait, after the first micro-batch, for the worst moment to kill the driver."""
@@ -50,14 +50,14 @@ class Plan:
     """The settings of one run of the demo."""
 
     folder: Path
-    """Journals, logs, the pipeline's file, checkpoint and ledger; without `store`, queue and tables too."""
+    """The directory of journals, logs, pipeline file, checkpoint and ledger; without `store`, of all data."""
     store: str | None
     """The address of an unused folder for the queue and the tables."""
     producers: int
     records: int
     """Events per producer."""
     seconds: float
-    """The time over which they are spread."""
+    """The time over which the events are spread."""
     since_ms: int
     """The time of the first event."""
 
@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """Events per second and producer."""
+        """Events per second of each producer."""
         return max(1.0, self.records / self.seconds)
 
     @property
     def release(self) -> Path:
-        """Until this file exists, producers hold back events, so that they are busy during the kills."""
+        """Until this file exists, producers hold back events, so that they are active during the kills."""
         return self.folder / "release"
 
     def log(self, name: str) -> Path:
@@ -147,7 +147,7 @@ class DemoFailed(PenstockError):
 
 
 class Processes:
-    """The producers and the pipeline's driver, and how often each was killed."""
+    """The producers and the pipeline's driver, with the number of kills."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -158,7 +158,7 @@ class Processes:
         self.driver_kills = 0
 
     def start_producer(self, number: int) -> None:
-        """Start a producer; a restarted one continues at the end of its journal."""
+        """Start a producer. A restarted one continues at the end of its journal."""
         plan = self._plan
         arguments = ["penstock.cli.demo.producer", "--store", plan.queue, "--producer", str(number)]
         arguments += ["--journal", str(plan.journal(number)), "--release", str(plan.release)]
@@ -184,7 +184,7 @@ class Processes:
         return started
 
     def kill_producer(self, number: int) -> bool:
-        """Kill a producer; return false if it has already ended."""
+        """Kill a producer. Return False if it has already ended."""
         if self._producers[number].poll() is not None:
             return False
         self._producers[number].kill()
@@ -193,20 +193,20 @@ class Processes:
         return True
 
     def kill_driver(self) -> None:
-        """Kill the driver and its process group, which the Java that it started belongs to."""
+        """Kill the driver and its process group, including the Java process that it started."""
         assert self._driver is not None
         self._driver.kill()
         self._driver.wait()
         self.driver_kills += 1
 
     def stop_driver(self) -> None:
-        """Ask the driver to stop, as a service manager would."""
+        """Request a stop of the driver, as a service manager does."""
         assert self._driver is not None
         self._driver.terminate()
 
     @property
     def driver_stopped(self) -> bool:
-        """Whether the driver has stopped as requested. Raises `DemoFailed` if it ended in another way."""
+        """Whether the driver has stopped as requested. Raise `DemoFailed` if it ended in another way."""
         assert self._driver is not None
         ended = self._driver.poll()
         if ended is not None and ended not in _STOPPED:
@@ -256,7 +256,7 @@ def session_members(sessions: list[int]) -> list[int]:
         try:
             fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         if int(fields[3]) in sessions and fields[0] != "Z":
             found.append(int(entry.parent.name))
     return found
@@ -289,7 +289,7 @@ class Live:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Figures that change as long as the demo makes progress."""
+        """Figures that change while the demo makes progress."""
         return (self.produced, self.acknowledged, self.delivered, self.dead, self.driver_kills)
 
 
@@ -317,7 +317,7 @@ class Outcome:
 
 
 def run_demo(plan: Plan, stage: Stage) -> Outcome:
-    """Run the demo until everything is delivered and the pipeline has stopped. Raises `DemoFailed`."""
+    """Run the demo until everything is delivered and the pipeline has stopped, or raise `DemoFailed`."""
     OsFileSystem().make_dirs(os.path.abspath(plan.folder))
     plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
     with started_processes(plan) as processes:
@@ -379,7 +379,7 @@ class _Story:
         return bool(self._processes.driver_kills) and not self._processes.producing
 
     def _try_to_kill_producer(self) -> None:
-        """Kill the producer while it has offered records that are not acknowledged yet."""
+        """Kill the producer while it has offered records that are not acknowledged."""
         if not self._journals:
             return
         journal = self._journals[VICTIM]
@@ -403,10 +403,10 @@ class _Story:
             return
         self._processes.kill_driver()
         # Read again: it may have made progress before the kill.
-        under_way = set(self._checkpoint.planned()) - set(self._checkpoint.done())
+        in_progress = set(self._checkpoint.planned()) - set(self._checkpoint.done())
         lines = {line.batch for line in self._ledger.lines(query)}
-        self._interrupted = tuple(sorted(under_way))
-        self._half_stored = self._rows.last_version(query) in under_way - lines
+        self._interrupted = tuple(sorted(in_progress))
+        self._half_stored = self._rows.last_version(query) in in_progress - lines
         self._lines_before = len(lines)
         self._processes.start_driver()
         self._plan.release.touch()
@@ -429,7 +429,7 @@ class _Story:
             if live.progress != progress:
                 moved, progress = time.monotonic(), live.progress
             if time.monotonic() - moved > STANDSTILL_S:
-                raise DemoFailed(f"{live.phase}: nothing has moved for {STANDSTILL_S:.0f} s")
+                raise DemoFailed(f"{live.phase}: no progress for {STANDSTILL_S:.0f} s")
             time.sleep(LOOK_EVERY_S)
 
     def _say(self, sentence: str) -> None:

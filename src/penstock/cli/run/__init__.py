@@ -1,4 +1,4 @@
-"""`penstock run`: a pipeline in the foreground, shown, supervised and started again."""
+"""`penstock run`: run a pipeline in the foreground, with a display, supervision and restarts."""
 
 from __future__ import annotations
 

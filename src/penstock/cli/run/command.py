@@ -102,7 +102,7 @@ def run(
         click.echo(str(leaving), err=True)
         sys.stdout.flush()
         end_children()
-        # Do not wait for Spark.
+        # Do not wait for Spark to end.
         os._exit(signals.exit_code)
     except PenstockError as error:
         if verbose:
@@ -125,7 +125,7 @@ def _set_up_logging(verbose: bool) -> None:
 
 
 def report_checks(spec: PipelineSpec, sessions: CommandSession, out: Output) -> int:
-    """Print every finding as soon as it is made; return 1 if a check fails."""
+    """Print every finding immediately. Return 1 if a check fails."""
     from penstock.spark import check_pipeline
 
     checks: list[Check] = []

@@ -1,4 +1,4 @@
-"""Displays of a running pipeline: for people on standard error, for programs as JSON on standard output."""
+"""Displays of a running pipeline: text on standard error for people, JSON on standard output for programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Counts of records since this command started."""
+    """The number of records since the start of this command."""
 
     batches: int = 0
     read: int = 0
@@ -42,7 +42,7 @@ class Totals:
     last: BatchLine | None = None
 
     def plus(self, line: BatchLine) -> Totals:
-        """Return the totals with one more micro-batch. A repeated one replaces its first run."""
+        """Return the totals with one more micro-batch. A repeated micro-batch replaces its first run."""
         again = self.last if self.last is not None and self.last.batch == line.batch else None
         rows = dict(self.rows)
         for name, count in line.rows.items():
@@ -69,14 +69,14 @@ class Totals:
 
 
 class Rate:
-    """The rate of a count over the last seconds."""
+    """The rate of a count over the last few seconds."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._seen: deque[tuple[float, int]] = deque()
 
     def at(self, now_s: float, count: int) -> float:
-        """Return the current rate, 0 before there are two values."""
+        """Return the current rate, or 0 before there are two values."""
         self._seen.append((now_s, count))
         while len(self._seen) > 2 and self._seen[1][0] <= now_s - self._window_s:
             self._seen.popleft()
@@ -86,7 +86,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The state that a display shows."""
+    """The state shown by a display."""
 
     name: str
     phase: str
@@ -132,7 +132,7 @@ class Display(Protocol):
     def say(self, event: str, sentence: str, view: View) -> None:
         """Report an event, with a sentence for people.
 
-        `failed` is left out for people: the error itself is reported when the command ends.
+        Displays for people omit `failed`: the command reports the error itself when it ends.
         """
         ...
 
@@ -144,7 +144,7 @@ def choose_display(as_json: bool) -> Display:
 
 
 def panel(view: View) -> str:
-    """Format the state, one line per figure."""
+    """Format the state, one figure per line."""
     totals, status = view.totals, view.status
     rows = [
         f"{view.name}: {view.phase}, {format_duration(view.elapsed_s)}",
@@ -205,7 +205,7 @@ def _lag(lag_s: float | None) -> str:
 
 
 def batch_event(done: BatchLine) -> dict[str, object]:
-    """Return a finished micro-batch for programs."""
+    """Return a finished micro-batch as a JSON object."""
     return {
         "batch": done.batch,
         "start": {str(shard): place for shard, place in done.start.items()},
@@ -221,7 +221,7 @@ def batch_event(done: BatchLine) -> dict[str, object]:
 
 
 class _Shown:
-    """The base of the displays."""
+    """The base class of the displays."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -258,7 +258,7 @@ class JsonLines(_Shown):
 
 
 class PlainLines(_Shown):
-    """Prints a line now and then, without a terminal."""
+    """Prints a line at intervals, for output without a terminal."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()

@@ -1,4 +1,4 @@
-"""The Spark session of a command: started without log output, and restarted if its Java has died."""
+"""The Spark session of a command: started without log output, and restarted if its Java process has died."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DYING_S: Final = 10.0
-"""How long to wait for a lost Java to end: after SIGTERM it runs its hooks first."""
+"""How long to wait for a lost Java process to end: after SIGTERM, it first runs its shutdown hooks."""
 _QUIETED: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _STANDARD_ERROR: Final = 2
 
 
 class CommandSession:
-    """See `penstock.cli.run.supervisor.Sessions`."""
+    """Implements `penstock.cli.run.supervisor.Sessions`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class CommandSession:
         return self._remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ
 
     def open(self) -> SparkSession:
-        """Return the session; start it if there is none. Raises `PenstockError` for known problems."""
+        """Return the session; start it if there is none. Raise `PenstockError` for known problems."""
         from pyspark.sql import SparkSession
 
         if self._session is not None:
@@ -61,7 +61,7 @@ class CommandSession:
             self._forget()
         self._owned = SparkSession.getActiveSession() is None
         if self._owned and not self._verbose:
-            # Spark and its bridge print every failure with two stacks; the error is reported anyway.
+            # Spark and its bridge print every failure with two stack traces; the error is reported anyway.
             for name in _QUIETED:
                 logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
@@ -85,7 +85,7 @@ class CommandSession:
         return self._session is not None and not _is_alive(self._session)
 
     def java_ending(self) -> Ending | None:
-        """Return how the Java of a lost session ended. None if it runs, or another process started it."""
+        """Return how the Java of a lost session ended; None if it runs or another process started it."""
         return java_ending(_DYING_S) if self._remote is None and self.is_lost() else None
 
     def close(self) -> None:
@@ -108,9 +108,9 @@ class CommandSession:
 
 
 def end_children() -> None:
-    """Terminate the child processes of this one, where the system lists them.
+    """Terminate the child processes of this one, on systems that list them.
 
-    Otherwise Java would notice that its parent is gone, and print a long error.
+    Otherwise Java would detect that its parent has ended, and print a long error.
     """
     for child in _children("self"):
         with contextlib.suppress(OSError):
@@ -118,9 +118,9 @@ def end_children() -> None:
 
 
 def _end_workers() -> None:
-    """End Spark's idle Python workers on this machine, before Java closes their sockets under them.
+    """End Spark's idle Python workers on this machine before Java closes their sockets.
 
-    Otherwise each worker might print the traceback of a broken pipe.
+    Otherwise each worker may print a broken-pipe traceback.
     """
     for java in _children("self"):
         for daemon in _children(str(java)):
@@ -130,7 +130,7 @@ def _end_workers() -> None:
 
 
 def _children(process: str) -> list[int]:
-    """Return the children of all threads; none where the system does not list them."""
+    """Return the child processes of all threads; none on systems that do not list them."""
     found: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError, ValueError):
@@ -148,7 +148,7 @@ def _silence(session: SparkSession) -> None:
     assert jvm is not None
     log4j = jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
-    # Its thread prints a traceback when Java dies and the connection ends.
+    # The accumulator server's thread prints a traceback when Java dies and the connection ends.
     server = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = _log_broken_connection
@@ -176,5 +176,6 @@ class JavaOutput:
     def hear(self, line: str) -> None:
         kept = [text for text, is_harmless in self._filter.hear(line) if not is_harmless]
         if kept:
-            # Not through `sys.stderr`: a thread that holds it when the process ends would abort that process.
+            # Not through `sys.stderr`: a thread that holds its lock when the process ends would abort the
+            # process.
             os.write(self._target, "".join(f"{text}\n" for text in kept).encode("utf-8", "replace"))

@@ -1,7 +1,7 @@
-"""Supervises a pipeline: starts it, watches it, restarts it after transient errors, stops it on request.
+"""Supervises a pipeline: starts it, monitors it, restarts it after transient errors, stops it on request.
 
-A restart is always safe: an unfinished micro-batch is repeated, which is a no-op wherever it has arrived. So
-only the kind of the error decides.
+A restart is always safe: an unfinished micro-batch is repeated, which has no effect on sinks that already
+have it. Therefore only the kind of error decides about a restart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_passing(error: PenstockError) -> bool:
 
 
 def backoff_s(failure: int) -> float:
-    """Return how long to wait after the first, second, ... failure in a row."""
+    """Return the delay after the n-th consecutive failure."""
     return min(BACKOFF_MAX_S, float(2 ** (failure - 1)))
 
 
@@ -48,7 +48,7 @@ class Sessions(Protocol):
     """The provider of Spark sessions."""
 
     def open(self) -> SparkSession:
-        """Return the session; start a new one if the last has died. Raises `PenstockError`."""
+        """Return the session; start a new one if the last one has died. Raise `PenstockError` on failure."""
         ...
 
     def is_lost(self) -> bool:
@@ -56,7 +56,7 @@ class Sessions(Protocol):
         ...
 
     def java_ending(self) -> Ending | None:
-        """Return how the Java of a lost session ended. None if it runs, or another process started it."""
+        """Return how the Java of a lost session ended; None if it runs or another process started it."""
         ...
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Supervisor:
         self._last_error: str | None = None
 
     def run(self) -> ExitCode:
-        """Run until the pipeline ends, is stopped, or fails for good. Raises `PenstockError`, `LeaveNow`."""
+        """Run until the pipeline ends, is stopped, or fails. Raise `PenstockError` or `LeaveNow`."""
         failures = 0
         while True:
             done_before = self._totals.batches
@@ -103,7 +103,7 @@ class Supervisor:
                 self._drain()
                 if self._signals.asked:
                     return self._interrupted(error)
-                # After progress, the count of failures in a row starts over.
+                # Progress resets the count of consecutive failures.
                 failures = 1 if self._totals.batches > done_before else failures + 1
                 if not is_passing(error) or failures > self._restarts_max:
                     self._say("failed", str(error), "failed")
@@ -134,13 +134,13 @@ class Supervisor:
             raise known or _unknown(error) from error
 
     def _why_lost(self, known: PenstockError | None) -> PenstockError | None:
-        """Return the cause of an error. If Java has ended, its end is the cause of any other failure."""
+        """Return the cause of an error. If Java has ended, that is the cause of any other failure."""
         ending = self._sessions.java_ending()
         if ending is not None:
             has_words = ending.signal is None and known is not None and is_passing(known)
             return known if has_words else lost(ending)
         if known is None and self._sessions.is_lost():
-            return Unavailable("the Spark session has ended in the middle of the work; see its log")
+            return Unavailable("the Spark session ended unexpectedly; see its log")
         return known
 
     def _attempt(self) -> ExitCode:
@@ -179,12 +179,12 @@ class Supervisor:
         raise LeaveNow(late)
 
     def _current(self, status: PipelineStatus | None) -> str:
-        """Name the running micro-batch."""
+        """Return the name of the running micro-batch."""
         done = self._totals.last.batch if self._totals.last else status.batch if status else None
-        return "the micro-batch that is running" if done is None else f"micro-batch {done + 1}"
+        return "the running micro-batch" if done is None else f"micro-batch {done + 1}"
 
     def _interrupted(self, error: PenstockError) -> ExitCode:
-        """Handle a failure during a stop: most often Java got the same signal."""
+        """Handle a failure during a stop. Usually, Java received the same signal."""
         _log.info("the query ended with an error while stopping: %s", cause_of(error))
         return self._stopped(
             f"stopped by {self._signals.name}; unfinished work is repeated at the next start",
@@ -230,7 +230,7 @@ def cause_of(error: PenstockError) -> str:
 
 
 def _unknown(error: Exception) -> PenstockError:
-    """Return an unknown error as one line."""
+    """Return an unknown error as a single line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason was given")
     return PenstockError(f"Spark failed: {text[:300]} ({type(error).__name__}); --verbose shows where")
 
@@ -259,6 +259,6 @@ class _Watch:
 
     def _look(self) -> None:
         while not self._end.wait(STATUS_EVERY_S):
-            # The query itself reports errors: the display must not end it.
+            # The query itself reports errors. They must not end the display.
             with contextlib.suppress(Exception):
                 self.latest = self._running.status()

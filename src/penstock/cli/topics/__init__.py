@@ -1,4 +1,4 @@
-"""`penstock topics …`: run the event-log server, use one, and look after its data."""
+"""`penstock topics …`: run the event-log server, use it, and maintain its data."""
 
 from __future__ import annotations
 

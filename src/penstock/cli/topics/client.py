@@ -1,4 +1,4 @@
-"""The server that a command of `penstock topics` uses, and hints for the errors it reports."""
+"""The server used by a command of `penstock topics`, and hints for the errors that it reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HINTS: tuple[tuple[type[errors.PenstockError], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The address of a server, the key for it and the time limits. The key stays out of `repr`."""
+    """The address of a server, its key and the timeouts. The key stays out of `repr`."""
 
     url: str
     key: str | None = field(repr=False)
@@ -49,10 +49,10 @@ class Server:
     retry_for: str
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Open a client, do `work` with it on an event loop, and close it.
+        """Open a client, run `work` with it on an event loop, and close it.
 
-        An error of the server is reported with a hint and ends the command with its exit code. Raises
-        `ConfigError` for an address or a key that is malformed.
+        An error of the server is reported with a hint and ends the command with its exit code. Raise
+        `ConfigError` for a malformed address or key.
         """
 
         async def with_client() -> T:
@@ -99,11 +99,11 @@ server_options = injected(
         help="How long to retry while the server is unavailable or busy.",
     ),
 )
-"""Gives a command its `server`."""
+"""Passes the `server` to a command."""
 
 
 def topics_command(name: str | None = None, **attributes: Any) -> Callable[[Command], click.Command]:
-    """Make a coroutine function a command with an open `client` of the server and its `out`."""
+    """Turn a coroutine function into a command with an open `client` of the server and its `out`."""
 
     def decorate(function: Command) -> click.Command:
         @functools.wraps(function)
@@ -116,9 +116,9 @@ def topics_command(name: str | None = None, **attributes: Any) -> Callable[[Comm
 
 
 def report_error(error: errors.PenstockError) -> int:
-    """Print an error of a server and a hint on standard error; return the exit code for it.
+    """Print a server's error and a hint on standard error. Return its exit code.
 
-    A conflict here means that the topic's state does not allow the request: repeating it does not help.
+    A conflict means that the topic's state does not allow the request: repeating the request does not help.
     """
     click.echo(f"error: {error}", err=True)
     if advice := next((text for kind, text in _HINTS if isinstance(error, kind)), ""):

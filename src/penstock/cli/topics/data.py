@@ -85,7 +85,7 @@ cold_option = click.option(
 
 @contextmanager
 def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]:
-    """Open the cold tier and close it at the end; None without one."""
+    """Open the cold tier and close it at the end; yield None if there is none."""
     if not place:
         yield None
         return

@@ -28,7 +28,7 @@ node_option = click.option(
     envvar="TOPICS_NODE",
     default=socket.gethostname,
     metavar="NAME",
-    help="The worker's name, which owns the jobs it claims; by default TOPICS_NODE or the host name.",
+    help="The name of the worker that holds the jobs; by default TOPICS_NODE or the host name.",
 )
 lease_option = click.option(
     "--lease",
@@ -57,7 +57,14 @@ def _job_ref(text: str) -> JobRef:
 
 @topics_command()
 @click.argument("queue")
-@click.option("--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="Most jobs.")
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Maximum number of jobs.",
+)
 @lease_option
 @node_option
 async def claim(client: Client, out: Output, queue: str, most: int, lease_ms: int | None, node: str) -> None:
@@ -145,7 +152,7 @@ async def extend(
 
 
 def _show(out: Output, result: AckResult | NackResult | ExtendResult, sentence: str) -> int:
-    """Print the result, and on standard error the jobs that were skipped; return the exit code."""
+    """Print the result, and on standard error the skipped jobs. Return the exit code."""
     skipped = result.skipped
     out.show(dataclasses.asdict(result), sentence)
     if skipped and not out.is_json:

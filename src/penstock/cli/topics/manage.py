@@ -44,8 +44,10 @@ from penstock.units import format_duration, format_size
     "--ttl", "ttl_ms", callback=milliseconds, metavar="DURATION",
     help="Records older than this expire; 0s never.",
 )  # fmt: skip
-@click.option("--cap-records", type=click.IntRange(min=0), metavar="N", help="Most records; 0 is no cap.")
-@click.option("--cap-bytes", callback=size_bytes, metavar="SIZE", help="Most bytes of records; 0 is no cap.")
+@click.option(
+    "--cap-records", type=click.IntRange(min=0), metavar="N", help="Maximum records; 0 means no cap."
+)
+@click.option("--cap-bytes", callback=size_bytes, metavar="SIZE", help="Maximum bytes; 0 means no cap.")
 @click.option(
     "--discard", type=click.Choice(["old", "reject"]), help="At a cap: evict the oldest, or refuse writes."
 )
@@ -67,7 +69,7 @@ from penstock.units import format_duration, format_size
     "--max-deliveries",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Queue: deliveries of a job before it becomes a dead letter; 0 is no limit.",
+    help="Queue: deliveries of a job before it becomes a dead letter; 0 means no limit.",
 )
 @click.option("--dead-letter", metavar="TOPIC", help="Queue: the topic for dead letters.")
 @click.option(
@@ -106,7 +108,7 @@ async def put(
 
 
 def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
-    """Describe a topic's configuration for people."""
+    """Return a topic's configuration as names and values for display."""
     pairs = [
         ("type", config.type),
         ("durability", "-" if config.durability is None else config.durability.value),
@@ -249,7 +251,7 @@ def delete(
     if_empty: bool,
     yes: bool,
 ) -> None:
-    """Delete records of TOPIC for good: those before a sequence, those with a tag, or those that match both.
+    """Permanently delete records of TOPIC: those before a sequence, with a tag, or matching both.
 
     Readers see no gap where records were deleted.
     """
@@ -259,7 +261,7 @@ def delete(
         deleted = server.run(lambda client: client.delete(topic, before_seq=before, match=match))
         out.show(dataclasses.asdict(deleted), _deleted_text(deleted))
         return
-    # Not a coroutine: asked on an event loop, Ctrl-C would not end the question.
+    # Not a coroutine: on an event loop, Ctrl-C would not end the prompt.
     if not yes and not if_empty:
         _confirm(topic)
     removed = server.run(lambda client: client.remove_topic(topic, if_empty=if_empty))
@@ -269,7 +271,7 @@ def delete(
 def _confirm(topic: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"This removes {topic} with all its records, and there is no terminal to confirm it: give --yes."
+            f"This removes {topic} with all its records. There is no terminal to confirm that: give --yes."
         )
     click.confirm(f"Remove {topic} with all its records?", abort=True, err=True)
 
@@ -281,7 +283,7 @@ def _check_selection(
     if whole and selects:
         raise click.UsageError("--topic removes everything: give it without --before, --tag or --tag-prefix.")
     if not whole and not selects:
-        raise click.UsageError("Say what to delete: --before, --tag, --tag-prefix, or --topic for all of it.")
+        raise click.UsageError("Select records with --before, --tag or --tag-prefix, or give --topic.")
     if tag is not None and tag_prefix is not None:
         raise click.UsageError("Give --tag or --tag-prefix, not both.")
     if if_empty and not whole:

@@ -29,7 +29,7 @@ from penstock.topics import (
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a record that are printed; `data` stays as it was written."""
+    """The printed fields of a record; `data` is printed as it was written."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
@@ -183,7 +183,7 @@ def _limit(job: _Reading) -> int:
 
 
 def readable_of(topic: str, fragments: Sequence[bytes]) -> list[bytes]:
-    """Return the records that decode; report the others by their sequence on standard error."""
+    """Return the records that decode. Report the others by their sequence on standard error."""
     readable: list[bytes] = []
     for fragment in fragments:
         bad = unreadable(fragment)
@@ -211,7 +211,7 @@ def line_of(fragment: bytes, form: str) -> bytes:
 
 
 def _readable(text: str) -> str:
-    """Escape characters that would disturb a terminal or a column."""
+    """Escape characters that could affect a terminal or a column."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -266,7 +266,7 @@ async def watch(
 
 
 def _print_event(event: WatchEvent, form: str, limit: int | None) -> int:
-    """Print the records of an event; return how many there were."""
+    """Print the records of an event; return their number."""
     if event.kind in ("deleted", "not_followed", "put_off"):
         message = event.message or f"{event.topic} was deleted"
         if event.kind == "put_off":

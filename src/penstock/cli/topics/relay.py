@@ -124,7 +124,7 @@ def relay(
 
 
 class _RelayJob:
-    """One run of the command: the relay, its progress and its ending."""
+    """One run of the command: the relay, its progress and its result."""
 
     def __init__(
         self, plan: RelayConfig, out: Output, *, once: bool, create: bool, prints_events: bool
@@ -168,7 +168,7 @@ class _RelayJob:
         return signal_code(stopping.first)
 
     def _show(self, report: RelayReport) -> None:
-        """Show progress; as events once a second while the relay lags, and whenever it has caught up."""
+        """Show progress. With events, print it once a second while the relay lags, and once caught up."""
         if not self._prints_events:
             self._progress.show(_line(report))
             return
@@ -196,7 +196,7 @@ async def _print_alive() -> None:
 
 
 async def _create_topic(client: Client, topic: str) -> None:
-    """Create the topic, with writes synced before each answer. An existing topic is not changed."""
+    """Create the topic, with writes synced before each response. Do not change an existing topic."""
     try:
         await client.state(topic, touch=False)
     except NotFound:
@@ -204,7 +204,7 @@ async def _create_topic(client: Client, topic: str) -> None:
 
 
 async def _is_cancelled(task: asyncio.Task[None]) -> bool:
-    """Wait for the task; return whether it was cancelled. Raises the error of the task."""
+    """Wait for the task. Return whether it was cancelled. Raise the error of the task."""
     await asyncio.wait([task])
     if task.cancelled():
         return True
@@ -213,7 +213,7 @@ async def _is_cancelled(task: asyncio.Task[None]) -> bool:
 
 
 def _report_failure(failure: PenstockError) -> int:
-    """Report a failure. A gap needs no hint: its message says what to do."""
+    """Report a failure. A gap needs no hint: its message states what to do."""
     if isinstance(failure, RelayGap | RelayTaken | TopicChanged):
         click.echo(f"error: {failure}", err=True)
         return exit_code(failure)

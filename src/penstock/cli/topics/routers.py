@@ -115,7 +115,7 @@ router = click.Group(
 
 
 def _document(answer: RouterPut | RouterState) -> dict[str, object]:
-    """Return the router for --json, with the filter in the server's notation."""
+    """Return the router as a JSON object, with the filter in the server's notation."""
     match = answer.config.filter
     config = dataclasses.asdict(answer.config) | {"filter": None if match is None else canonical(match)}
     return dataclasses.asdict(answer) | {"config": config}

@@ -24,13 +24,13 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.topics import ClaimedJob, Client, pluralise
 
 _EXTENSIONS: Final = 3
-"""How often a lease is extended before it would expire, so that one or two failures do no harm."""
+"""Extensions per lease duration, so that one or two failed extensions do not lose the lease."""
 _LOOK_EVERY_S: Final = 0.5
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of commands that succeeded, failed, or lost their lease."""
+    """The number of commands that succeeded, failed, or lost their lease."""
 
     done: int = 0
     failed: int = 0
@@ -79,7 +79,7 @@ class Workers:
         return not self._running and not (await self._client.state(self._queue, touch=False)).count
 
     async def finish(self) -> None:
-        """Wait for the running commands. Raises the first failure."""
+        """Wait for the running commands. Raise the first failure."""
         while self._running:
             await asyncio.wait(self._running)
         if self._failure is not None:
@@ -113,7 +113,7 @@ class Workers:
             await self._client.nack(self._queue, self._node, [job], delay_ms=self._delay_ms)
 
     async def _begin(self, job: ClaimedJob) -> AsyncChild:
-        """Start the command in a separate session: Ctrl-C reaches only `penstock`, which waits for it."""
+        """Start the command in its own session, so that Ctrl-C reaches only `penstock`, which waits."""
         facts = {"JOB_SEQ": str(job.seq), "JOB_DELIVERIES": str(job.deliveries), "JOB_TAG": job.tag or ""}
         try:
             return await AsyncChild.start(
@@ -123,21 +123,21 @@ class Workers:
             raise ConfigError(f"cannot run {self._command[0]!r}: {error}") from error
 
     async def _hold(self, job: ClaimedJob, process: AsyncChild) -> bool:
-        """Extend the lease while the command runs. Kill the command and return true if the lease is lost."""
+        """Extend the lease while the command runs. If the lease is lost, kill the command and return True."""
         clock, lease_s = asyncio.get_running_loop().time, self._lease_ms / 1000
         until_s = clock() + lease_s
         while True:
             await asyncio.sleep(lease_s / _EXTENSIONS)
-            asked_s = clock()
+            requested_s = clock()
             why = await self._extend(job, until_s)
             if why:
                 click.echo(f"job {job.seq} {why}: its command is killed", err=True)
                 process.kill()
                 return True
-            until_s = asked_s + lease_s
+            until_s = requested_s + lease_s
 
     async def _extend(self, job: ClaimedJob, until_s: float) -> str:
-        """Extend the lease. Return the reason if it is lost, otherwise an empty text."""
+        """Extend the lease. Return why it is lost, or an empty string."""
         try:
             async with asyncio.timeout_at(until_s):
                 held = await self._client.extend(self._queue, self._node, [job], lease_ms=self._lease_ms)
@@ -209,8 +209,8 @@ async def work(
 async def _start_until(
     stop: asyncio.Event, jobs: AsyncIterator[ClaimedJob], workers: Workers, *, drain: bool
 ) -> None:
-    """Start a command for each job until `stop` (or the queue is drained), then wait for the commands."""
-    # The stream hands out no more jobs than may run at a time.
+    """Start a command for each job until `stop` is set or the queue is drained, then wait for all."""
+    # The stream yields no more jobs than may run concurrently.
     coming = asyncio.ensure_future(anext(jobs))
     stopping = asyncio.ensure_future(stop.wait())
     try:

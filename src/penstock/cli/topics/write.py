@@ -24,7 +24,7 @@ from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, WriteResult, p
 from penstock.units import format_count, format_duration, format_size
 
 BATCH_BYTES: Final = 8 * 1024**2
-"""Well below the limit of one request, and large enough that the cost of a request does not matter."""
+"""Well below the limit of one request, and large enough to make the overhead of a request negligible."""
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _NULL: Final = b"null"
 _TOMBSTONE: Final = b'"tombstone"'
@@ -52,7 +52,7 @@ class _Tombstone(msgspec.Struct):
 
 
 class _Gap(msgspec.Struct):
-    """What `diff --json` prints for a gap."""
+    """A gap as printed by `diff --json`."""
 
     tombstone: _Tombstone
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -64,7 +64,7 @@ _GAP: Final = msgspec.json.Decoder(_Gap)
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """The records of one write. `first_line` is the line of the first one, counted from 1."""
+    """The records of one write. `first_line` is the line number of the first record, counted from 1."""
 
     first_line: int
     records: list[NewRecord] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Batch:
 
 
 class Batcher:
-    """Cuts lines into batches by count and by size. Blank lines are skipped.
+    """Splits lines into batches by count and by size. Blank lines are skipped.
 
     A tombstone among envelopes is not a record: `on_gap` receives its line number and the missing records.
     """
@@ -89,13 +89,13 @@ class Batcher:
         self._envelope = envelope
         self._line = 0
         self.next_line = 1
-        """The first line that is not in a batch yet."""
+        """The number of the first line that is not in a batch yet."""
         self._open: Batch | None = None
 
     def add(self, lines: Sequence[bytes]) -> Iterator[Batch]:
-        """Yield the batches that these lines complete. Raises `InvalidInput`, which names the line.
+        """Yield the batches that these lines complete. Raise `InvalidInput` naming an invalid line.
 
-        The good lines before a bad one are yielded first.
+        The valid lines before an invalid one are yielded first.
         """
         for line in lines:
             self._line += 1
@@ -157,7 +157,7 @@ class Batcher:
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """The result so far."""
+    """The results so far."""
 
     written: int = 0
     written_bytes: int = 0
@@ -165,7 +165,7 @@ class _Account:
     first_seq: int | None = None
     last_seq: int | None = None
     not_written_from: int | None = None
-    """Line, counted from 1, of the first record that may not be written."""
+    """The line number, counted from 1, of the first record that may not be written."""
     error: PenstockError | None = None
     stopped_by: signal.Signals | None = None
 
@@ -230,11 +230,11 @@ async def write(
 
 
 def _print_gap(line: int, missing: str) -> None:
-    click.echo(f"gap: line {line:,} of the input stands for {missing}; there is nothing to write", err=True)
+    click.echo(f"gap: line {line:,} of the input represents {missing}; nothing is written", err=True)
 
 
 async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> AsyncIterator[Batch]:
-    """Full batches, and a short one whenever the input pauses at the end of a chunk."""
+    """Yield full batches, and a short one whenever the input pauses at the end of a chunk."""
     lines = Lines()
     async for chunk in read_chunks(descriptor, stop):
         for batch in batcher.add(lines.feed(chunk)):

@@ -1,4 +1,4 @@
-"""Prometheus' HTTP API over a database of time series, with remote write and OTLP for writers."""
+"""Prometheus' HTTP API over a time-series database, with remote write and OTLP ingest."""
 
 from __future__ import annotations
 

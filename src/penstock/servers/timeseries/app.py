@@ -1,4 +1,4 @@
-"""Requests as Prometheus' clients make them, and errors in Prometheus' envelope; OTLP's in a `Status`."""
+"""Requests and errors in Prometheus' format; OTLP errors as a `Status` message."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from penstock.timeseries import Answer, OtlpSeries, Parameters, error_answer, se
 
 PROTOBUF: Final = b"application/x-protobuf"
 _MEMBERS_MAX: Final = 100
-"""Each member of a gzip body costs a copy of what follows it."""
+"""Each member of a gzip body costs a copy of the rest."""
 
 
 def is_json(request: Request) -> bool:
-    """Whether the client speaks JSON."""
+    """Return whether the client sends JSON."""
     return _content_type(request) == JSON
 
 
 def is_packed(request: Request) -> bool:
-    """Whether the body is gzip. Raises `UnsupportedMediaType` for a type or a packing that is not known."""
+    """Return whether the body is gzip. Raise `UnsupportedMediaType` for an unknown type or encoding."""
     if _content_type(request) not in (JSON, PROTOBUF, b""):
-        raise UnsupportedMediaType("OTLP comes as application/x-protobuf or application/json")
+        raise UnsupportedMediaType("send OTLP as application/x-protobuf or application/json")
     encoding = request.headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity", b"gzip"):
         raise UnsupportedMediaType(f"content-encoding {encoding.decode('ascii', 'replace')!r}: send gzip")
@@ -51,12 +51,12 @@ def is_packed(request: Request) -> bool:
 
 
 def claimed_size(packed: bytes, bytes_max: int) -> int:
-    """How much a gzip body says that its last member unpacks to: nothing to rely on, but a start."""
+    """Return the size that the last member of a gzip body declares: an untrusted first estimate."""
     return max(len(packed), min(int.from_bytes(packed[-4:], "little"), bytes_max))
 
 
 def unpacked(packed: bytes, bytes_max: int) -> bytes:
-    """Decompress all members of a gzip body in order. Raises `InvalidInput` and `LimitExceeded`."""
+    """Decompress all members of a gzip body. Raise `InvalidInput` or `LimitExceeded`."""
     body = b""
     for _ in range(_MEMBERS_MAX):
         unpacking = zlib.decompressobj(wbits=31)
@@ -67,15 +67,15 @@ def unpacked(packed: bytes, bytes_max: int) -> bytes:
         if len(body) > bytes_max:
             raise LimitExceeded(f"the body unpacks to more than {bytes_max:,} bytes")
         if not unpacking.eof:
-            raise InvalidInput("the body is gzip that was cut short")
+            raise InvalidInput("the gzip body is truncated")
         packed = unpacking.unused_data
         if not packed:
             return body
-    raise InvalidInput(f"the body is gzip of more than {_MEMBERS_MAX} members")
+    raise InvalidInput(f"the gzip body has more than {_MEMBERS_MAX} members")
 
 
 def otlp_series(body: bytes, *, json: bool) -> OtlpSeries:
-    """The series of a request. Raises `InvalidInput` and `LimitExceeded`."""
+    """Return the series of a request. Raise `InvalidInput` or `LimitExceeded`."""
     message = ExportMetricsServiceRequest()
     try:
         message.ParseFromString(otlp.from_json(body, otlp.Signal.METRICS) if json else body)
@@ -104,11 +104,11 @@ _CODES: Final = {
     500: 13,
     503: 14,
 }
-"""The codes of `google.rpc` by the status that they are sent with."""
+"""The `google.rpc` codes by HTTP status."""
 
 
 def status_response(status: int, message: str, request: Request, headers: HeaderList) -> Response:
-    """The answer to an OTLP request that failed."""
+    """Return the response to a failed OTLP request."""
     code = _CODES.get(status, _UNKNOWN)
     if is_json(request):
         body = msgspec.json.encode({"code": code, "message": message})
@@ -117,13 +117,13 @@ def status_response(status: int, message: str, request: Request, headers: Header
 
 
 def _status(code: int, message: bytes) -> bytes:
-    """Field 1 is the code, field 2 the message: not worth a package of messages."""
+    """Encode a `Status`: field 1 is the code, field 2 the message. This avoids a dependency."""
     return b"\x08" + varint(code) + b"\x12" + varint(len(message)) + message
 
 
 _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"
-_FAILED: Final = "the server failed; its log says why"
+_FAILED: Final = "the server failed; see its log"
 _SENDERS: Final = (REMOTE_WRITE_PATH, OTLP_PATH)
 _FAULTS: Final = {
     Fault.MALFORMED: (400, "bad_data"),
@@ -138,7 +138,7 @@ class Call(HttpCall):
     __slots__ = ()
 
     def parameters(self) -> Parameters:
-        """Of the query and, if the body is a form, of that too. Raises `InvalidInput`."""
+        """Return the parameters of the query and of a form body. Raise `InvalidInput`."""
         parts = [self.request.query_text]
         if self.request.headers.get(b"content-type", b"").partition(b";")[0].strip() == _FORM:
             parts.insert(0, self.request.body)
@@ -152,20 +152,20 @@ class Call(HttpCall):
 def response_to(error: Exception, request: Request | None) -> Response:
     """Return the response for an error."""
     if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:
-        # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
+        # Senders drop a write that gets 500, but the damage is in the storage, not in the write.
         _LOG.error("a write failed", exc_info=error)
-        return _spoken(_error(503, "unavailable", told(error)), told(error), request)
-    return _spoken(_refusal(error), _message(error), request)
+        return _in_client_format(_error(503, "unavailable", told(error)), told(error), request)
+    return _in_client_format(_refusal(error), _message(error), request)
 
 
 def response_of(answer: Answer) -> Response:
-    """An answer of the API as a response; 503 says when to come back."""
+    """Convert an answer of the API to a response; add Retry-After to 503."""
     headers = [RETRY] if answer.status == 503 else []
     return Response(answer.status, answer.body, content_type=answer.content_type.encode(), headers=headers)
 
 
-def _spoken(response: Response, message: str, request: Request | None) -> Response:
-    """The same in what the client reads."""
+def _in_client_format(response: Response, message: str, request: Request | None) -> Response:
+    """Convert an error to the format that the client reads."""
     if request is None or request.path != OTLP_PATH:
         return response
     return status_response(response.status, message, request, response.headers)
@@ -183,7 +183,7 @@ def _refusal(error: Exception) -> Response:
         status = STATUS[error.code]
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)
     if isinstance(error, Shutdown):
-        # Not the sender's fault, and the next server will accept it: senders retry after 503.
+        # Not the sender's fault, and the next server will accept it: senders retry after a 503.
         return _error(503, "unavailable", told(error))
     if isinstance(error, PenstockError):
         answer = error_answer(error)

@@ -1,4 +1,4 @@
-"""Routes of Prometheus' HTTP API, and of writers and operators."""
+"""Routes of Prometheus' HTTP API, ingest, and operations."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from penstock.timeseries import (
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _INLINE_ITEMS: Final = 200
-"""Below this many points or names, writing an answer costs less than a hop to a thread."""
+"""Below this many points or names, encoding a response directly is cheaper than using a thread."""
 
 
 class TimeSeriesApi(DatabaseApi[TimeSeries]):
-    """The handlers. `database` is None until it is open."""
+    """The handlers. `database` is None until the database is open."""
 
     def __init__(self, settings: TimeSeriesSettings, *, clock: Clock, registry: Registry) -> None:
         super().__init__("database")
@@ -56,75 +56,77 @@ class TimeSeriesApi(DatabaseApi[TimeSeries]):
     # Readers
 
     async def query(self, call: Call) -> Response:
-        asked = instant_request(call.parameters(), self._clock.now_ms())
+        wanted = instant_request(call.parameters(), self._clock.now_ms())
         warnings: list[str] = []
-        result = await self._db.query(asked.query, asked.at_ms, timeout_s=asked.timeout_s, warnings=warnings)
+        result = await self._db.query(
+            wanted.query, wanted.at_ms, timeout_s=wanted.timeout_s, warnings=warnings
+        )
         return await _written(partial(query_answer, result, warnings), _points(result))
 
     async def query_range(self, call: Call) -> Response:
-        asked = range_request(call.parameters())
+        wanted = range_request(call.parameters())
         warnings: list[str] = []
         result = await self._db.query_range(
-            asked.query,
-            asked.start_ms,
-            asked.end_ms,
-            asked.step_ms,
-            timeout_s=asked.timeout_s,
+            wanted.query,
+            wanted.start_ms,
+            wanted.end_ms,
+            wanted.step_ms,
+            timeout_s=wanted.timeout_s,
             warnings=warnings,
         )
         return await _written(partial(query_answer, result, warnings), _points(result))
 
     async def series(self, call: Call) -> Response:
-        asked = await _selected(series_request, call)
+        wanted = await _selected(series_request, call)
         warnings: list[str] = []
         found = await self._db.series(
-            asked.selectors,
-            start_ms=asked.start_ms,
-            end_ms=asked.end_ms,
-            limit=asked.read_max,
+            wanted.selectors,
+            start_ms=wanted.start_ms,
+            end_ms=wanted.end_ms,
+            limit=wanted.read_max,
             warnings=warnings,
         )
-        return await _written(partial(series_answer, found, asked.limit, warnings), len(found))
+        return await _written(partial(series_answer, found, wanted.limit, warnings), len(found))
 
     async def labels(self, call: Call) -> Response:
-        asked = await _selected(labels_request, call)
+        wanted = await _selected(labels_request, call)
         warnings: list[str] = []
         found = await self._db.label_names(
-            asked.selectors,
-            start_ms=asked.start_ms,
-            end_ms=asked.end_ms,
-            limit=asked.read_max,
+            wanted.selectors,
+            start_ms=wanted.start_ms,
+            end_ms=wanted.end_ms,
+            limit=wanted.read_max,
             warnings=warnings,
         )
-        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
+        return await _written(partial(names_answer, found, wanted.limit, warnings), len(found))
 
     async def label_values(self, call: Call) -> Response:
-        asked = await _selected(labels_request, call)
+        wanted = await _selected(labels_request, call)
         warnings: list[str] = []
         found = await self._db.label_values(
             call.name,
-            asked.selectors,
-            start_ms=asked.start_ms,
-            end_ms=asked.end_ms,
-            limit=asked.read_max,
+            wanted.selectors,
+            start_ms=wanted.start_ms,
+            end_ms=wanted.end_ms,
+            limit=wanted.read_max,
             warnings=warnings,
         )
-        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
+        return await _written(partial(names_answer, found, wanted.limit, warnings), len(found))
 
     async def metadata(self, call: Call) -> Response:
-        asked = metadata_request(call.parameters())
-        found = self._db.metadata(asked.metric)
-        write = partial(metadata_answer, found, asked.limit, asked.limit_per_metric)
+        wanted = metadata_request(call.parameters())
+        found = self._db.metadata(wanted.metric)
+        write = partial(metadata_answer, found, wanted.limit, wanted.limit_per_metric)
         return await _written(write, len(found))
 
     async def federate(self, call: Call) -> Response:
-        asked = await _selected(series_request, call)
-        newest = await self._db.newest(asked.selectors, self._clock.now_ms())
+        wanted = await _selected(series_request, call)
+        newest = await self._db.newest(wanted.selectors, self._clock.now_ms())
         any_name = reads_any_name(call.request.headers.get(b"accept", b"").decode("latin-1"))
         return await _written(partial(federation_answer, newest, any_name=any_name), len(newest))
 
     async def build_info(self, call: Call) -> Response:
-        """Answer Grafana's first request, which asks for the features."""
+        """Return the version and features; Grafana requests them first."""
         body = f'{{"status":"success","data":{{"version":"{__version__}","application":"penstock"}}}}'
         return response_of(Answer(200, body.encode()))
 
@@ -142,7 +144,7 @@ class TimeSeriesApi(DatabaseApi[TimeSeries]):
 
 
 def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> DatabaseApp[Call]:
-    """The application that serves `api`."""
+    """Return the application that serves `api`."""
     return DatabaseApp(
         _routes(api),
         settings.keys,
@@ -178,7 +180,7 @@ def _routes(api: TimeSeriesApi) -> Routes[Call]:
 
 
 async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:
-    """Read the parameters of a request; selectors that take long are parsed by a thread."""
+    """Read the parameters of a request. Parse slow selectors in a thread."""
     parameters = call.parameters()
     if is_read_at_once(*parameters.get("match[]", ())):
         return read(parameters)
@@ -186,7 +188,7 @@ async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> 
 
 
 async def _written(write: Callable[[], Answer], size: int) -> Response:
-    """The answer as a response; what is large is written by a thread, so that others are served meanwhile."""
+    """Encode an answer as a response. Encode a large one in a thread, so that the loop stays responsive."""
     return response_of(write() if size < _INLINE_ITEMS else await asyncio.to_thread(write))
 
 
@@ -208,12 +210,12 @@ async def serve_timeseries(
 ) -> None:
     """Serve the database in `store` until `stop` is set; see `serve_database`.
 
-    Raises `ConfigError` if writes would wait for durability and no flush provides it.
+    Raise `ConfigError` if writes would wait for durability and no flush provides it.
     """
     metrics = registry or Registry()
     sync_mode = SyncMode.EVERY_FLUSH if config is None else config.coordinator.sync_mode
     if source is None and sync_mode is SyncMode.EXPLICIT and settings.acknowledge is Acknowledge.DURABLE:
-        raise ConfigError("sync_mode: writes are answered when they are durable; make it every_flush")
+        raise ConfigError("sync_mode: writes are acknowledged when they are durable; use every_flush")
     api = TimeSeriesApi(settings, clock=clock, registry=metrics)
     await serve_database(
         timeseries_app(api, settings),

@@ -1,4 +1,4 @@
-"""Settings of a time-series server, and when it acknowledges a write."""
+"""Settings of a time-series server, including when it acknowledges a write."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.units import SizeLike
 
 
 class Acknowledge(enum.StrEnum):
-    """The state of a write when its client gets the response."""
+    """The state of a write when its client receives the response."""
 
     DURABLE = "durable"
     APPLIED = "applied"
-    """In memory only: a crash loses what was not flushed yet."""
+    """In memory only: a crash loses writes that were not flushed."""
 
     @property
     def level(self) -> Durability:
@@ -28,8 +28,8 @@ class Acknowledge(enum.StrEnum):
 class TimeSeriesSettings(DatabaseSettings):
     """Settings of a time-series server.
 
-    While they are decoded, writes take several times their size in memory, and up to 40 times if each point
-    belongs to another series.
+    Decoding a write takes several times its size in memory, and up to 40 times if each point belongs to a
+    different series.
     """
 
     KEYS_VARIABLE: ClassVar = "TIMESERIES_API_KEYS"

@@ -1,4 +1,4 @@
-"""Ingest of remote write and OTLP requests, and the responses to them."""
+"""Ingest of remote write and OTLP requests."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from penstock.servers.timeseries.settings import TimeSeriesSettings
 from penstock.timeseries import Metadata, RemoteWrite, Series, TimeSeries, decode_remote_write, unpacked_size
 
 _INLINE_BYTES: Final = 16 * 1024
-"""Below this, reading a body costs less than a hop to a thread."""
+"""Below this size, decoding a body directly is cheaper than using a thread."""
 _NO_FAMILIES: Final[Mapping[str, Metadata]] = {}
 
 
-class _Taken(NamedTuple):
-    """A write that is applied, and until when its sender waits for the storage."""
+class _AppliedWrite(NamedTuple):
+    """A write that is applied, and the deadline for its acknowledgement."""
 
     handle: WriteHandle
     deadline: float
 
 
 class WriteApi:
-    """The handlers of writers. A body is held until its write is applied, and counts for as long."""
+    """The handlers of writers. A body is held, and counted, until its write is applied."""
 
     def __init__(
         self, database: Callable[[], TimeSeries], settings: TimeSeriesSettings, registry: Registry
     ) -> None:
-        """`database` raises `Unavailable` while there is none."""
+        """`database` returns the open database, or raises `Unavailable`."""
         self._database = database
         self._settings = settings
         self._decoded = DecodedBytes(
             settings.decoded_bytes_max,
-            registry.gauge("timeseries.decoded_bytes", "Unpacked bodies of writes that are not applied yet."),
+            registry.gauge("timeseries.decoded_bytes", "Decoded bodies of writes that are not applied yet."),
         )
         self._skipped = registry.counter(
-            "timeseries.histograms_skipped", "Native histograms of remote writes, which are not kept."
+            "timeseries.histograms_skipped", "Native histograms of remote writes, which are not stored."
         )
         self._rejected = registry.counter(
             "timeseries.points_rejected", "Points of OTLP records for which there is no series."
@@ -64,7 +64,7 @@ class WriteApi:
             request = await self._decode_remote(body, cap)
             skipped = request.histograms_skipped
             taken = await self._applied(request.series, request.metadata)
-            del request  # what was decoded is the delta's now
+            del request  # the delta owns the decoded series now
         await self._acknowledged(taken)
         self._skipped.inc(skipped)
         return Response(204)
@@ -85,8 +85,8 @@ class WriteApi:
             del body, found
         await self._acknowledged(taken)
         self._rejected.inc(rejected)
-        told = otlp.response(otlp.Signal.METRICS, rejected, "; ".join(reasons), json=json)
-        return Response(200, told, content_type=JSON if json else PROTOBUF)
+        body = otlp.response(otlp.Signal.METRICS, rejected, "; ".join(reasons), json=json)
+        return Response(200, body, content_type=JSON if json else PROTOBUF)
 
     async def _unpack(self, packed: bytes, held: Held) -> bytes:
         cap = self._settings.body_bytes_max
@@ -100,22 +100,22 @@ class WriteApi:
         await self._in_time(handle.wait(Durability.DURABLE), self._deadline())
         return Response(204)
 
-    async def _applied(self, series: Sequence[Series], families: Mapping[str, Metadata]) -> _Taken:
+    async def _applied(self, series: Sequence[Series], families: Mapping[str, Metadata]) -> _AppliedWrite:
         handle = await self._database().write(
             series, families=families, timeout=self._settings.write_timeout_s
         )
-        taken = _Taken(handle, self._deadline())
+        taken = _AppliedWrite(handle, self._deadline())
         await self._in_time(handle.epoch(), taken.deadline)
         return taken
 
-    async def _acknowledged(self, taken: _Taken) -> None:
+    async def _acknowledged(self, taken: _AppliedWrite) -> None:
         await self._in_time(taken.handle.wait(self._settings.acknowledge.level), taken.deadline)
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._settings.acknowledge_timeout_s
 
     async def _in_time(self, waiting: Awaitable[object], deadline: float) -> None:
-        """Raises `Unavailable`: the outcome of the write is unknown, but repeating it is harmless."""
+        """Wait until `deadline`, then raise `Unavailable`: the outcome is unknown; a retry is harmless."""
         try:
             async with asyncio.timeout_at(deadline):
                 await waiting

@@ -1,4 +1,4 @@
-"""Response bodies of the `/v0` API. Records and jobs are joined as the engine keeps them."""
+"""Response bodies of the `/v0` API. Records and jobs are joined without decoding them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _performance(request: Request) -> dict[str, float]:
 
 
 def write_answer(request: Request, result: WriteResult, *, return_seqs: bool) -> Response:
-    """201 when the write created the topic."""
+    """Return the response to a write, with status 201 if it created the topic."""
     first, last = result.first_seq, result.last_seq
     if not return_seqs:
         seqs = b""
@@ -72,7 +72,7 @@ def write_answer(request: Request, result: WriteResult, *, return_seqs: bool) ->
 
 
 def write_performance(result: WriteResult, total_ms: float) -> bytes:
-    """Return the durations of a write for its response."""
+    """Return the durations of a write, as JSON for its response."""
     held = b',"throttle_wait_ms":%.3f' % result.throttle_wait_ms if result.throttle_wait_ms else b""
     return _WRITE_COST % (total_ms, result.wal_append_ms, result.fsync_ms, held)
 
@@ -239,15 +239,15 @@ def write_cursor(after: str) -> str:
 
 
 def read_cursor(text: str) -> str:
-    """Return the name to continue after; an empty cursor is the beginning. Raises `InvalidRequest`."""
+    """Return the name to continue after; an empty cursor means the start. Raise `InvalidRequest`."""
     if not text:
         return ""
     try:
         return msgspec.json.decode(base64.b64decode(text, validate=True), type=_Cursor).after
     except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
-        raise InvalidRequest("the cursor is not one that this server gave out") from None
+        raise InvalidRequest("the cursor was not issued by this server") from None
 
 
 def damaged_in(topic: str, error: Damaged) -> Damaged:
-    """The same error, its message and its detail naming the topic."""
+    """Return the same error with the topic in its message and detail."""
     return Damaged(f'topic "{topic}": {error}', {"topic": topic, **(error.detail or {})})

@@ -1,4 +1,4 @@
-"""Request bodies and queries of the `/v0` API, checked."""
+"""Reads and validates request bodies and queries of the `/v0` API."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from penstock.topics import (
 
 T = TypeVar("T")
 
-# The decoder knows no bound of 64 bits; `_check_u64` is the other half.
+# The decoder cannot enforce an upper bound of 64 bits; `_check_u64` does.
 _U64 = Annotated[int, msgspec.Meta(ge=0)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class WireRecord(NewRecord, gc=False):
-    """`meta` as the decoder takes it: JSON text, `null` included, which the engine takes for absent."""
+    """A record whose `meta` is raw JSON text. The engine treats `null` as absent."""
 
     meta: msgspec.Raw = None  # type: ignore[assignment]
 
@@ -74,7 +74,7 @@ class DiffBody(msgspec.Struct):
 
 
 class DeleteBody(msgspec.Struct):
-    """The body of a delete of records; at least one selector is there."""
+    """The body of a delete of records; it has at least one selector."""
 
     before_seq: _U64 | None = None
     match: object = None
@@ -99,22 +99,22 @@ _TOO_DEEP: Final = (
     f"the body is nested more than {JSON_DEPTH_MAX} levels deep; send JSON of at most {JSON_DEPTH_MAX} levels"
 )
 _MALFORMED: Final = "JSON is malformed"
-_TOLD_OF_HALF_PAIR: Final = ("surrogate pair", "end of hex escape")
+_HALF_PAIR_ERRORS: Final = ("surrogate pair", "end of hex escape")
 _HALF_PAIR: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _RECORD_LEVELS: Final = 3
-"""What is around the data of a record in the body of a write."""
+"""Levels around the data of a record in the body of a write."""
 _TAIL_BYTES: Final = 32
-"""So near its end the decoder takes half of a pair for the end of the body."""
+"""This close to the end, the decoder reports half of a pair as a truncated body."""
 
 
 def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord]:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a write. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     text = _text(request)
     body: WriteBody[BareRecord] | WriteBody[WireRecord]
     try:
         body = _WRITE_BARE.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        # Some record has more than data, or something is wrong: the other decoder says what.
+        # Some record has more than data, or the body is invalid: the other decoder reports the error.
         body = _read(_WRITE, request)
     else:
         _check_records(text, body)
@@ -124,7 +124,7 @@ def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord
 
 
 def read_diff(request: Request) -> DiffBody:
-    """Read a diff; an empty body selects everything. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a diff; an empty body selects everything. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     if not request.body:
         return DiffBody()
     body = _read(_DIFF, request)
@@ -137,22 +137,22 @@ def read_diff(request: Request) -> DiffBody:
 
 
 def read_delete(request: Request) -> DeleteBody:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`, also when nothing is selected."""
+    """Read a delete. Raise `UnsupportedMediaType` or `InvalidRequest`, also for a body without a selector."""
     body = _read(_DELETE, request)
     if body.before_seq is None and body.match is None:
-        raise InvalidRequest("say what to delete: before_seq, match, or both")
+        raise InvalidRequest("select the records to delete: send before_seq, match, or both")
     if body.before_seq is not None:
         _check_u64("before_seq", body.before_seq)
     return body
 
 
 def read_config(request: Request) -> TopicConfig:
-    """An empty body is the default config. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a config; an empty body means the defaults. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     return _read(_CONFIG, request) if request.body else TopicConfig()
 
 
 def query_flag(query: Mapping[str, str], name: str, default: bool) -> bool:
-    """`true` or `1`, `false` or `0`; anything else is the default."""
+    """Return True for `true` or `1`, False for `false` or `0`, and the default for anything else."""
     text = query.get(name)
     if text in ("true", "1"):
         return True
@@ -160,13 +160,13 @@ def query_flag(query: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def query_number(query: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number; anything else is the default."""
+    """Return a whole number, or the default for anything else."""
     text = query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else default
 
 
 def read_json(decoder: msgspec.json.Decoder[T], request: Request) -> T:
-    """The body as this decoder reads it. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Decode the body. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     return _read(decoder, request)
 
 
@@ -179,7 +179,7 @@ def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
 
 
 def _check_records(text: bytes, body: WriteBody[BareRecord] | WriteBody[WireRecord]) -> None:
-    """Raise `InvalidRequest` for a record that a later stage might not decode."""
+    """Raise `InvalidRequest` for a record that a later stage may be unable to decode."""
     records = body.records
     if len(records) == 1:
         problem = json_problem(text)
@@ -197,7 +197,7 @@ def _text(request: Request) -> bytes:
         raise UnsupportedMediaType("send the body as `Content-Type: application/json`")
     body = request.body
     if not body.isascii():
-        # The decoder does not look into the text of payloads.
+        # The decoder does not check the text of payloads.
         try:
             str(body, "utf-8")
         except UnicodeDecodeError as error:
@@ -211,20 +211,20 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except RecursionError:
         raise InvalidRequest(_TOO_DEEP) from None
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(_what_is_wrong(body, str(error))) from None
+        raise InvalidRequest(_decode_error(body, str(error))) from None
 
 
-def _what_is_wrong(body: bytes, told: str) -> str:
-    """The decoder's words, or better ones where it takes one mistake for another."""
+def _decode_error(body: bytes, text: str) -> str:
+    """Return the decoder's message, or a better one where the decoder reports the wrong mistake."""
     if not body.strip():
         return "the body is empty; send a JSON object"
-    if told.startswith(_MALFORMED) and any(words in told for words in _TOLD_OF_HALF_PAIR):
-        return f"text with half of a surrogate pair has no UTF-8 form: {told}"
-    if told == _TRUNCATED and _HALF_PAIR.search(body[-_TAIL_BYTES:]):
+    if text.startswith(_MALFORMED) and any(words in text for words in _HALF_PAIR_ERRORS):
+        return f"text with half of a surrogate pair has no UTF-8 form: {text}"
+    if text == _TRUNCATED and _HALF_PAIR.search(body[-_TAIL_BYTES:]):
         return "text with half of a surrogate pair has no UTF-8 form; it is near the end of the body"
-    if (place := _WRONG_CHOICE.search(told)) and (choices := _CHOICES.get(place["field"])):
-        told = f"{told}; expected one of {', '.join(choices)}"
-    return f"the body is not what it should be: {told}"
+    if (place := _WRONG_CHOICE.search(text)) and (choices := _CHOICES.get(place["field"])):
+        text = f"{text}; expected one of {', '.join(choices)}"
+    return f"the body is invalid: {text}"
 
 
 def _check_u64(name: str, value: int) -> None:
@@ -246,7 +246,7 @@ _ABSENT: Final = -1
 
 
 class ClaimBody(msgspec.Struct):
-    """The body of a claim. A missing node is told after it is known that the queue is there."""
+    """The body of a claim. A missing node is reported only after the queue is known to exist."""
 
     node: FreeText = ""
     max: _U32 = 1
@@ -254,7 +254,7 @@ class ClaimBody(msgspec.Struct):
 
 
 class JobsBody(msgspec.Struct):
-    """The body of an ack, and the beginning of the others."""
+    """The body of an ack, and the common part of the others."""
 
     seqs: list[_U64]
     node: FreeText = ""
@@ -284,7 +284,7 @@ _EXTEND: Final = msgspec.json.Decoder(ExtendBody)
 
 
 def read_claim(request: Request) -> ClaimBody:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a claim. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     if not request.body:
         raise InvalidRequest("the body is empty; send a JSON object with the node that claims")
     body = read_json(_CLAIM, request)
@@ -293,12 +293,12 @@ def read_claim(request: Request) -> ClaimBody:
 
 
 def read_ack(request: Request) -> JobsBody:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read an ack. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     return _checked(read_json(_ACK, request))
 
 
 def read_nack(request: Request) -> NackBody:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a nack. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     body = read_json(_NACK, request)
     _checked(body)
     _check_u64("delay_ms", body.delay_ms)
@@ -306,7 +306,7 @@ def read_nack(request: Request) -> NackBody:
 
 
 def read_extend(request: Request) -> ExtendBody:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read an extend. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     body = read_json(_EXTEND, request)
     _checked(body)
     _check_u64("lease_ms", body.lease_ms)
@@ -319,7 +319,7 @@ def _checked(body: JobsBody) -> JobsBody:
 
 
 def read_work(query: Mapping[str, str]) -> WorkQuery:
-    """Read the query of a work stream; values that cannot be read give the defaults."""
+    """Read the query of a work stream; invalid values give the defaults."""
     lease_ms = query_number(query, "lease_ms", _ABSENT)
     return WorkQuery(
         node=query.get("node", ""),
@@ -358,7 +358,7 @@ _WATCH: Final = msgspec.json.Decoder(WatchBody)
 
 
 def read_watch(request: Request) -> tuple[WatchBody, SubscriptionFilter]:
-    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    """Read a new watch and its filter. Raise `UnsupportedMediaType` or `InvalidRequest`."""
     body = read_json(_WATCH, request)
     prefixes = sum(name.endswith("*") for name in body.topics)
     if not body.topics or max(prefixes, len(body.topics) - prefixes) > WATCH_TOPICS_MAX:
@@ -378,7 +378,7 @@ def read_watch(request: Request) -> tuple[WatchBody, SubscriptionFilter]:
 
 
 def check_starts(topics: dict[str, Start]) -> None:
-    """Raises `InvalidRequest` for a number above 64 bits, for which the decoder knows no bound."""
+    """Raise `InvalidRequest` for a sequence above 64 bits, which the decoder does not reject."""
     for start in topics.values():
         if start.from_seq > SEQ_MAX:
             raise InvalidRequest("from_seq must be below 2^64")
@@ -395,7 +395,7 @@ def want_of(
     match: object,
     strong: bool = False,
 ) -> SubscriptionFilter:
-    """Raises `InvalidRequest` for a node or a predicate that can be none."""
+    """Return the filter of a subscription. Raise `InvalidRequest` for an invalid node or predicate."""
     nodes = [node] if isinstance(node, str) else node or []
     if any(len(one.encode()) > NODE_BYTES_MAX for one in nodes):
         raise InvalidRequest(f"a node has at most {NODE_BYTES_MAX} bytes")
@@ -414,5 +414,5 @@ def want_of(
 
 
 def prefix_of(name: str) -> str | None:
-    """Return the prefix before a `*` at the end of a name, which no topic has; None without one."""
+    """Return the prefix before a `*` at the end of `name`, or None. No topic's name contains a `*`."""
     return name[:-1] if name.endswith("*") else None

@@ -1,11 +1,11 @@
 """Delivery of published records to every client that follows their topic.
 
-A publish marks its topic once per turn of the loop. A turn visits the subscriptions of the topics that are
-next by priority, and writes straight into the connections of the clients that keep up: no task, future or
-queue per delivery. A page that is read and rendered for one subscription is shared by all others with the
-same position and the same filter. A subscription whose connection is full, or whose records have to be
-fetched, is skipped. It continues from the log when it can, so it delays no other client, and nothing is
-queued for it.
+A publish marks its topic once per turn of the event loop. A turn visits the subscriptions of the topics with
+the highest priority, and writes directly into the connections of clients that keep up: without a task, future
+or queue per delivery. A page that is read and rendered for one subscription is shared by all others with the
+same position and the same filter. A subscription is skipped if its connection is full or its records have to
+be fetched. It continues from the log when it can, so it delays no other client, and nothing is queued for
+it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LOG = logging.getLogger(__name__)
 
 VISITS_PER_TURN: Final = 256
 BYTES_PER_TURN: Final = 4 * 1024**2
-"""After this many visits, or bytes read for them, requests are served before the remaining visits."""
+"""After this many visits, or bytes read for them, requests are served before further visits."""
 _CATCH_UP_EVERY: Final = 4
-"""One of this many visits is for a subscription that is catching up, even while others have new records."""
+"""One in this many visits is for a subscription that is catching up, even while others have new records."""
 _ASK_AGAIN_S: Final = 1.0
 _FILTERS_MAX: Final = 1024
 _BEATS_PER_INTERVAL: Final = 4
@@ -49,7 +49,7 @@ class _Turn:
         self.size = 0
 
     def end(self) -> None:
-        """Forget the pages: records may be published or removed from now on."""
+        """Drop the pages: records may be published or removed from now on."""
         for channel in self.channels:
             channel.forget()
         self.channels.clear()
@@ -57,7 +57,7 @@ class _Turn:
 
 
 class Channel(Scheduled):
-    """One topic that is followed, its subscriptions, and the pages read in this turn."""
+    """One followed topic, its subscriptions, and the pages read in this turn."""
 
     __slots__ = (
         "_mark",
@@ -71,7 +71,7 @@ class Channel(Scheduled):
         super().__init__(feed)
         self.subscriptions: dict[Subscription, Subscriber] = {}
         self.durable: DurableWatermark | None = None
-        """How far the topic is synced, if a subscription takes synced records only."""
+        """The synced position of the topic, if a subscription receives synced records only."""
         self._mark = mark
         self._turn = turn
         self._pages: dict[tuple[int, SubscriptionFilter], RenderedPage] = {}
@@ -87,13 +87,13 @@ class Channel(Scheduled):
         self.drop_durable()
 
     def drop_durable(self) -> None:
-        """Stop syncing: no subscription takes synced records only."""
+        """Stop syncing: no subscription requires synced records."""
         if self.durable is not None:
             self.durable.close()
             self.durable = None
 
     def read(self, from_seq: int, want: SubscriptionFilter) -> RenderedPage | None:
-        """Return the page after `from_seq`, read once for all subscriptions; None if it must be fetched."""
+        """Return the page after `from_seq`, shared by all subscriptions; None if it must be fetched."""
         key = (from_seq, want)
         rendered = self._pages.get(key)
         if rendered is None:
@@ -112,9 +112,9 @@ class Channel(Scheduled):
 
 
 class Subscriber(Recipient):
-    """The connection of one client that follows topics. Subclasses say what is sent in their protocol.
+    """The connection of one client that follows topics. Subclasses implement its protocol.
 
-    It is a `StreamingBody`: `attach`, `writable` and `closed` are called by the connection.
+    It is a `StreamingBody`: the connection calls `attach`, `writable` and `closed`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Subscriber(Recipient):
                 self.broadcaster.put(subscription)
 
     def closed(self) -> None:
-        """Forget the client, which has left or was cut off."""
+        """Remove the client, which has left or was disconnected."""
         if self._writer is None:
             return
         self._writer = None
@@ -168,13 +168,13 @@ class Subscriber(Recipient):
             self._writer.write(data)
 
     def end(self) -> None:
-        """Send what was written and close."""
+        """Send pending data and close."""
         if self._writer is not None:
             self._writer.end()
             self.closed()
 
     def cut(self) -> None:
-        """Close without sending anything: the client does not answer."""
+        """Close without sending pending data: the client does not respond."""
         if self._writer is not None:
             self._writer.cut()
             self.closed()
@@ -182,7 +182,7 @@ class Subscriber(Recipient):
     # ---- records that must be fetched ---------------------------------------------------------------
 
     def fetch(self, subscription: Subscription) -> None:
-        """Read the next page of this subscription from wherever it is; one at a time for each client."""
+        """Fetch the next page of this subscription; one at a time per client."""
         if self._fetching is None:
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(subscription))
 
@@ -205,36 +205,36 @@ class Subscriber(Recipient):
     def continue_later(self, subscription: Subscription) -> None:
         self.broadcaster.put(subscription)
 
-    # ---- what subclasses add -------------------------------------------------------------------------
+    # ---- implemented by subclasses -------------------------------------------------------------------
 
-    def tell_deferred(self, topics: list[str]) -> None:
-        """Say that records of these topics are delayed until the server is no longer overloaded."""
+    def send_deferred(self, topics: list[str]) -> None:
+        """Report that records of these topics are delayed while the server is overloaded."""
 
     @abc.abstractmethod
     def begin(self) -> None:
         """Start sending: the connection is open."""
 
     def left(self) -> None:
-        """Remember what is needed: the connection is closed, and the subscriptions are still there."""
+        """Save state: the connection is closed, but the subscriptions still exist."""
 
     @abc.abstractmethod
     def heartbeat(self) -> None:
-        """Send something: nothing was sent for a whole interval."""
+        """Send a heartbeat: nothing was sent for a whole interval."""
 
     @abc.abstractmethod
     def shut_down(self) -> None:
-        """Say that the server is shutting down, and end."""
+        """Report that the server is shutting down, and end the stream."""
 
 
 class Broadcaster:
-    """All channels, all subscribers, and the turns that deliver from the former to the latter."""
+    """All channels, all subscribers, and the turns that deliver records between them."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, beat_ms_min: int = 1000) -> None:
         self._clock = clock
         self._tick_s = beat_ms_min / 1000 / _BEATS_PER_INTERVAL
         self._channels: dict[tuple[str, int], Channel] = {}
         self._deliveries = DeliveryScheduler(
-            clock, scheduler, wake=self._schedule, on_deferred=self._tell_deferred
+            clock, scheduler, wake=self._schedule, on_deferred=self._warn_deferred
         )
         self._unsynced: Delays[Channel] = Delays(clock, Channel.mark)
         """Channels whose sync failed, until the next attempt."""
@@ -242,7 +242,7 @@ class Broadcaster:
         self._this_turn = _Turn()
         self._filters: dict[SubscriptionFilter, SubscriptionFilter] = {}
         self._fresh: deque[Subscription] = deque()
-        """Subscriptions whose topic has changed, by its priority."""
+        """Subscriptions whose topic has changed, by the topic's priority."""
         self._catching_up: deque[Subscription] = deque()
         """Subscriptions that are catching up: on a long log, or after their connection was full."""
         self._visits = 0
@@ -252,7 +252,7 @@ class Broadcaster:
         self._beat_numbers = itertools.count()
         self._ticking: asyncio.Task[None] | None = None
         self.now_s = clock.monotonic()
-        """The time of this turn: subscribers note when they last sent something."""
+        """The time of this turn; subscribers use it as the time of their last output."""
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Broadcaster:
 
     @property
     def waiting(self) -> int:
-        """How many topics have something to deliver."""
+        """The number of topics with records to deliver."""
         return len(self._deliveries)
 
     def enter(self, subscriber: Subscriber) -> None:
@@ -288,7 +288,7 @@ class Broadcaster:
     def follow(
         self, subscriber: Subscriber, feed: Feed, cursor: int, want: SubscriptionFilter
     ) -> Subscription:
-        """Send the records of the topic after `cursor`, and all that follow, to this subscriber."""
+        """Start sending the topic's records after `cursor` to this subscriber."""
         want = self._same(want)
         key = (feed.name, feed.epoch)
         channel = self._channels.get(key)
@@ -316,7 +316,7 @@ class Broadcaster:
         return channel.durable
 
     def _same(self, want: SubscriptionFilter) -> SubscriptionFilter:
-        """Return one object for equal filters: they are compared at every delivery."""
+        """Return one shared object for equal filters: every delivery compares them."""
         if len(self._filters) >= _FILTERS_MAX:
             self._filters.clear()
         return self._filters.setdefault(want, want)
@@ -339,7 +339,7 @@ class Broadcaster:
                 del self._channels[feed.name, feed.epoch]
 
     def shut_down(self) -> None:
-        """Tell every client that the server is shutting down, and end its stream."""
+        """Report the shutdown to every client, and end its stream."""
         for subscriber in list(self._subscribers):
             subscriber.shut_down()
 
@@ -371,8 +371,8 @@ class Broadcaster:
             subscription.is_queued = False
             try:
                 subscription.visit()
-            except Exception:  # noqa: BLE001 - a bug must not take the others with it
-                _LOG.exception("a delivery failed; its client was cut off, the others are not affected")
+            except Exception:  # noqa: BLE001 - a bug must not affect other clients
+                _LOG.exception("a delivery failed; its client was disconnected, the others are not affected")
                 subscription.subscriber.cut()
         turn.end()
         self._deliveries.end()
@@ -382,7 +382,8 @@ class Broadcaster:
     def _gather(self) -> None:
         """Queue the subscriptions of the next topics, about as many as a turn visits.
 
-        The other topics stay in the ready set, so that an urgent topic that is marked later precedes them.
+        The other topics stay in the ready set, so that a topic of higher priority that is marked later
+        precedes them.
         """
         self._deliveries.begin()
         while len(self._fresh) < VISITS_PER_TURN and (channel := self._deliveries.take()) is not None:
@@ -392,8 +393,8 @@ class Broadcaster:
                     subscription.is_queued = True
                     self._fresh.append(subscription)
 
-    def _tell_deferred(self, channels: Sequence[Channel]) -> None:
-        """Tell each client once that some of its topics are delayed; again only after all were served."""
+    def _warn_deferred(self, channels: Sequence[Channel]) -> None:
+        """Warn each client once that topics are delayed; warn again only after all were served."""
         if not channels:
             self._warned.clear()
         subscribers = {subscriber for channel in channels for subscriber in channel.subscriptions.values()}
@@ -406,9 +407,9 @@ class Broadcaster:
         now_ms = self._clock.now_ms()
         names = [name for name, one in subscriber.subscriptions.items() if one.feed.priority(now_ms) < 0]
         try:
-            subscriber.tell_deferred(sorted(names))
+            subscriber.send_deferred(sorted(names))
         except Exception:  # noqa: BLE001 - see `_turn`
-            _LOG.exception("a warning failed; its client was cut off, the others are not affected")
+            _LOG.exception("a warning failed; its client was disconnected, the others are not affected")
             subscriber.cut()
 
     # ---- heartbeats ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Probes and numbers: health, readiness, and metrics as Prometheus text or JSON."""
+"""Probes and metrics: health, readiness, and metrics as Prometheus text or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.metrics import Registry
 from penstock.topics import SYNC_BUCKETS_US, Durability, Engine, EngineStats, WalStats
 
 TOPIC_SERIES_MAX: Final = 1000
-"""Topics that have series of their own: a scrape must not grow with the number of topics."""
+"""Topics with their own series. A scrape must not grow with the number of topics."""
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _TEXT: Final = b"text/plain; version=0.0.4"
@@ -38,9 +38,9 @@ def metrics_answer(
     sessions: int = 0,
     waiting: int = 0,
 ) -> Response:
-    """Every number there is; before the engine is ready only how far it has come.
+    """Return all metrics. Before the engine is ready, return only the progress of recovery.
 
-    Only topics whose names are `allowed` have series; the totals count all of them.
+    Only topics whose names are `allowed` have series; totals count all topics.
     """
     numbers = engine.stats() if engine.ready else None
     ladder = engine.scheduler.ladder
@@ -153,23 +153,23 @@ def _add_topics(registry: Registry, engine: Engine, allowed: Callable[[str], boo
 
 def _add_wal(registry: Registry, wal: WalStats) -> None:
     registry.gauge("topics_wal_queue_depth", "Writes that wait for a commit.").set(wal.queue_depth)
-    registry.gauge("topics_wal_queue_depth_peak", "The most that ever waited.").set(wal.queue_depth_peak)
+    registry.gauge("topics_wal_queue_depth_peak", "The highest queue depth.").set(wal.queue_depth_peak)
     registry.gauge("topics_wal_read_only", "1 when the log cannot be written.").set(int(wal.read_only))
     for name, help_text, value in (
         ("frames", "Frames in the log.", wal.frames),
         ("batches", "Group commits.", wal.batches),
         ("fsyncs", "Syncs of the log.", wal.fsyncs),
         ("bytes_written", "Bytes in the log.", wal.bytes_written),
-        ("rotations", "Files of the log that were begun.", wal.rotations),
+        ("rotations", "Log files started.", wal.rotations),
         ("submit_full", "Writes refused because too many were waiting.", wal.submit_full),
     ):
         registry.counter(f"topics_wal_{name}_total", help_text).inc(value)
 
 
 def _fsync_histogram(wal: WalStats) -> str:
-    """From the counts that the commit threads keep, so that a scrape costs them nothing."""
+    """Format the histogram from counts that the commit threads keep, so that a scrape costs them nothing."""
     name = "topics_wal_fsync_latency_us"
-    lines = [f"# HELP {name} How long a sync of the log took.", f"# TYPE {name} histogram"]
+    lines = [f"# HELP {name} Duration of a log sync.", f"# TYPE {name} histogram"]
     seen = 0
     for bound, count in zip((*SYNC_BUCKETS_US, "+Inf"), wal.fsync_counts, strict=True):
         seen += count

@@ -23,13 +23,13 @@ _LOG = logging.getLogger(__name__)
 _HEARTBEAT_S: Final = 15.0
 _ENCODE: Final = msgspec.json.Encoder().encode
 _GONE: Final = "the queue was deleted"
-_SILENT: Final = "leases ran out and nothing was heard of the worker; reconnect when it is there again"
-_BROKEN: Final = "the stream broke; the server's log says why; reconnect"
+_SILENT: Final = "leases expired and the worker was silent; reconnect when it is available again"
+_BROKEN: Final = "the stream failed; see the server's log; reconnect"
 _LEAVING: Final = "the server is shutting down; reconnect"
 
 
 class WorkFeed:
-    """The streaming body. One task claims jobs, so a client that does not read claims none."""
+    """The body of a work stream. One task claims jobs, so a client that does not read claims none."""
 
     def __init__(self, work: WorkStream, topic: str, clock: Clock) -> None:
         self._work = work
@@ -51,7 +51,7 @@ class WorkFeed:
         self._emptied.set()
 
     def closed(self) -> None:
-        """Return the jobs of a client that has left, even while more are being claimed for it."""
+        """Return the jobs of a client that has left, even while a claim for it is in progress."""
         if self._writer is None:
             return
         self._writer = None
@@ -60,7 +60,7 @@ class WorkFeed:
             self._task.cancel()
 
     def shut_down(self) -> None:
-        """Say that the server leaves, and end."""
+        """Report the shutdown and end the stream."""
         self._end("server_shutting_down", _LEAVING)
 
     def _end(self, code: object, error: str) -> None:
@@ -85,8 +85,8 @@ class WorkFeed:
             self.shut_down()
         except PenstockError as error:
             self._end(503, told(error))
-        except Exception:  # noqa: BLE001 - a bug must not leave a client waiting for jobs that never come
-            _LOG.exception('the work stream of "%s" broke; its jobs go back', self._topic)
+        except Exception:  # noqa: BLE001 - a client must not wait on a stream that has failed
+            _LOG.exception('the work stream of "%s" failed; its jobs are returned to the queue', self._topic)
             self._end(500, _BROKEN)
         finally:
             with contextlib.suppress(PenstockError):
@@ -112,7 +112,7 @@ _EVENTS: Final = b"text/event-stream"
 
 
 class QueueApi:
-    """The handlers, over one engine. `drain` ends every work stream; its jobs go back into the queue."""
+    """The handlers of queues. `drain` ends every work stream and returns its jobs to the queue."""
 
     def __init__(self, engine: Engine, clock: Clock, caps: StreamLimiter) -> None:
         self._engine = engine
@@ -126,7 +126,7 @@ class QueueApi:
         yield b"POST", _QUEUE + b"/ack", Route(handler=self.ack, scope=Scope.WRITE, cap=cap)
         yield b"POST", _QUEUE + b"/nack", Route(handler=self.nack, scope=Scope.WRITE, cap=cap)
         yield b"POST", _QUEUE + b"/extend", Route(handler=self.extend, scope=Scope.WRITE, cap=cap)
-        # A stream has caps of its own.
+        # Streams have separate limits.
         yield (
             b"GET",
             _QUEUE + b"/work",
@@ -134,7 +134,7 @@ class QueueApi:
         )
 
     def drain(self) -> None:
-        """Tell every worker that the server leaves."""
+        """Report the shutdown to every worker."""
         for feed in list(self._feeds):
             feed.shut_down()
 
@@ -163,7 +163,7 @@ class QueueApi:
         return answers.extend_answer(call.request, result)
 
     async def work(self, call: Call) -> Response:
-        """The stream begins when its response does; until then nothing is held."""
+        """Open a work stream. No job is claimed before the response starts."""
         check_accepts_events(call.request.headers.get(b"accept"))
         query = bodies.read_work(call.request.query())
         work = await self._engine.work(call.name, query.node, max=query.max, lease_ms=query.lease_ms)

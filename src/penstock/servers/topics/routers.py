@@ -1,4 +1,4 @@
-"""The endpoints of routers."""
+"""The handlers of routers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.topics import (
 _ROUTER: Final = b"/v0/routers/{name}"
 _ENCODE: Final = msgspec.json.Encoder().encode
 _CYCLE: Final = (
-    "records would go round, through topics that this key does not cover; set allow_cycle if that is meant"
+    "records would form a cycle through topics that this key does not cover; set allow_cycle to permit it"
 )
 _FAN_IN: Final = (
     "the destination already has its records from a topic that this key does not cover; "
@@ -64,7 +64,7 @@ _PUT: Final = msgspec.json.Decoder(_PutBody)
 
 
 class RouterApi:
-    """The handlers, over one engine."""
+    """The handlers of routers."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -80,19 +80,19 @@ class RouterApi:
         config = body.config()
         check_router_name(call.name)
         call.principal.require_names(names_in(body))
-        with contextlib.suppress(RouterNotFound):  # a refusal tells its ends
+        with contextlib.suppress(RouterNotFound):  # a refusal would reveal its topics
             _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
         try:
             result = await self._engine.put_router(call.name, config)
         except (RouterCycle, IncompatibleTopic) as error:
-            raise self._told(call.principal, config, error) from None
+            raise self._redacted(call.principal, config, error) from None
         shown = {"router": result.router, "created": result.created, **_shown(result.config)}
         return _answer(call.request, shown, 201 if result.created else 200)
 
-    def _told(
+    def _redacted(
         self, principal: Principal, config: RouterConfig, error: RouterCycle | IncompatibleTopic
     ) -> RouterCycle | IncompatibleTopic:
-        """Return the error without names of topics that the key does not cover."""
+        """Return the error without the names of topics that the key does not cover."""
         detail = error.detail or {}
         instead: RouterCycle | IncompatibleTopic
         if isinstance(error, RouterCycle):
@@ -158,7 +158,7 @@ class RouterApi:
 
 
 def _require_ends(principal: Principal, config: RouterConfig) -> None:
-    """Raises `Forbidden` without the names: the key may not know them."""
+    """Raise `Forbidden` without the names: the key may not be allowed to learn them."""
     principal.require_name(config.source)
     principal.require_name(config.dest)
 

@@ -1,4 +1,4 @@
-"""The endpoints of `/v0`: each reads its request, calls the engine, and writes the response."""
+"""The handlers of `/v0`: each reads its request, calls the engine, and encodes the response."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TOPIC: Final = b"/v0/topics/{name}"
 
 
 class TopicsApi:
-    """The handlers, over one engine. `drain` ends every long poll with what there is."""
+    """The handlers of the topics API. `drain` ends every long poll with the records available."""
 
     def __init__(
         self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, streams: StreamLimits | None = None
@@ -64,7 +64,7 @@ class TopicsApi:
         self._is_draining = False
 
     def check_ready(self) -> None:
-        """Raises `NotReady` while the log is replayed, `ShuttingDown` after `drain`."""
+        """Raise `NotReady` while the log is replayed, and `ShuttingDown` after `drain`."""
         if self._is_draining:
             raise ShuttingDown("the server is shutting down; nothing was applied")
         if not self._engine.ready:
@@ -72,7 +72,7 @@ class TopicsApi:
             raise NotReady("the log is being replayed", {"replay_progress": progress})
 
     def drain(self) -> None:
-        """Refuse new requests, wake every long poll and end every stream."""
+        """Refuse new requests, end every long poll and every stream."""
         self._is_draining = True
         self.live.drain()
         self.queues.drain()
@@ -115,7 +115,7 @@ class TopicsApi:
     # --- records -------------------------------------------------------------------------------------------
 
     def write(self, call: Call, deliver: Deliver) -> None:
-        """Append the records; the response is delivered from the callback of their commit."""
+        """Append the records; the commit's callback delivers the response."""
         request = call.request
         body = bodies.read_write(request)
         create, config = body.create, body.config
@@ -124,7 +124,7 @@ class TopicsApi:
             if Scope.ADMIN not in call.principal.scopes:
                 if not self._engine.exists(call.name):
                     call.principal.require(Scope.ADMIN)
-                # If the topic is deleted before the records are placed, this key may recreate it, but not
+                # If the topic is deleted before the records are appended, this key may recreate it, but not
                 # configure it.
                 create, config = config.auto_create if create is None else create, None
         return_seqs = not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
@@ -172,7 +172,7 @@ class TopicsApi:
         )
 
     async def _poll(self, name: str, body: bodies.DiffBody) -> Page:
-        await asyncio.sleep(0)  # in a task from here on, so that it ends when the client leaves
+        await asyncio.sleep(0)  # runs as a task from here on, so that it ends when the client leaves
         task = asyncio.current_task()
         assert task is not None
         self._polls.add(task)
@@ -221,7 +221,7 @@ class TopicsApi:
 def topics_app(
     api: TopicsApi, keys: Keyring, *, in_flight_per_key_max: int = 1000, probes_need_key: bool = False
 ) -> App[Call]:
-    """The `/v0` API as an application for a listener."""
+    """Return the `/v0` API as an application for a listener."""
     policy = Policy(call=Call, authenticate=keys.authenticate, check_ready=api.check_ready, missed=_missed)
     routes = _routes(api, keys, RequestLimiter(in_flight_per_key_max), probes_need_key=probes_need_key)
     return App(routes, policy, response_to)
@@ -238,7 +238,7 @@ def _routes(api: TopicsApi, keys: Keyring, cap: Cap, *, probes_need_key: bool) -
     yield from api.queues.routes(keys, cap)
     yield from api.routers.routes(cap)
     yield from api.live.routes(keys, cap)
-    # For operators: answered before the engine is ready, and never counted as under way.
+    # For operators: available before the engine is ready, and never counted as in progress.
     yield b"GET", b"/v0/metrics", Route(handler=api.metrics, scope=Scope.READ, ready=False)
     probe_auth = None if probes_need_key else no_key
     for path in (b"/v0/health", b"/healthz"):
@@ -259,7 +259,7 @@ def _missed(request: Request, allowed: bytes | None) -> Exception:
 
 
 class LiveApi:
-    """Streams and WebSockets: one broadcaster and one limiter for all. `drain` ends them."""
+    """Streams and WebSockets, with one broadcaster and one limiter. `drain` ends them."""
 
     def __init__(self, engine: Engine, clock: Clock, limits: StreamLimits | None = None) -> None:
         limits = StreamLimits() if limits is None else limits
@@ -270,26 +270,26 @@ class LiveApi:
 
     @property
     def connections(self) -> int:
-        """Streams and WebSockets that are open."""
+        """The number of open streams and WebSockets."""
         return self.caps.total
 
     @property
     def sessions(self) -> int:
-        """Watch sessions, with and without a stream."""
+        """The number of watch sessions, with or without an open stream."""
         return len(self._watch.sessions)
 
     @property
     def waiting(self) -> int:
-        """Topics that have something to deliver."""
+        """The number of topics with records to deliver."""
         return self.broadcaster.waiting
 
     def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
         self._watch.keys = keys
         yield b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ, cap=cap)
-        # Streams have separate caps. A watch checks the key after the rest of the request.
+        # Streams have separate limits. A watch checks the key last.
         yield b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, scope=Scope.NONE, auth=no_key)
         yield b"GET", b"/v0/ws", Route(handler=self._socket.open, scope=Scope.NONE)
 
     def drain(self) -> None:
-        """Tell every client that the server leaves."""
+        """Report the shutdown to every client."""
         self.broadcaster.shut_down()

@@ -1,7 +1,7 @@
-"""The order in which topics are delivered: by priority, coalesced and deferred under overload.
+"""The delivery order of topics: by priority, coalesced and deferred under overload.
 
-A topic that waits is in the set once. Scheduling changes only when a subscription gets its records: every
-topic that was marked is delivered, at the latest when the overload has ended or it has waited long enough.
+A waiting topic is in the set once. Scheduling changes only when a subscription receives its records. Every
+marked topic is delivered, at the latest when the overload ends or it has waited long enough.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock.topics import Feed, ReadySet, Scheduler, band_of
 T = TypeVar("T")
 
 _SLACK_S: Final = 0.001
-"""Items that are due this soon are returned with those that are due now."""
+"""Items that are due this soon are returned together with those due now."""
 
 
 class Delays(Generic[T]):
-    """Items that are returned when they are due, each held at most once, by one task for all.
+    """Items that are returned when due. Each is held at most once; one task serves all.
 
-    `back` is called with each; it must not raise, and may hold the item again.
+    `back` is called with each due item. It must not raise, and may hold the item again.
     """
 
     def __init__(self, clock: Clock, back: Callable[[T], None]) -> None:
@@ -39,9 +39,9 @@ class Delays(Generic[T]):
         return len(self._held)
 
     def hold(self, item: T, due_s: float) -> None:
-        """Return the item at this time; an item that is held already keeps its time.
+        """Return the item at `due_s`. An item that is already held keeps its time.
 
-        An item that is due before all others may have to wait for the first of them.
+        An item that is due before all others may wait for the first of them.
         """
         if item in self._held:
             return
@@ -51,7 +51,7 @@ class Delays(Generic[T]):
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
 
     def discard(self, item: T) -> None:
-        """Do not return the item."""
+        """Drop an item."""
         self._held.pop(item, None)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Delays(Generic[T]):
 
 
 _CHECK_EVERY_S: Final = 0.05
-"""How often waiting channels are checked: their priority rises, or the overload has ended."""
+"""How often to check waiting channels: their priority may have risen, or the overload may have ended."""
 _IMMEDIATE: Final = 1000
 
 
@@ -95,10 +95,10 @@ C = TypeVar("C", bound=Scheduled)
 
 
 class DeliveryScheduler(Generic[C]):
-    """Topics with records to deliver. Belongs to the event loop's thread.
+    """Topics with records to deliver. Owned by the event loop's thread.
 
-    `wake` is called when there is something to take. `on_deferred` is called every 50 ms with the topics that
-    are not served because the server is overloaded, and with none when that is over.
+    `wake` is called when a topic can be taken. `on_deferred` is called every 50 ms with the topics that are
+    deferred because the server is overloaded, and once with an empty sequence when the overload ends.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class DeliveryScheduler(Generic[C]):
         self._ready: ReadySet[C] = ReadySet()
         self._held: Delays[C] = Delays(clock, self._enter)
         self._checking: asyncio.Task[None] | None = None
-        # Deferred topics are no reason to defer more.
+        # Deferred topics must not count as load that defers more topics.
         scheduler.watch(lambda: self._ready.servable)
 
     def __len__(self) -> int:
-        """How many topics wait, including deferred ones."""
+        """Return the number of waiting topics, including deferred ones."""
         return len(self._ready) + len(self._held)
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to take."""
+        """Whether a topic can be taken."""
         return self._ready.servable > 0
 
     def mark(self, channel: C) -> None:
-        """Schedule a topic with new records, or one that was deleted, which is delivered immediately."""
+        """Schedule a topic with new records. A deleted topic is delivered immediately."""
         is_gone = channel.feed.is_gone
         if channel.is_waiting:
             if not is_gone:
@@ -157,14 +157,14 @@ class DeliveryScheduler(Generic[C]):
         self._held.discard(channel)
 
     def begin(self) -> None:
-        """Begin a turn: check how overloaded the server is."""
+        """Begin a turn: read the current overload."""
         was_paused = self._ready.is_lowest_paused
         self._ready.is_lowest_paused = self._scheduler.ladder.defers
         if was_paused and not self._ready.is_lowest_paused:
             self._on_deferred(())
 
     def take(self) -> C | None:
-        """Return the next topic; None if none may be served."""
+        """Return the next topic, or None if none may be served."""
         if not self.is_due:
             return None
         found = self._ready.take(self._now_ms())
@@ -173,17 +173,17 @@ class DeliveryScheduler(Generic[C]):
         channel.is_waiting = False
         channel.served_s = self._clock.monotonic()
         if channel.priority >= 0:
-            # Topics of lower priority may have been deferred: their wait says nothing about the load.
+            # Topics of lower priority may have been deferred: their wait is not a measure of the load.
             self._scheduler.observe(wait_ms)
         return channel
 
     def end(self) -> None:
-        """End a turn; topics that still wait are checked again even if nothing is published."""
+        """End a turn. Topics that still wait are checked again, even if nothing is published."""
         if len(self._ready):
             self._check_soon()
 
     def close(self) -> None:
-        """Stop: no subscriber is left."""
+        """Stop: there are no subscribers."""
         self._held.close()
         if self._checking is not None:
             self._checking.cancel()

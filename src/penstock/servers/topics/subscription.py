@@ -1,4 +1,4 @@
-"""Subscriptions: what one client follows, its position in each topic, and the pages it is sent."""
+"""Subscriptions: the topics that a client follows, its position in each, and the pages sent to it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 def quoted(name: str) -> bytes:
-    """A name as JSON."""
+    """Return a name as JSON."""
     return _ENCODE(name)
 
 
 class RenderedPage:
     """A page of a topic: a gap, records, both, or neither.
 
-    `from_seq` is where the records start, after the gap if there is one. Frames are made once for all
-    subscriptions that read the same page; `frames` keeps them.
+    `from_seq` is where the records start, after the gap if there is one. `frames` caches encoded frames,
+    shared by all subscriptions that read the same page.
     """
 
     __slots__ = (
@@ -51,13 +51,13 @@ class RenderedPage:
         self.frames: dict[object, bytes] = {}
         self.has_records = bool(page.fragments)
         self.is_empty = not page.fragments and page.tombstone is None
-        """Whether there is nothing to send: the filter of the subscription passed nothing."""
+        """Whether there is nothing to send: the filter of the subscription matched nothing."""
         self.size = sum(map(len, page.fragments))
-        """Bytes of the records."""
+        """The size of the records in bytes."""
 
     @property
     def records(self) -> bytes:
-        """The members of a `record` message, up to and with its closing brace."""
+        """The members of a `record` message, including its closing brace."""
         if not self._records:
             self._records = b'"topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
                 quoted(self._topic),
@@ -70,10 +70,10 @@ class RenderedPage:
 
 
 def _after(gap: Tombstone) -> int:
-    """Return where reading continues after a gap.
+    """Return the sequence after which reading continues, given a gap.
 
-    A topic that was recreated is read from its beginning: its `gap_to` is the head, and a client that resumed
-    there would miss everything in it.
+    A recreated topic is read from its start. Its `gap_to` is the head, and a client that resumed there would
+    miss all its records.
     """
     return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
 
@@ -82,7 +82,7 @@ ReadPage: TypeAlias = Callable[[int, SubscriptionFilter], RenderedPage | None]
 
 
 class Subscription:
-    """One topic of one client. `cursor` is the last record that was handed to the connection."""
+    """One topic of one client. `cursor` is the last sequence handed to the connection."""
 
     __slots__ = (
         "_began_seq",
@@ -114,27 +114,27 @@ class Subscription:
         self.want = want
         self._read = read
         self.has_read = False
-        """Whether something was read for this client before."""
+        """Whether a page was already read for this client."""
         self.is_live = False
-        """Whether the client was told that it has caught up, and has not fallen behind since."""
+        """Whether the client was informed that it has caught up, and has not fallen behind since."""
         self.is_queued = False
         self.is_over = False
         self._durable = durable
-        """Holds back records that are not synced, if the client wants that."""
+        """Holds back records that are not synced, if the client requires that."""
         self._began_seq = feed.head_seq
 
     @property
     def end_seq(self) -> int:
-        """The last record that may be sent now."""
+        """The last sequence that may be sent now."""
         return self.feed.head_seq if self._durable is None else self._durable.end_seq
 
     @property
     def until_seq(self) -> int:
-        """`end_seq` as a bound for reading; 0 for none."""
+        """`end_seq` as the upper bound of a read; 0 for no bound."""
         return 0 if self._durable is None else self._durable.end_seq
 
     def visit(self) -> None:
-        """Send the next page if there is one and the client takes it; else do nothing."""
+        """Send the next page, if there is one and the connection is writable."""
         subscriber, feed = self.subscriber, self.feed
         if self.is_over or not subscriber.is_writable:
             return
@@ -143,19 +143,19 @@ class Subscription:
         elif self.cursor == (end_seq := self.end_seq):
             if not self.is_live and end_seq >= self._began_seq:
                 self.is_live = True
-                subscriber.tell_caught_up(self)
+                subscriber.send_caught_up(self)
             self._ask_for_sync()
-        elif self.cursor < end_seq or self._is_beyond_head(end_seq):
+        elif self.cursor < end_seq or self._is_past_head(end_seq):
             self._read_next()
         else:
             self._ask_for_sync()
 
-    def _is_beyond_head(self, end_seq: int) -> bool:
-        """Whether the cursor is after the head, as of another topic: the next page says so."""
+    def _is_past_head(self, end_seq: int) -> bool:
+        """Return whether the cursor is past the head, as of a recreated topic; the next page reports that."""
         return self.cursor > self.feed.head_seq and (end_seq > 0 or not self.feed.head_seq)
 
     def _ask_for_sync(self) -> None:
-        """Have records synced that are published and not yet durable, if the client waits for that."""
+        """Request a sync of published records, if the client waits for synced records."""
         if self._durable is not None:
             self._durable.ask()
 
@@ -171,7 +171,7 @@ class Subscription:
             self.take(page)
 
     def take(self, page: RenderedPage) -> None:
-        """Send a page. The next one is sent in another turn, so that no client waits for a whole log."""
+        """Send a page. The next one follows in another turn, so that no client waits for a long log."""
         subscriber, end_seq = self.subscriber, self.end_seq
         reached = page.to_seq == end_seq and end_seq >= self._began_seq
         news = not page.is_empty
@@ -188,7 +188,7 @@ class Subscription:
 
 
 class Recipient(abc.ABC):
-    """The client of subscriptions, in any protocol: how it is told what happened to a topic."""
+    """The receiver of subscriptions in any protocol, informed about records and changes of a topic."""
 
     subscriptions: dict[str, Subscription]
 
@@ -199,7 +199,7 @@ class Recipient(abc.ABC):
 
     @abc.abstractmethod
     def cut(self) -> None:
-        """Close the connection without sending anything."""
+        """Close the connection without sending pending data."""
 
     @abc.abstractmethod
     def continue_later(self, subscription: Subscription) -> None:
@@ -207,20 +207,20 @@ class Recipient(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, subscription: Subscription) -> None:
-        """Read the next page of the subscription from where it is stored."""
+        """Fetch the next page of the subscription from storage."""
 
     @abc.abstractmethod
     def send_page(self, subscription: Subscription, page: RenderedPage, *, caught_up: bool) -> None:
-        """Send a gap, records, or both, and whether they are the last for now."""
+        """Send a gap, records, or both, and report whether the client has caught up."""
 
     @abc.abstractmethod
-    def tell_caught_up(self, subscription: Subscription) -> None:
-        """Say that there is nothing more to read for now."""
+    def send_caught_up(self, subscription: Subscription) -> None:
+        """Report that the client has caught up."""
 
     @abc.abstractmethod
     def topic_deleted(self, subscription: Subscription) -> None:
-        """Say that the topic was deleted."""
+        """Report that the topic was deleted."""
 
     @abc.abstractmethod
     def fail(self, subscription: Subscription, error: PenstockError) -> None:
-        """Say that the next record cannot be read."""
+        """Report that the next record cannot be read."""

@@ -1,4 +1,4 @@
-"""`/v0/watch`: sessions over server-sent events, and where each of them stands."""
+"""`/v0/watch`: sessions over server-sent events, and their positions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _SHUTTING_DOWN: Final = b'{"code":"server_shutting_down","message":"the server i
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """How far a session has come in one instance of a topic."""
+    """The position of a session in one incarnation of a topic."""
 
     cursor: int
     epoch: int
 
 
 class Session:
-    """The topics that one client follows. At most one stream is open; a second one replaces it."""
+    """The topics that one client follows. At most one stream is open; a new one replaces it."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Session:
 
     @property
     def is_single(self) -> bool:
-        """Whether the id of an event is about one topic only."""
+        """Whether an event's id contains one topic only."""
         return len(self._places) == 1
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to follow, nor can come."""
+        """Whether the session has no topics and cannot get new ones."""
         return not self._places and not self._prefixes
 
     @property
@@ -95,7 +95,7 @@ class Session:
         return bool(self._prefixes)
 
     def cursors(self) -> dict[str, int]:
-        """Return the position of the client in each topic, as far as the connection took it."""
+        """Return the client's position in each topic, as handed to the connection."""
         cursors = {name: place.cursor for name, place in self._places.items()}
         if self.stream is not None:
             for name, subscription in self.stream.subscriptions.items():
@@ -103,14 +103,14 @@ class Session:
         return cursors
 
     def rewind(self, seen: Mapping[str, int]) -> None:
-        """The client has seen less than was sent."""
+        """Move back to the positions that the client has seen, where it has seen less than was sent."""
         for name, place in self._places.items():
             place.cursor = min(place.cursor, seen.get(name, place.cursor))
 
     # ---- the stream ----------------------------------------------------------------------------------
 
     def started(self, stream: SseStream) -> None:
-        """A stream is open: follow every topic, by name."""
+        """Follow every topic, in order of name: a stream has opened."""
         self.stream = stream
         self._join_all()
         for name in sorted(self._places):
@@ -120,12 +120,12 @@ class Session:
             stream.end()
 
     def release(self) -> None:
-        """End a stream that is open: its client has come back another way."""
+        """End an open stream: its client has reconnected."""
         if self.stream is not None:
             self.stream.end()
 
     def stopped(self, stream: SseStream) -> None:
-        """The stream is closed: remember how far it came."""
+        """Save the stream's positions: it has closed."""
         for name, subscription in stream.subscriptions.items():
             if name in self._places:
                 self._places[name].cursor = subscription.cursor
@@ -139,21 +139,21 @@ class Session:
         try:
             feed = self._engine.feed(name)
         except TopicNotFound:
-            stream.tell_deleted(name)
+            stream.send_deleted(name)
             return
         if feed.epoch != place.epoch:
-            # Another topic of the same name: nothing of it was read, and the client is told that it is new.
+            # Another topic of the same name: start over, and report to the client that it is new.
             place.cursor, place.epoch = SEQ_MAX, feed.epoch
         self._broadcaster.follow(stream, feed, place.cursor, self._want)
 
     def lost(self, name: str) -> None:
-        """Forget a topic that was deleted, even if another one gets its name."""
+        """Remove a deleted topic, even if a new topic takes its name."""
         self._places.pop(name, None)
 
     # ---- topics that appear --------------------------------------------------------------------------
 
     def appeared(self, name: str) -> None:
-        """A topic was created; it is followed from its beginning if its name is meant."""
+        """Follow a newly created topic from its start, if its name matches a prefix."""
         if self.stream is not None and self._join(name):
             self._follow(name)
 
@@ -177,7 +177,7 @@ class Session:
 
 
 class SseStream(Subscriber):
-    """The open stream of a session; what it has handed to the connection counts as read."""
+    """The open stream of a session. Records handed to the connection count as read."""
 
     def __init__(self, broadcaster: Broadcaster, caps: StreamLimiter, session: Session) -> None:
         super().__init__(broadcaster, caps, session.principal, beat_s=session.heartbeat_ms / 1000)
@@ -220,16 +220,16 @@ class SseStream(Subscriber):
         records = event(b"record", b"{" + page.records, ident) if page.has_records else b""
         return records + (_caught_up(subscription.feed.name, page.to_seq, ident) if caught_up else b"")
 
-    def tell_caught_up(self, subscription: Subscription) -> None:
+    def send_caught_up(self, subscription: Subscription) -> None:
         ident = self._ident(subscription, subscription.cursor)
         self.send(_caught_up(subscription.feed.name, subscription.cursor, ident))
 
     def topic_deleted(self, subscription: Subscription) -> None:
-        """Say so; the stream ends with its last topic."""
+        """Report the deletion; the stream ends with its last topic."""
         self.broadcaster.unfollow(subscription)
-        self.tell_deleted(subscription.feed.name)
+        self.send_deleted(subscription.feed.name)
 
-    def tell_deleted(self, name: str) -> None:
+    def send_deleted(self, name: str) -> None:
         data = b'{"topic":%b,"head_seq":0,"reason":"deleted"}' % quoted(name)
         self.send(event(b"topic-deleted", data, write_id(self._session.cursors())))
         self._session.lost(name)
@@ -237,7 +237,7 @@ class SseStream(Subscriber):
             self.end()
 
     def fail(self, subscription: Subscription, error: PenstockError) -> None:
-        """End the stream, so that the client reconnects and tries again from its position."""
+        """End the stream, so that the client reconnects and resumes from its position."""
         if isinstance(error, Damaged):
             error = damaged_in(subscription.feed.name, error)
         code = 500 if isinstance(error, Corrupt) else 503
@@ -250,7 +250,7 @@ class SseStream(Subscriber):
         """Send a warning; the stream continues."""
         self.send(event(b"error", _ENCODE({"code": code, "error": text, "topics": topics})))
 
-    def tell_deferred(self, topics: list[str]) -> None:
+    def send_deferred(self, topics: list[str]) -> None:
         text = (
             "the server is overloaded and delays topics with negative priority; poll them until this clears"
         )
@@ -281,7 +281,7 @@ class Sessions:
         self._sessions_max = sessions_max
         self._by_id: dict[str, Session] = {}
         self._resting: dict[str, Session] = {}
-        """Those without a stream, the one that rests longest first."""
+        """Sessions without a stream, the longest idle one first."""
         self._engine = engine
         self._is_listening = False
 
@@ -289,11 +289,11 @@ class Sessions:
         return len(self._by_id)
 
     def check_room(self) -> None:
-        """Raises `Throttled` when there are as many as there may be, after the idle ones went."""
+        """Drop idle sessions. Raise `Throttled` if the limit is still reached."""
         self.collect()
         if self._sessions_max and len(self._by_id) >= self._sessions_max:
             raise Throttled(
-                f"there are {len(self._by_id)} watch sessions, as many as may be; idle ones go after 300 s",
+                f"there are {len(self._by_id)} watch sessions, which is the limit; idle ones end after 300 s",
                 {"limit": "max_watch_sessions", "max": self._sessions_max},
             )
 
@@ -304,12 +304,12 @@ class Sessions:
             self._engine.on_topic(self._appeared)
 
     def find(self, wid: str) -> Session | None:
-        """The session, unless it has been idle for too long or has nothing left to follow."""
+        """Return the session, or None if it has expired or has nothing left to follow."""
         self.collect()
         return self._by_id.get(wid)
 
     def collect(self) -> None:
-        """Forget sessions whose clients did not return."""
+        """Drop expired sessions, whose clients did not return."""
         oldest_s = self._clock.monotonic() - SESSION_TTL_MS / 1000
         while self._resting:
             wid, session = next(iter(self._resting.items()))
@@ -320,7 +320,7 @@ class Sessions:
                 del self._by_id[wid]
 
     def rest(self, session: Session) -> None:
-        """A stream of it has ended."""
+        """Mark a session as idle: its stream has ended."""
         self._resting.pop(session.wid, None)
         if session.is_over:
             del self._by_id[session.wid]
@@ -330,18 +330,18 @@ class Sessions:
     def _appeared(self, name: str) -> None:
         for session in list(self._by_id.values()):
             if session.has_prefixes:
-                with contextlib.suppress(PenstockError):  # it is gone again, or the server leaves
+                with contextlib.suppress(PenstockError):  # deleted again, or the server is shutting down
                     session.appeared(name)
 
 
 def names_of(engine: Engine, prefix: str, allowed: Callable[[str], bool] | None) -> list[str]:
-    """The first topics whose names begin so, one more than a session may have if there are so many."""
+    """Return the first topics with this prefix, at most one more than a session may have."""
     states, _ = engine.topics(prefix=prefix, limit=WATCH_TOPICS_MAX + 1, allowed=allowed)
     return [state.topic for state in states]
 
 
 class WatchApi:
-    """The handlers of watches, over one broadcaster."""
+    """The handlers of watches."""
 
     def __init__(
         self,
@@ -372,7 +372,7 @@ class WatchApi:
             "wid": session.wid,
             "stream_url": f"/v0/watch/{session.wid}",
             "session_ttl_ms": SESSION_TTL_MS,
-            "topics": self._told(session),
+            "topics": self._topics_of(session),
             "performance": {"server_total_ms": round(elapsed_ms(call.request), 3)},
         }
         return Response(200, _ENCODE(answer))
@@ -380,7 +380,7 @@ class WatchApi:
     def _starts(
         self, body: WatchBody, principal: Principal, *, lenient: bool
     ) -> tuple[dict[str, Start], tuple[str, ...]]:
-        """Which topics to follow from where, and the prefixes of those that may appear."""
+        """Return the start in each topic to follow, and the prefixes of topics that may be created later."""
         starts: dict[str, Start] = {}
         prefixes = []
         for name, start in sorted(body.topics.items()):
@@ -429,16 +429,16 @@ class WatchApi:
         self.sessions.add(session)
         return session
 
-    def _told(self, session: Session) -> dict[str, dict[str, int]]:
-        told = {}
+    def _topics_of(self, session: Session) -> dict[str, dict[str, int]]:
+        topics = {}
         for name, cursor in sorted(session.cursors().items()):
             state = self._engine.state(name, touch=False)
-            told[name] = {
+            topics[name] = {
                 "from_seq": cursor,
                 "head_seq": state.head_seq,
                 "earliest_seq": state.earliest_seq,
             }
-        return told
+        return topics
 
     async def open(self, call: Call) -> Response:
         """`GET /v0/watch/:wid`: 406, 404, 401, 429, then the stream."""
@@ -446,11 +446,9 @@ class WatchApi:
         check_accepts_events(request.headers.get(b"accept"))
         session = self.sessions.find(call.name)
         if session is None:
-            raise UnknownPath(
-                "there is no such watch session, or it was idle for too long; create another one"
-            )
+            raise UnknownPath("this watch session does not exist or has expired; create another one")
         if self.keys.authenticate_with_token(request) is not session.principal:
-            raise Unauthorized("a watch is opened with the key that created it")
+            raise Unauthorized("open a watch with the key that created it")
         for name in session.cursors():
             await self._engine.drain(name)
         session.release()

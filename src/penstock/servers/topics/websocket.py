@@ -1,4 +1,4 @@
-"""`/v0/ws`: commands in, records out, over one connection."""
+"""`/v0/ws`: commands and records over one connection."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from penstock.topics import (
 )
 
 PING_S: Final = 20.0
-"""A client that says nothing for so long is asked; if it says nothing again it is gone."""
+"""A client that is silent for this long is pinged. After the same time again, it is disconnected."""
 PUBLISHING_MAX: Final = 64
 PUBLISHING_BYTES_MAX: Final = 8 * 1024**2
-"""What one client may have under way; it is read no further until some of that is decided."""
+"""Publishes that one client may have in progress. Above this, reading pauses until some complete."""
 FOLLOWING_MAX: Final = 4096
 _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 
@@ -67,10 +67,10 @@ class WebSocketApi:
 
 
 class WebSocket(Subscriber):
-    """One client. Its commands are begun in the order in which they came, publishes side by side.
+    """One client. Commands start in order of arrival; publishes run concurrently.
 
-    A publish to a topic that does not exist yet delays what follows it, because that must come later in
-    the topic too.
+    A publish to a topic that does not exist yet delays the following commands, so that a later publish is
+    also later in the topic.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WebSocket(Subscriber):
         self._publishing = 0
         self._publishing_bytes = 0
         self._barrier: object = None
-        """A publish that must have its place before anything after it is begun."""
+        """A publish that must get its sequences before any later command starts."""
         self._is_working = False
         self._is_paused = False
         self._is_leaving = False
@@ -98,7 +98,7 @@ class WebSocket(Subscriber):
         self.attach(writer)
 
     def begin(self) -> None:
-        """The client speaks first."""
+        """Send nothing: the client speaks first."""
 
     def received(self, data: bytes) -> None:
         self._was_heard = True
@@ -123,7 +123,7 @@ class WebSocket(Subscriber):
         self._waiting_bytes += len(message) + PIECE_BYTES
 
     def _count_unread(self) -> bool:
-        """Count what is read and not begun in the budget of all connections; false if there is no room."""
+        """Count received but unprocessed bytes in the shared budget. Return False if they do not fit."""
         return self._client is None or self._client.hold(self._framing.held_bytes + self._waiting_bytes)
 
     def _flush(self) -> None:
@@ -150,7 +150,7 @@ class WebSocket(Subscriber):
         self._flush()
 
     def shut_down(self) -> None:
-        """Answer the requests in progress, then end the connection."""
+        """Complete the publishes in progress, then end the connection."""
         self._is_leaving = True
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -167,16 +167,16 @@ class WebSocket(Subscriber):
     # ---- commands ------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Begin waiting commands, as far as those in progress allow."""
+        """Start waiting commands, as far as the commands in progress allow."""
         if self._is_working:
-            return  # a publish that was decided immediately: the loop below continues
+            return  # called from a publish that completed immediately: the loop below continues
         self._is_working = True
         while self._waiting and not self._is_full:
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message) + PIECE_BYTES
-            self._obey(message)
+            self._execute(message)
         self._is_working = False
-        self._count_unread()  # it is less than before
+        self._count_unread()  # fewer bytes than before, so they fit
         if self._client is not None and self._is_paused != bool(self._waiting):
             self._is_paused = bool(self._waiting)
             if self._is_paused:
@@ -192,7 +192,7 @@ class WebSocket(Subscriber):
             or self._publishing_bytes >= PUBLISHING_BYTES_MAX
         )
 
-    def _obey(self, message: bytes) -> None:
+    def _execute(self, message: bytes) -> None:
         try:
             command = messages.read_command(message)
         except InvalidMessage as error:
@@ -207,7 +207,7 @@ class WebSocket(Subscriber):
                 self._unsubscribe(command)
             elif isinstance(command, Ping):
                 self._say(messages.pong_message(command.request_id))
-        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
+        except Exception as error:  # noqa: BLE001 - a bug must not break the connection
             self._refuse(command.request_id, error)
 
     def _refuse(self, request_id: msgspec.Raw, error: Exception) -> None:
@@ -222,7 +222,7 @@ class WebSocket(Subscriber):
     # ---- following -----------------------------------------------------------------------------------
 
     def _begin_subscribe(self, command: Subscribe) -> None:
-        """Subscribe after routers have copied what they had when the subscription began."""
+        """Subscribe after the routers have copied all records that existed when the command arrived."""
         fed = [name for name in command.starts() if self._engine.is_fed(name)]
         if not fed:
             self._subscribe(command)
@@ -242,7 +242,7 @@ class WebSocket(Subscriber):
             self._barrier = None
             try:
                 self._subscribe(command)
-            except Exception as error:  # noqa: BLE001 - see `_obey`
+            except Exception as error:  # noqa: BLE001 - see `_execute`
                 self._refuse(command.request_id, error)
             self._work()
 
@@ -254,7 +254,7 @@ class WebSocket(Subscriber):
             raise InvalidRequest(f"subscribe to 1 to {WATCH_TOPICS_MAX} topics, not {len(starts)}")
         for name in starts:
             if prefix_of(name) is not None:
-                raise InvalidRequest(f"a WebSocket follows topics by name; POST /v0/watch follows {name}")
+                raise InvalidRequest(f"a WebSocket follows topics by name; use POST /v0/watch for {name}")
         self._require(Scope.READ, *starts)
         check_starts(starts)
         want = want_of(
@@ -271,13 +271,13 @@ class WebSocket(Subscriber):
             raise TopicNotFound(missing[0])
         if len(self.subscriptions) + len(starts) > FOLLOWING_MAX:
             raise Throttled(f"one connection follows at most {FOLLOWING_MAX} topics")
-        told = {}
+        subscribed = {}
         for name in sorted(starts.keys() - set(missing)):
             start, feed = starts[name], self._engine.feed(name)
             feed.refresh()
             state = self._engine.state(name, touch=False)
             cursor = state.head_seq if start.tail else start.from_seq
-            told[name] = {
+            subscribed[name] = {
                 "from_seq": cursor,
                 "head_seq": state.head_seq,
                 "earliest_seq": state.earliest_seq,
@@ -285,8 +285,8 @@ class WebSocket(Subscriber):
             if name in self.subscriptions:
                 self.broadcaster.unfollow(self.subscriptions[name])
             self.broadcaster.follow(self, feed, cursor, want)
-        # Followers are visited in the next turn: this comes before their first record.
-        self._say(messages.subscribed_message(command.request_id, told))
+        # Subscriptions are visited in the next turn, so this message precedes their first record.
+        self._say(messages.subscribed_message(command.request_id, subscribed))
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         names = command.names()
@@ -340,14 +340,14 @@ class WebSocket(Subscriber):
                 parsed=True,
                 insist=command.disable_backpressure,
             )
-        except Exception as error:  # noqa: BLE001 - see `_obey`
+        except Exception as error:  # noqa: BLE001 - see `_execute`
             done(error)
             return
         if not is_placed:
-            # What follows on this connection must not overtake it.
+            # Later commands on this connection must not overtake it.
             self._barrier = barrier
 
-    # ---- what the client is told ---------------------------------------------------------------------
+    # ---- messages to the client ----------------------------------------------------------------------
 
     def send_page(self, subscription: Subscription, step: RenderedPage, *, caught_up: bool) -> None:
         if not self._framing.is_open:
@@ -367,7 +367,7 @@ class WebSocket(Subscriber):
             parts.append(messages.caught_up_message(name, step.to_seq))
         return b"".join(map(text_frame, parts))
 
-    def tell_caught_up(self, subscription: Subscription) -> None:
+    def send_caught_up(self, subscription: Subscription) -> None:
         self._say(messages.caught_up_message(subscription.feed.name, subscription.cursor))
 
     def topic_deleted(self, subscription: Subscription) -> None:
@@ -375,14 +375,14 @@ class WebSocket(Subscriber):
         self._say(messages.deleted_message(subscription.feed.name))
 
     def fail(self, subscription: Subscription, error: PenstockError) -> None:
-        """Stop following the topic; the client may subscribe after the damage, or later."""
+        """Stop following the topic; the client may subscribe after the damaged range, or later."""
         self.broadcaster.unfollow(subscription)
-        told = damaged_in(subscription.feed.name, error) if isinstance(error, Damaged) else error
-        self._say(_error_of(b"null", told))
+        shown = damaged_in(subscription.feed.name, error) if isinstance(error, Damaged) else error
+        self._say(_error_of(b"null", shown))
 
 
 def _error_of(request_id: bytes, error: Exception) -> bytes:
-    """The same code and sentence that HTTP has for it."""
+    """Encode an error with the same code and message as over HTTP."""
     body = response_to(error).body
     assert isinstance(body, bytes)
     problem = _ERROR.decode(body)["error"]

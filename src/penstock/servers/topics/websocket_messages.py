@@ -23,7 +23,7 @@ from penstock.topics import FreeText, Tombstone, TopicConfig, TopicName, WriteRe
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024**2
 PIECE_BYTES: Final = 64
-"""What a fragment or a message costs in memory besides its bytes."""
+"""The overhead of one fragment or message in memory."""
 _KEY_BYTES: Final = 16
 _SHORT: Final = 126
 _LONG: Final = 2**16
@@ -32,14 +32,14 @@ _SILENT.setLevel(logging.CRITICAL)
 
 
 def handshake(request: Request) -> HeaderList:
-    """The headers of the answer that opens a WebSocket. Raises `Refusal` for what asks for none."""
+    """Return the response headers that open a WebSocket. Raise `Refusal` for an invalid handshake."""
     headers = request.headers
     wants = headers.get(b"upgrade", b"").lower() == b"websocket"
     options = [option.strip() for option in headers.get(b"connection", b"").lower().split(b",")]
     if not wants or b"upgrade" not in options:
-        raise Refusal("this is a WebSocket: ask for an upgrade over HTTP/1.1")
+        raise Refusal("this is a WebSocket: request an upgrade over HTTP/1.1")
     if headers.get(b"sec-websocket-version") != b"13":
-        raise Refusal("the version of WebSocket is 13", headers=[(b"sec-websocket-version", b"13")])
+        raise Refusal("the WebSocket version must be 13", headers=[(b"sec-websocket-version", b"13")])
     key = headers.get(b"sec-websocket-key", b"")
     try:
         is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
@@ -55,7 +55,7 @@ def handshake(request: Request) -> HeaderList:
 
 
 def text_frame(payload: bytes) -> bytes:
-    """One message to a client. Servers do not mask, so the same bytes may go to all clients."""
+    """Encode one message. Servers do not mask, so the same bytes may be sent to all clients."""
     size = len(payload)
     if size < _SHORT:
         return b"\x81%c%b" % (size, payload)
@@ -65,9 +65,9 @@ def text_frame(payload: bytes) -> bytes:
 
 
 class Framing:
-    """One connection's frames: bytes in, whole messages out, and what the protocol itself has to answer.
+    """The frames of one connection: turns bytes into whole messages, and produces protocol replies.
 
-    After each call, `replies` has what must be sent; `is_over` says that nothing may follow it.
+    After each call, send `replies`. If `is_over` is set, send nothing after them.
     """
 
     def __init__(self) -> None:
@@ -87,14 +87,14 @@ class Framing:
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory that a partial message takes, its fragments included."""
+        """The memory taken by a partial message, including its fragments."""
         return len(self._protocol.reader.buffer) + self._pieces_bytes
 
     def replies(self) -> bytes:
         return b"".join(self._protocol.data_to_send())
 
     def receive(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
-        """The messages that are complete with these bytes: whether each is text, and what it says."""
+        """Yield each message that `data` completes: whether it is text, and its payload."""
         self._protocol.receive_data(data)
         for frame in self._protocol.events_received():
             assert isinstance(frame, Frame)
@@ -114,16 +114,16 @@ class Framing:
             self._protocol.send_ping(b"penstock")
 
     def leave(self) -> None:
-        """The server goes away."""
+        """Close the connection: the server is shutting down."""
         if self.is_open:
             self._protocol.send_close(CloseCode.GOING_AWAY, "the server is shutting down")
 
     def overload(self) -> None:
-        """There is no room for what the client sends."""
+        """Close the connection: there is no memory left for the client's input."""
         self._protocol.fail(CloseCode.TRY_AGAIN_LATER, "the server holds as many bytes as it may")
 
     def reject_text(self) -> None:
-        """The client called something text that is none."""
+        """Close the connection: a text message is not UTF-8."""
         self._protocol.fail(CloseCode.INVALID_DATA, "a text message must be UTF-8")
 
 
@@ -142,11 +142,11 @@ _ACK: Final = (
 
 class _Op(msgspec.Struct, tag_field="op", kw_only=True):
     request_id: msgspec.Raw = _NULL
-    """Any JSON; what is told about this message carries it back."""
+    """Any JSON; every response to the message repeats it."""
 
 
 class Subscribe(_Op, tag="subscribe"):
-    """Follow topics; one that is followed already starts over at the new place."""
+    """Follow topics. A topic that is already followed starts over at the new position."""
 
     topic: TopicName | None = None
     topics: dict[TopicName, Start] | None = None
@@ -168,7 +168,7 @@ class Subscribe(_Op, tag="subscribe"):
 
 
 class Unsubscribe(_Op, tag="unsubscribe"):
-    """Follow these no longer."""
+    """Stop following topics."""
 
     topic: TopicName | None = None
     topics: list[TopicName] = []
@@ -179,7 +179,7 @@ class Unsubscribe(_Op, tag="unsubscribe"):
 
 
 class Publish(_Op, tag="publish"):
-    """Append records; as a write over HTTP."""
+    """Append records, as a write over HTTP does."""
 
     topic: TopicName
     records: list[WireRecord]
@@ -192,7 +192,7 @@ class Publish(_Op, tag="publish"):
 
 
 class Ping(_Op, tag="ping"):
-    """Are you there?"""
+    """Check the connection."""
 
 
 Command: TypeAlias = Subscribe | Unsubscribe | Publish | Ping
@@ -210,14 +210,14 @@ _IS_NO_OBJECT: Final = re.compile(r"Expected `object`, got `\w+`")
 
 
 class Problem(msgspec.Struct):
-    """The error body of HTTP; a message has its code and its text."""
+    """The error body of HTTP; a WebSocket message has the same code and message."""
 
     code: str
     message: str
 
 
 class InvalidMessage(Exception):
-    """A message that is no command; `code` and `request_id` are for the answer."""
+    """A message that is not a valid command; `code` and `request_id` are used in the response."""
 
     def __init__(self, message: str, code: str, request_id: bytes) -> None:
         super().__init__(message)
@@ -226,7 +226,7 @@ class InvalidMessage(Exception):
 
 
 def read_command(text: bytes) -> Command:
-    """Raises `InvalidMessage`, with the id of the request if there is one."""
+    """Decode a command. Raise `InvalidMessage`, with the request's id if it has one."""
     problem = json_problem(text)
     if problem is not None:
         raise InvalidMessage(f"the message {problem}", "invalid_json", _request_id(text))
@@ -235,14 +235,12 @@ def read_command(text: bytes) -> Command:
     except RecursionError:
         raise InvalidMessage("the message is nested too deeply", "invalid_json", b"null") from None
     except msgspec.MsgspecError as error:
-        told = str(error)
-        is_shape = any(words in told for words in _IS_SHAPE) or _IS_NO_OBJECT.fullmatch(told)
+        reason = str(error)
+        is_shape = any(words in reason for words in _IS_SHAPE) or _IS_NO_OBJECT.fullmatch(reason)
         code = "invalid_json" if is_shape else "invalid_request"
-        raise InvalidMessage(
-            f"the message is not what it should be: {told}", code, _request_id(text)
-        ) from None
+        raise InvalidMessage(f"the message is invalid: {reason}", code, _request_id(text)) from None
     if isinstance(command, Subscribe) and command.topic is None and command.topics is None:
-        raise InvalidMessage("subscribe needs a topic, or topics", "invalid_json", bytes(command.request_id))
+        raise InvalidMessage("subscribe needs topic or topics", "invalid_json", bytes(command.request_id))
     return command
 
 
@@ -254,7 +252,7 @@ def _request_id(text: bytes) -> bytes:
         return b"null"
 
 
-# ---- what the client is told --------------------------------------------------------------------------
+# ---- messages to the client ---------------------------------------------------------------------------
 
 
 def record_message(step: RenderedPage) -> bytes:

@@ -1,4 +1,4 @@
-"""A vector collection over HTTP: upserts, deletions, searches, in JSON."""
+"""A vector collection over HTTP: upserts, deletions and searches in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of the vector API, and of operators."""
+"""Routes of the vector API, and of operations."""
 
 from __future__ import annotations
 
@@ -70,39 +70,37 @@ class Call(HttpCall):
     __slots__ = ()
 
     def answer(self, status: int, body: bytes, headers: HeaderList = ()) -> Response:
-        """Return a response of the client's type: plain JSON for a client that sends or accepts it."""
-        return Response(status, body, content_type=_spoken(self.request), headers=headers)
+        """Return a response in the client's content type: plain JSON if it sends or accepts that."""
+        return Response(status, body, content_type=_content_type_of(self.request), headers=headers)
 
 
-def _spoken(request: Request) -> bytes:
-    told = request.headers.get(b"content-type", b"") + b"," + request.headers.get(b"accept", b"")
-    return JSON if JSON in told.lower() else PROTOBUF_JSON
+def _content_type_of(request: Request) -> bytes:
+    types = request.headers.get(b"content-type", b"") + b"," + request.headers.get(b"accept", b"")
+    return JSON if JSON in types.lower() else PROTOBUF_JSON
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
     """Return the response for an error."""
-    spoken = PROTOBUF_JSON if request is None else _spoken(request)
+    content_type = PROTOBUF_JSON if request is None else _content_type_of(request)
     if isinstance(error, TransportFault):
-        return _error(_FAULTS.get(error.fault, 503), str(error), spoken)
+        return _error(_FAULTS.get(error.fault, 503), str(error), content_type)
     if isinstance(error, Refusal):
-        return _error(STATUS[error.code], str(error), spoken, error.headers)
+        return _error(STATUS[error.code], str(error), content_type, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):
-        # Not the sender's fault, and the next server will accept it: senders retry after 503.
-        return _error(503, told(error), spoken)
+        # Not the sender's fault, and the next server will accept it: senders retry after a 503.
+        return _error(503, told(error), content_type)
     if isinstance(error, NotFound):
-        return _error(404, told(error), spoken)
+        return _error(404, told(error), content_type)
     if isinstance(error, Rejected):
-        return _error(400, told(error), spoken)
+        return _error(400, told(error), content_type)
     _LOG.error("a request failed", exc_info=error)
-    message = (
-        told(error) if isinstance(error, FlushError | Corrupt) else "the server failed; its log says why"
-    )
-    return _error(500, message, spoken)
+    message = told(error) if isinstance(error, FlushError | Corrupt) else "the server failed; see its log"
+    return _error(500, message, content_type)
 
 
-def _error(status: int, message: str, spoken: bytes, headers: HeaderList = ()) -> Response:
-    told = [*headers, RETRY] if status in (429, 503) else headers
-    return Response(status, error_answer(message), content_type=spoken, headers=told)
+def _error(status: int, message: str, content_type: bytes, headers: HeaderList = ()) -> Response:
+    all_headers = [*headers, RETRY] if status in (429, 503) else headers
+    return Response(status, error_answer(message), content_type=content_type, headers=all_headers)
 
 
 T = TypeVar("T")
@@ -110,58 +108,58 @@ T = TypeVar("T")
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _TAKEN: Final = (PROTOBUF_JSON, JSON)
 _INLINE_BYTES: Final = 64 * 1024
-"""Below this, reading a body costs less than a hop to a thread."""
+"""Below this size, decoding a body directly is cheaper than using a thread."""
 _INLINE_HITS: Final = 100
-"""More hits are worded on a thread."""
+"""Above this many hits, a thread encodes the response."""
 _ROOT: Final = b"/api/v1/vector"
 
 
 class VectorApi(DatabaseApi[VectorStore]):
-    """The handlers. `store` is None until it is open."""
+    """The handlers. `database` is None until the collection is open."""
 
     def __init__(self, settings: VectorSettings, *, clock: Clock, registry: Registry) -> None:
         super().__init__("collection")
         self._settings = settings
         self._clock = clock
         self._registry = registry
-        self._searches = registry.histogram("vector.search_duration_seconds", "Searches, as served.")
-        self._upserted = registry.counter("vector.vectors_upserted", "Vectors taken from requests.")
-        self._deleted = registry.counter("vector.vectors_deleted", "Ids taken from requests to delete.")
+        self._searches = registry.histogram("vector.search_duration_seconds", "Time to serve a search.")
+        self._upserted = registry.counter("vector.vectors_upserted", "Vectors upserted by requests.")
+        self._deleted = registry.counter("vector.vectors_deleted", "Ids deleted by requests.")
         self._decoded = DecodedBytes(
             settings.decoded_bytes_max,
-            registry.gauge("vector.decoded_bytes", "What bodies of requests under way take in memory."),
+            registry.gauge("vector.decoded_bytes", "Memory taken by decoded bodies of requests in progress."),
         )
         self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
 
     async def write(self, call: Call) -> Response:
-        count = await self._settled(call, parse_write)
+        count = await self._apply(call, parse_write)
         self._upserted.inc(count)
         return call.answer(200, upserted_answer(count))
 
     async def delete(self, call: Call) -> Response:
-        count = await self._settled(call, parse_delete)
+        count = await self._apply(call, parse_delete)
         self._deleted.inc(count)
         return call.answer(200, deleted_answer(count))
 
-    async def _settled(self, call: Call, parse: Callable[[bytes], Write]) -> int:
-        """How many entries a write has, when it is as safe as an acknowledgement promises.
+    async def _apply(self, call: Call, parse: Callable[[bytes], Write]) -> int:
+        """Apply a write, wait for the configured acknowledgement, and return its number of entries.
 
-        Raises `Unavailable` if late.
+        Raise `Unavailable` after the timeout.
         """
         holding = contextlib.AsyncExitStack()
         async with holding:
-            write = await holding.enter_async_context(self._reading(call, parse))
+            write = await holding.enter_async_context(self._decode(call, parse))
             store, level = self._db, self._settings.level
             async with self._in_time(level):
                 await store.write(write, timeout=self._settings.write_timeout_s)
-                await holding.aclose()  # what was read is the delta's now
+                await holding.aclose()  # the delta owns the decoded entries now
                 if level > Durability.APPLIED:
                     await store.flush(durable=level is Durability.DURABLE)
         return len(write.entries)
 
     @contextlib.asynccontextmanager
-    async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
-        """Decode the body, which counts as held until the end. Raises `Unavailable` if there is no room."""
+    async def _decode(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
+        """Decode the body; count it until the context ends. Raise `Unavailable` if it does not fit."""
         _check_type(call)
         body = call.request.body
         with self._decoded.holding(len(body)) as held:
@@ -177,7 +175,7 @@ class VectorApi(DatabaseApi[VectorStore]):
 
     @contextlib.asynccontextmanager
     async def _in_time(self, level: Durability) -> AsyncIterator[None]:
-        """Bound the wait for a storage that does not answer, so that callers give up their places."""
+        """Raise `Unavailable` after the timeout, so that a stalled storage does not block requests."""
         seconds = self._settings.acknowledge_timeout_s
         limit = asyncio.timeout(seconds)
         try:
@@ -188,18 +186,18 @@ class VectorApi(DatabaseApi[VectorStore]):
                 raise
             raise Unavailable(
                 f"not {level.name.lower()} within {seconds:g} s: the outcome is unknown. Send it again: a "
-                "write that is stored twice is as one stored once"
+                "write that is stored twice has the same effect as one stored once"
             ) from None
 
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
-        async with self._reading(call, parse_search) as asked:
+        async with self._decode(call, parse_search) as query:
             hits = await self._db.search(
-                asked.vector,
-                asked.k,
-                filter=asked.filter,
-                include_fields=asked.include_fields,
-                nprobe=asked.nprobe,
+                query.vector,
+                query.k,
+                filter=query.filter,
+                include_fields=query.include_fields,
+                nprobe=query.nprobe,
             )
         self._searches.observe(self._clock.monotonic() - began)
         if len(hits) <= _INLINE_HITS:
@@ -211,8 +209,8 @@ class VectorApi(DatabaseApi[VectorStore]):
         return search_bytes_max(self._db.collection.dimensions)
 
     async def recall(self, call: Call) -> Response:
-        asked = parse_recall(call.request.query())
-        measured = await self._db.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
+        query = parse_recall(call.request.query())
+        measured = await self._db.recall(sample=query.sample, k=query.k, nprobe=query.nprobe)
         return call.answer(200, recall_answer(measured))
 
     async def get(self, call: Call) -> Response:
@@ -227,7 +225,7 @@ class VectorApi(DatabaseApi[VectorStore]):
         return call.answer(200, b'{"status":"success"}')
 
     async def healthy(self, call: Call) -> Response:
-        """Whether the process does its work; one whose collection has stopped should be started again."""
+        """Report whether the process works. If the collection has stopped, the process must be restarted."""
         self.check_failed()
         return call.answer(200, b'{"status":"healthy"}')
 
@@ -242,7 +240,7 @@ class VectorApi(DatabaseApi[VectorStore]):
 
 
 def vector_app(api: VectorApi, settings: VectorSettings) -> DatabaseApp[Call]:
-    """The application that serves `api`."""
+    """Return the application that serves `api`."""
     return DatabaseApp(
         _routes(api),
         settings.keys,
@@ -267,10 +265,10 @@ def _routes(api: VectorApi) -> Routes[Call]:
 
 
 def _check_type(call: Call) -> None:
-    """A body is JSON, or says nothing about itself. Raises `UnsupportedMediaType`."""
+    """Raise `UnsupportedMediaType` unless the body is declared as JSON, or not declared."""
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN:
-        raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
+        raise UnsupportedMediaType("send the body as application/protobuf+json or application/json")
 
 
 async def serve_vector(

@@ -1,4 +1,4 @@
-"""Settings of a vector server, and when it acknowledges a write."""
+"""Settings of a vector server, including when it acknowledges a write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.units import SizeLike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorSettings(DatabaseSettings):
-    """Settings of a vector server. A number of a few characters takes 32 bytes when it is decoded."""
+    """Settings of a vector server. A decoded number takes 32 bytes, even if it is a few characters long."""
 
     KEYS_VARIABLE: ClassVar = "VECTOR_API_KEYS"
 
@@ -21,7 +21,7 @@ class VectorSettings(DatabaseSettings):
     max_body_bytes: SizeLike = "64MiB"
     max_decoded_bytes: SizeLike = "512MiB"
     acknowledge: str = "durable"
-    """The state of a write when its client gets the response: applied, flushed (visible) or durable."""
+    """The state of a write when its client receives the response: applied, flushed (visible) or durable."""
 
     def __post_init__(self) -> None:
         DatabaseSettings.__post_init__(self)

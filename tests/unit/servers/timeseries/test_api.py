@@ -1,4 +1,4 @@
-"""The server of time series through a real client: what Prometheus and Grafana send, and what they get."""
+"""The time-series server through a real client: requests of Prometheus and Grafana, and the responses."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_another_prometheus_federates() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-async def test_otlp_metrics_are_taken_and_points_without_series_are_told(packed: bool) -> None:
+async def test_otlp_metrics_are_accepted_and_points_without_series_are_reported(packed: bool) -> None:
     message = ExportMetricsServiceRequest()
     scope = message.resource_metrics.add().scope_metrics.add()
     scope.metrics.add(name="warm").gauge.data_points.add(time_unix_nano=NOW_MS * 1_000_000, as_double=3.5)
@@ -145,7 +145,7 @@ def otlp_gauge(name: str) -> bytes:
     return message.SerializeToString()
 
 
-async def test_all_members_of_a_packed_body_are_read() -> None:
+async def test_all_members_of_a_gzip_body_are_read() -> None:
     headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
     members = [gzip.compress(otlp_gauge(name)) for name in ("one", "two", "three")]
     async with served(max_body_bytes=4000) as client:
@@ -155,7 +155,7 @@ async def test_all_members_of_a_packed_body_are_read() -> None:
         found = (await client.get("/api/v1/query", params={"query": query})).json()
         assert len(found["data"]["result"]) == 3
         for wrong, told in (
-            (members[0] + members[1][:-1], "cut short"),
+            (members[0] + members[1][:-1], "truncated"),
             (members[0] + b"rest", "not gzip"),
             (gzip.compress(b"") * 101, "more than 100 members"),
             (gzip.compress(b"x" * 2000) + gzip.compress(b"x" * 2001), "more than 4,000 bytes"),
@@ -165,7 +165,7 @@ async def test_all_members_of_a_packed_body_are_read() -> None:
             assert (answer.status_code, told in answer.text) == (400, True), answer.text
 
 
-async def test_writes_that_never_become_durable_by_themselves_are_not_waited_for() -> None:
+async def test_writes_do_not_wait_if_no_flush_makes_them_durable() -> None:
     config = TimeSeriesConfig.from_mapping({"coordinator": {"sync_mode": "explicit"}})
     stop = asyncio.Event()
     stop.set()
@@ -198,7 +198,7 @@ async def test_writes_that_never_become_durable_by_themselves_are_not_waited_for
         ("/api/v1/write", {}, 405, "method_not_allowed"),
     ],
 )
-async def test_errors_come_in_the_envelope(
+async def test_errors_have_the_envelope(
     path: str, parameters: dict[str, str], status: int, kind: str
 ) -> None:
     config = TimeSeriesConfig.from_mapping(
@@ -212,7 +212,7 @@ async def test_errors_come_in_the_envelope(
         assert answer.json()["error"]
 
 
-async def test_a_query_that_takes_too_long_is_told_so() -> None:
+async def test_a_query_that_takes_too_long_gets_a_timeout_error() -> None:
     config = TimeSeriesConfig(engine=EngineConfig(timeout="1ms"))
     async with served(config=config) as client:
         answer = await client.get(
@@ -232,7 +232,7 @@ async def test_a_query_that_takes_too_long_is_told_so() -> None:
     ],
     ids=["not snappy", "no name", "before 1970", "a long label", "version 2"],
 )
-async def test_a_bad_remote_write_is_refused_for_good(
+async def test_a_bad_remote_write_is_refused_permanently(
     content: bytes, headers: dict[str, str], status: int
 ) -> None:
     async with served() as client:
@@ -241,7 +241,7 @@ async def test_a_bad_remote_write_is_refused_for_good(
         assert "retry-after" not in answer.headers
 
 
-async def test_no_room_is_503_with_a_time_to_come_back() -> None:
+async def test_no_room_is_503_with_retry_after() -> None:
     there = disk()
     config = TimeSeriesConfig.from_mapping(
         {
@@ -282,7 +282,7 @@ async def test_the_same_write_again_changes_nothing() -> None:
         assert {one["value"][1] for one in found["data"]["result"]} == {"1"}
 
 
-async def test_operators_look_and_flush() -> None:
+async def test_operators_can_read_metrics_and_flush() -> None:
     config = TimeSeriesConfig.from_mapping({"coordinator": {"flush_interval": "1h"}})
     async with served(config=config, acknowledge=Acknowledge.APPLIED) as client:
         assert (await client.get("/-/healthy")).status_code == 200
@@ -315,14 +315,14 @@ async def test_keys_decide_who_may_read_write_and_flush() -> None:
         assert await status("POST", "/-/flush", "boss") == 204
 
 
-def test_a_server_that_others_could_reach_needs_keys() -> None:
+def test_a_server_reachable_from_other_machines_needs_keys() -> None:
     with pytest.raises(ConfigError, match="TIMESERIES_API_KEYS"):
         TimeSeriesSettings(host="0.0.0.0")
     TimeSeriesSettings(host="0.0.0.0", allow_no_keys=True)
     TimeSeriesSettings(host="0.0.0.0", keys=Keyring.parse("secret"))
 
 
-async def test_a_port_that_is_taken_does_not_fence_who_has_it() -> None:
+async def test_a_taken_port_does_not_fence_its_server() -> None:
     there = disk()
     async with served(there) as client:
         port = client.base_url.port
@@ -351,7 +351,7 @@ async def test_a_fenced_server_says_so_and_stops() -> None:
     assert answers[1].headers["retry-after"] == "1"
 
 
-async def test_what_was_taken_is_stored_when_the_server_stops() -> None:
+async def test_accepted_writes_are_stored_when_the_server_stops() -> None:
     there = disk()
     config = TimeSeriesConfig.from_mapping({"coordinator": {"flush_interval": "1h"}})
     async with served(there, config, acknowledge=Acknowledge.APPLIED) as client:
@@ -361,7 +361,7 @@ async def test_what_was_taken_is_stored_when_the_server_stops() -> None:
         assert found["data"]["result"][0]["value"][1] == "3"
 
 
-async def test_the_port_is_written_where_it_is_wanted(tmp_path: Path) -> None:
+async def test_the_port_is_written_to_the_port_file(tmp_path: Path) -> None:
     async with served(port_file=str(tmp_path / "port")) as client:
         text = (tmp_path / "port").read_text()
         assert text == f"127.0.0.1:{client.base_url.port}"

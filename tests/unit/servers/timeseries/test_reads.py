@@ -1,4 +1,4 @@
-"""Reading through the server of time series: errors of a query, and limits for every reader."""
+"""Reads through the time-series server: errors in queries, and rules for every reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_text_that_is_not_a_query_is_a_parse_error(path: str, parameters
         assert "parse error: " in answer.json()["error"]
 
 
-async def test_selectors_that_take_long_to_parse_do_not_hold_others_up(
+async def test_slow_selectors_do_not_delay_other_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: list[int] = []
@@ -56,7 +56,7 @@ async def test_selectors_that_take_long_to_parse_do_not_hold_others_up(
     assert threading.get_ident() not in threads
 
 
-async def test_a_limit_is_told_whatever_is_listed() -> None:
+async def test_every_list_reports_its_limit() -> None:
     async with served() as client:
         await write(client, body(20))
         for path in ("/api/v1/series", "/api/v1/labels", "/api/v1/label/instance/values"):
@@ -68,7 +68,7 @@ async def test_a_limit_is_told_whatever_is_listed() -> None:
         assert answer == {"status": "success", "data": ["__name__", "instance", "job"]}
 
 
-async def test_an_answer_without_a_damaged_record_says_so_and_one_that_cannot_is_an_error() -> None:
+async def test_a_response_without_a_damaged_record_has_a_warning_or_is_an_error() -> None:
     there, hour = disk(), Bucket.at(NOW_MS)
     async with served(there) as client:
         await write(client, request(*(({"__name__": "up", "n": n}, [(NOW_MS, 1.0)]) for n in "abc")))
@@ -96,7 +96,7 @@ async def test_an_answer_without_a_damaged_record_says_so_and_one_that_cannot_is
         assert "labels of series 1" in federated.text
 
 
-async def test_readers_without_a_place_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readers_above_the_limit_are_asked_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TimeSeriesConfig.from_mapping({**FAST, "queries_max": 1, "engine": {"timeout": "100ms"}})
     opened: list[TimeSeries] = []
     open_database = TimeSeries.open
@@ -117,7 +117,7 @@ async def test_readers_without_a_place_are_told_to_come_back(monkeypatch: pytest
         assert not opened[0]._querying.locked()
 
 
-async def test_names_of_any_kind_reach_a_scraper_that_reads_them() -> None:
+async def test_any_name_reaches_a_scraper_that_supports_it() -> None:
     odd = request(({"__name__": "a.b", "c\nd 1": "x"}, [(NOW_MS, 1.0)]))
     async with served() as client:
         assert (await write(client, odd)).status_code == 204
@@ -131,7 +131,7 @@ async def test_names_of_any_kind_reach_a_scraper_that_reads_them() -> None:
         assert quoted.text == f'# TYPE "a.b" untyped\n{{"a.b","c\\nd 1"="x"}} 1 {NOW_MS}\n'
 
 
-async def test_a_large_answer_is_whole() -> None:
+async def test_a_large_response_is_complete() -> None:
     async with served() as client:
         await write(client, body(300))
         answer = (await client.get("/api/v1/query", params={"query": "up", "time": NOW_MS / 1000})).json()

@@ -1,4 +1,4 @@
-"""Writers when something is wrong: a storage that does not answer, too much at once, bad bodies."""
+"""Writes when something is wrong: a stalled storage, too much at a time, bad bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JSON = {"content-type": "application/json"}
 
 @dataclass
 class Served:
-    """A server, a client of it, and the storage below."""
+    """A server, a client of it, and its storage."""
 
     client: httpx.AsyncClient
     storage: MemoryStorage
@@ -69,7 +69,7 @@ async def serving(
     source: Callable[[TimeSeries], Source] | None = None,
     **settings: object,
 ) -> AsyncIterator[Served]:
-    """Like `serve`, with a storage that a test can hold; what it raises at the end is the test's."""
+    """Like `serve`, with a storage that a test can hold; the test handles the final error."""
     told = TimeSeriesSettings(port=0, **settings)  # type: ignore[arg-type]
     registry, storage, ready = Registry(), (there or disk()).open(), asyncio.Event()
     api = TimeSeriesApi(told, clock=SYSTEM_CLOCK, registry=registry)
@@ -118,11 +118,11 @@ def gauges(*names: str, padding: int = 0) -> ExportMetricsServiceRequest:
     return message
 
 
-# A storage that does not answer, or not as it should
+# A storage that does not respond, or fails
 
 
 @pytest.mark.parametrize("error", [Fenced("newer"), OutcomeUnknown("stopped"), Corrupt("damaged")])
-async def test_senders_keep_what_the_storage_is_the_reason_for(
+async def test_senders_keep_a_write_that_fails_because_of_the_storage(
     error: PenstockError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def load(*args: object) -> BucketSeries:
@@ -136,7 +136,7 @@ async def test_senders_keep_what_the_storage_is_the_reason_for(
             assert str(error) in answer.text
 
 
-async def test_a_write_that_is_not_confirmed_in_time_is_told_to_come_again_and_may() -> None:
+async def test_an_unconfirmed_write_is_answered_with_a_retry_that_is_harmless() -> None:
     async with serving(acknowledge_timeout="200ms") as server:
         gate = server.storage.gate("flush")
         answer = await server.write(one())
@@ -150,7 +150,7 @@ async def test_a_write_that_is_not_confirmed_in_time_is_told_to_come_again_and_m
         assert await server.values("count_over_time(up[5m])") == ["1"]
 
 
-async def test_writers_that_wait_for_the_storage_do_not_keep_readers_out() -> None:
+async def test_writers_waiting_for_the_storage_do_not_block_readers() -> None:
     async with serving(requests_max=3, acknowledge_timeout="30s") as server:
         assert (await server.write(one())).status_code == 204
         gate = server.storage.gate("flush")
@@ -164,18 +164,18 @@ async def test_writers_that_wait_for_the_storage_do_not_keep_readers_out() -> No
         assert {(await task).status_code for task in stuck} == {204}
 
 
-async def test_a_server_ends_in_time_when_the_storage_is_away_and_says_what_is_not_stored() -> None:
+async def test_a_server_stops_in_time_without_its_storage_and_reports_unstored_writes() -> None:
     async with serving(close_s=0.1, acknowledge=Acknowledge.APPLIED) as server:
         server.storage.gate("apply")
         for number in range(3):
             assert (await server.write(one(n=str(number)))).status_code == 204
         server.stop.set()
-        with pytest.raises(OutcomeUnknown, match="not known to be stored: 3"):
+        with pytest.raises(OutcomeUnknown, match="may not be stored: 3"):
             async with asyncio.timeout(10):
                 await server.task
 
 
-async def test_what_feeds_the_database_cannot_hold_its_end_up() -> None:
+async def test_a_source_cannot_delay_the_shutdown() -> None:
     class Stuck:
         async def run(self) -> object:
             while True:
@@ -193,7 +193,7 @@ async def test_what_feeds_the_database_cannot_hold_its_end_up() -> None:
 
 
 @pytest.mark.parametrize("call", ["apply", "flush"])
-async def test_it_is_not_ready_while_the_storage_takes_no_write(
+async def test_it_is_not_ready_while_the_storage_accepts_no_write(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving() as server:
@@ -205,7 +205,7 @@ async def test_it_is_not_ready_while_the_storage_takes_no_write(
         await asyncio.sleep(0.1)
         ready = await server.client.get("/-/ready")
         assert ready.status_code == 503
-        assert "no write succeeds: the storage has not answered for" in ready.text
+        assert "no write succeeds: the storage has not responded for" in ready.text
         assert (await server.client.get("/-/healthy")).status_code == 200
         assert len(await server.values("up")) == 1, "readers are served"
         gate.set()
@@ -213,7 +213,7 @@ async def test_it_is_not_ready_while_the_storage_takes_no_write(
         assert (await server.client.get("/-/ready")).status_code == 200
 
 
-async def test_a_storage_that_only_does_not_close_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_storage_that_only_fails_to_close_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(close_s=0.1) as server:
         assert (await server.write(one())).status_code == 204
         monkeypatch.setattr(server.storage, "close", asyncio.Event().wait)
@@ -222,7 +222,7 @@ async def test_a_storage_that_only_does_not_close_is_no_failure(monkeypatch: pyt
             await server.task
 
 
-async def test_an_open_that_ends_although_it_was_given_up_is_closed_again() -> None:
+async def test_an_open_that_completes_after_cancellation_is_closed() -> None:
     closed, begun, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Stubborn:
@@ -262,7 +262,7 @@ async def test_an_open_that_ends_although_it_was_given_up_is_closed_again() -> N
     assert closed.is_set()
 
 
-# Too much at once
+# Too much at a time
 
 
 async def test_a_body_counts_until_its_write_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,27 +287,27 @@ async def test_a_body_counts_until_its_write_is_applied(monkeypatch: pytest.Monk
             await server.otlp(body, PROTOBUF),
         ):
             assert (second.status_code, second.headers["retry-after"]) == (503, "1")
-            assert "room for 4,000" in status_pb2.Status.FromString(second.content).message
+            assert "limit is 4,000" in status_pb2.Status.FromString(second.content).message
         many = request(({"__name__": "up"}, [(NOW_MS + at, 1.0) for at in range(100)]))
         third = await server.write(many)
         assert (third.status_code, third.headers["retry-after"]) == (503, "1")
-        assert "room for 4,000" in third.json()["error"]
+        assert "limit is 4,000" in third.json()["error"]
         held.set()
         assert (await first).status_code == 200
         assert server.registry.value("timeseries.decoded_bytes") == 0
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_decoded_bytes"):
         TimeSeriesSettings(max_body_bytes=2000, max_decoded_bytes=1000)
     with pytest.raises(ConfigError, match="acknowledge_timeout"):
         TimeSeriesSettings(acknowledge_timeout="0s")
 
 
-# In the client's own words
+# Errors in the client's format
 
 
-async def test_otlp_in_json_is_taken_and_answered_in_json() -> None:
+async def test_otlp_in_json_is_accepted_and_answered_in_json() -> None:
     message = gauges("warm")
     message.resource_metrics[0].scope_metrics[0].metrics.add(
         name="odd"
@@ -354,7 +354,7 @@ async def test_errors_of_otlp_are_a_status_in_the_clients_format(speaks_json: bo
         assert (answer.status_code, answer.json()["errorType"]) == (413, "bad_data")
 
 
-async def test_nothing_of_an_otlp_request_with_one_bad_series_is_taken() -> None:
+async def test_an_otlp_request_with_one_bad_series_is_refused_completely() -> None:
     message = gauges("good", "bad")
     bad = message.resource_metrics[0].scope_metrics[0].metrics[1].gauge.data_points[0]
     bad.attributes.add(key="long").value.string_value = "x" * 20_000
@@ -366,7 +366,7 @@ async def test_nothing_of_an_otlp_request_with_one_bad_series_is_taken() -> None
         assert await server.values("good") == []
 
 
-async def test_a_type_that_is_neither_names_the_two() -> None:
+async def test_an_unsupported_type_is_refused_with_the_two_supported_ones() -> None:
     async with serving() as server:
         answer = await server.otlp(b"", {"content-type": "text/plain"})
         assert answer.status_code == 415
@@ -374,7 +374,7 @@ async def test_a_type_that_is_neither_names_the_two() -> None:
         assert "application/x-protobuf or application/json" in message
 
 
-# What senders get wrong
+# Mistakes of senders
 
 
 def raw(value_bits: int) -> float:
@@ -382,7 +382,7 @@ def raw(value_bits: int) -> float:
     return number
 
 
-async def test_nothing_of_a_write_with_one_bad_series_is_taken() -> None:
+async def test_a_write_with_one_bad_series_is_refused_completely() -> None:
     good = ({"__name__": "good"}, [(NOW_MS, 1.0)])
     wide = {"__name__": "wide", **{f"l{number:02}": "x" * 9000 for number in range(8)}}
     bad_label = b"\x0a\x11\x0a\x02\xff\xff\x12\x0b\x09" + bytes(8) + b"\x10\x01"
@@ -406,7 +406,7 @@ async def test_nothing_of_a_write_with_one_bad_series_is_taken() -> None:
         assert (await server.client.get("/api/v1/labels")).json()["data"] == []
 
 
-async def test_nan_stale_late_and_repeated_samples_are_taken_as_they_are() -> None:
+async def test_nan_stale_late_and_repeated_samples_are_accepted_unchanged() -> None:
     stale = raw(STALE_BITS)
     async with serving() as server:
         sent = [(NOW_MS, 3.0), (NOW_MS - 2000, 1.0), (NOW_MS - 1000, float("nan")), (NOW_MS, 4.0)]

@@ -1,4 +1,4 @@
-"""Watches over an engine in memory, and connections that take what a test lets them take."""
+"""Watches over an in-memory engine, and connections that a test can fill and empty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.topics import Engine
 
 
 class FakeSink:
-    """A connection: what was written, and whether it takes more."""
+    """A connection that records writes and can be made unwritable."""
 
     def __init__(self) -> None:
         self.is_writable = True
@@ -35,7 +35,7 @@ class FakeSink:
         self.is_cut = True
 
     def events(self) -> list[tuple[str, Any]]:
-        """The named events so far."""
+        """Return the named events so far."""
         found = []
         for block in b"".join(self.pieces).decode().split("\n\n"):
             fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
@@ -55,7 +55,7 @@ class FakeSink:
 
 
 class Watching:
-    """The live part of a server, without the server."""
+    """The live part of a server without the server."""
 
     def __init__(self, world: World, limits: StreamLimits | None = None) -> None:
         self.world = world
@@ -81,7 +81,7 @@ class Watching:
         return await self.watch.open(Call(request, Principal(scopes=Scope.NONE), wid))
 
     async def open(self, wid: str, last_event_id: bytes = b"") -> tuple[Any, FakeSink]:
-        """The stream and its connection, after everything that is ready was sent."""
+        """Return the stream and its connection, after everything ready was sent."""
         live = (await self.respond(wid, last_event_id)).live
         assert live is not None
         writer = FakeSink()

@@ -1,4 +1,4 @@
-"""Who may do what, through the whole edge."""
+"""Access control through the whole HTTP layer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_creating_with_a_config_needs_admin_and_writing_with_one_does_not(
             assert (await root.post("/v0/topics/y", json=body)).status_code == 201
 
 
-async def test_a_key_has_so_many_requests_under_way_and_gives_its_slots_back() -> None:
+async def test_requests_per_key_are_limited_and_slots_are_released() -> None:
     async with (
         running("a,b", in_flight_per_key_max=2) as server,
         client_of(server, "a") as client,
@@ -118,7 +118,7 @@ async def test_a_key_has_so_many_requests_under_way_and_gives_its_slots_back() -
             assert (await client.get("/v0/topics/none")).status_code == 404
 
 
-async def test_slots_are_given_back_when_clients_leave() -> None:
+async def test_slots_are_released_when_clients_leave() -> None:
     async with running(in_flight_per_key_max=1) as server:
         await server.engine.put_topic("x", TopicConfig())
         wire = await server.dial()

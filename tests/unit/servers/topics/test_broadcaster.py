@@ -1,4 +1,4 @@
-"""From a publish to every client: nothing lost, nothing doubled, nobody waits for anybody else."""
+"""From a publish to every client: nothing lost, nothing repeated, and no client waits for another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def watching(world: World) -> Watching:
 # ---- wake-ups ---------------------------------------------------------------------------------------------
 
 
-async def test_a_record_published_between_opening_and_the_first_look_is_not_lost(
+async def test_a_record_published_between_opening_and_the_first_visit_is_not_lost(
     world: World, watching: Watching
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -100,7 +100,7 @@ async def test_a_full_connection_gets_one_page_at_a_time(world: World, watching:
         live.writable()
 
 
-async def test_a_client_that_left_is_forgotten(world: World, watching: Watching) -> None:
+async def test_a_client_that_left_is_removed(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
     live, writer = await watching.follow("x")
     assert watching.api.connections == 1
@@ -113,7 +113,7 @@ async def test_a_client_that_left_is_forgotten(world: World, watching: Watching)
     assert not world.engine._catalog.get("x").subscribers._listening
 
 
-async def test_a_page_is_read_and_rendered_once_for_all_who_stand_at_the_same_place(
+async def test_a_page_is_read_and_rendered_once_for_all_subscriptions_at_a_position(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -145,7 +145,7 @@ async def test_a_record_deleted_before_it_was_sent_is_not_sent(world: World, wat
     assert writer.seqs() == [3]
 
 
-async def test_a_record_deleted_since_others_got_it_is_not_sent_from_memory(
+async def test_a_record_deleted_after_delivery_to_others_is_not_sent_from_memory(
     world: World, watching: Watching
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -177,7 +177,7 @@ async def test_requests_get_their_turn_among_many_watchers(
     assert turns >= 3
 
 
-async def test_a_watcher_that_reads_a_long_log_does_not_hold_up_the_others(
+async def test_a_watcher_that_reads_a_long_log_does_not_delay_the_others(
     world: World, watching: Watching
 ) -> None:
     await world.engine.write("long", recs(*range(2000)))
@@ -193,7 +193,7 @@ async def test_a_watcher_that_reads_a_long_log_does_not_hold_up_the_others(
     assert len(slow.seqs()) < 200
 
 
-async def test_a_delivery_that_fails_cuts_off_its_client_and_nobody_else(
+async def test_a_failed_delivery_disconnects_only_its_client(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -211,7 +211,7 @@ async def test_a_delivery_that_fails_cuts_off_its_client_and_nobody_else(
     assert watching.api.connections == 2
 
 
-async def test_a_turn_ends_when_much_was_read(
+async def test_a_turn_ends_at_its_byte_limit(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broadcaster, "BYTES_PER_TURN", 100)
@@ -225,10 +225,10 @@ async def test_a_turn_ends_when_much_was_read(
     assert [writer.seqs() for writer in writers] == [list(range(first + 1, 21)) for first in range(6)]
 
 
-# ---- records that are not at hand -------------------------------------------------------------------------
+# ---- records that must be fetched -------------------------------------------------------------------------
 
 
-async def test_records_that_must_be_fetched_come_without_holding_anybody_up(
+async def test_fetched_records_do_not_delay_other_clients(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.engine.write("x", recs(1, 2))
@@ -294,7 +294,7 @@ async def test_a_record_that_cannot_be_read_ends_the_stream_with_the_reason(
 
 
 class Unsteady:
-    """A watcher with everything that can get in its way, in an order that a seed decides."""
+    """A watcher with every possible disturbance, in an order chosen by a seed."""
 
     def __init__(self, rng: random.Random, watching: Watching, wid: str) -> None:
         self._rng = rng
@@ -325,7 +325,7 @@ class Unsteady:
         self._live.writable()
 
     def seen(self) -> list[int]:
-        """Every sequence number that was sent or told to be gone; a gap begins where it should."""
+        """Return every sequence that was sent or reported as gone; check where gaps start."""
         seen: list[int] = []
         for name, data in (event for writer in self.writers for event in writer.events()):
             if name == "record":
@@ -337,7 +337,7 @@ class Unsteady:
 
 
 def make_unsteady(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some pages have to be fetched, which takes some turns."""
+    """Make some pages need a fetch, which takes some turns."""
     at_hand = Reader.page_at_hand
 
     def sometimes_cold(self: Reader, topic: Topic, request: DiffRequest) -> Page | None:
@@ -353,7 +353,7 @@ def make_unsteady(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_whatever_happens_a_watcher_gets_every_record_once_in_order_or_is_told(
+async def test_a_watcher_gets_every_record_once_in_order_or_a_gap(
     seed: int, world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -377,7 +377,7 @@ async def test_whatever_happens_a_watcher_gets_every_record_once_in_order_or_is_
 # ---- time -------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_beats_after_each_interval_of_silence_and_not_before(
+async def test_a_stream_sends_a_heartbeat_after_each_silent_interval(
     world: World, watching: Watching
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -395,7 +395,7 @@ async def test_a_stream_beats_after_each_interval_of_silence_and_not_before(
     assert writer.beats() == 2
 
 
-async def test_a_full_connection_gets_no_beats(world: World, watching: Watching) -> None:
+async def test_a_full_connection_gets_no_heartbeats(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
     _, writer = await watching.follow("x", heartbeat_ms=1000)
     writer.is_writable = False
@@ -442,7 +442,7 @@ async def test_idle_sessions_make_room_for_new_ones(world: World) -> None:
 # ---- prefixes ---------------------------------------------------------------------------------------------
 
 
-async def test_a_session_follows_so_many_topics_and_says_which_one_was_too_many(
+async def test_a_session_has_a_topic_limit_and_reports_the_first_topic_above_it(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.servers.topics.watch.WATCH_TOPICS_MAX", 2)
@@ -456,7 +456,7 @@ async def test_a_session_follows_so_many_topics_and_says_which_one_was_too_many(
     assert not writer.is_ended
 
 
-async def test_a_topic_that_appears_while_nobody_listens_is_followed_from_its_beginning(
+async def test_a_topic_created_without_a_stream_is_followed_from_its_start(
     world: World, watching: Watching
 ) -> None:
     wid = await watching.create(topics={"p*": {"tail": True}})
@@ -465,7 +465,7 @@ async def test_a_topic_that_appears_while_nobody_listens_is_followed_from_its_be
     assert writer.seqs() == [1]
 
 
-async def test_an_id_takes_a_client_back_and_never_forward(world: World, watching: Watching) -> None:
+async def test_an_id_only_moves_a_client_back(world: World, watching: Watching) -> None:
     await world.engine.write("x", recs(1, 2, 3))
     wid = await watching.create(topics={"x": {}})
     _, writer = await watching.open(wid, write_id({"x": 2}))
@@ -479,7 +479,7 @@ async def test_an_id_takes_a_client_back_and_never_forward(world: World, watchin
 # ---- ids --------------------------------------------------------------------------------------------------
 
 
-def test_an_id_comes_back_as_it_was() -> None:
+def test_an_id_decodes_to_its_positions() -> None:
     cursors = {"a": 0, "ünï": 7, "z" * 255: 2**64 - 1}
     ident = write_id(cursors)
     assert b"=" not in ident
@@ -489,5 +489,5 @@ def test_an_id_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     "ident", [b"", b"!", b"e30=", b"bnVsbA", b"eyJhIjoxLjV9", b"\xff\xfe", b"eyJhIjotMX0"]
 )
-def test_anything_else_is_no_id(ident: bytes) -> None:
+def test_any_other_text_is_not_an_id(ident: bytes) -> None:
     assert read_id(ident) == {}

@@ -1,4 +1,4 @@
-"""Every topic name that a request can carry is known as one, and is checked against the key."""
+"""Every topic name in a request is declared as one, and is checked against the key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNTYPED = {
     "Subscribe.request_id": "comes back as it was sent",
     "Unsubscribe.request_id": "comes back as it was sent",
 }
-"""Fields that hold any JSON. Records, which are not looked into, are left out."""
+"""Fields that hold any JSON, except records, which are not inspected."""
 DECODED_ELSEWHERE = {("answers.py", "_Cursor"): "a page of a list, which is filtered by the key"}
 QUERIES = {
     "cursor": "a page of a list, which is filtered by the key",
@@ -66,7 +66,7 @@ SOURCES = sorted(Path(penstock.servers.topics.__path__[0]).rglob("*.py"))
 
 
 def decoded() -> dict[str, msgspec.inspect.StructType]:
-    """Every struct that a decoder of the server builds from a request, by its name."""
+    """Return every struct that a decoder of the server builds from a request, by name."""
     found: dict[str, msgspec.inspect.StructType] = {}
     for module in pkgutil.walk_packages(penstock.servers.topics.__path__, "penstock.servers.topics."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -85,7 +85,7 @@ def structs(shown: msgspec.inspect.Type) -> Iterator[msgspec.inspect.StructType]
 
 
 def texts(shown: msgspec.inspect.Type, path: str) -> Iterator[tuple[str, object]]:
-    """Every text in a request, and what it is declared to be."""
+    """Return every text field in a request, with its declared type."""
     if isinstance(shown, msgspec.inspect.Metadata):
         inner = list(texts(shown.type, path))
         yield from ((path, shown.extra) for _ in inner) if inner else ()
@@ -110,7 +110,7 @@ def all_texts() -> dict[str, object]:
     return {path: declared for name, shown in decoded().items() for path, declared in texts(shown, name)}
 
 
-def test_the_bodies_of_every_endpoint_are_looked_at() -> None:
+def test_the_bodies_of_every_endpoint_are_covered() -> None:
     assert {"WriteBody", "TopicConfig", "PutBody", "WatchBody", "Subscribe", "Publish"} <= decoded().keys()
 
 
@@ -119,11 +119,11 @@ def test_every_text_of_a_request_is_declared_a_topic_name_or_free_text() -> None
     assert undeclared == [], "declare these as TopicName or FreeText (penstock.topics.names)"
 
 
-def test_every_topic_name_of_a_request_has_a_test_that_a_key_does_not_get_around() -> None:
+def test_every_topic_name_of_a_request_has_a_test_of_key_prefixes() -> None:
     assert sorted(path for path, declared in all_texts().items() if declared == NAME) == sorted(CHECKED)
 
 
-def test_no_field_takes_any_json_unless_it_is_known_to_name_no_topic() -> None:
+def test_no_field_accepts_any_json_unless_it_cannot_name_a_topic() -> None:
     untyped = {path for path, declared in all_texts().items() if declared == "anything"}
     assert {path for path in untyped if ".records.item." not in path} == UNTYPED.keys()
 
@@ -135,7 +135,7 @@ def calls(source: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_every_request_is_decoded_by_a_decoder_of_its_module() -> None:
-    """Where this test finds it: one that is made in a function would be missed."""
+    """A decoder at module level is found; one created in a function would be missed."""
     found, made = set(), 0
     for source in SOURCES:
         for function, call in calls(source):

@@ -1,4 +1,4 @@
-"""Which topic is delivered when: by priority, later under pressure, and never less."""
+"""The delivery order of topics: by priority, deferred under pressure, and always complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def watching(world: World) -> Watching:
 
 
 def press(world: World, *, coalesce_ms: float = 0.0, defers: bool = False) -> None:
-    """The pressure stays like this until it is changed."""
+    """Keep the pressure at this value until it is changed."""
     scheduler = world.engine.scheduler
     if scheduler._ticking is not None:
         scheduler._ticking.cancel()
@@ -52,7 +52,7 @@ async def follow(watching: Watching, *names: str) -> tuple[object, FakeSink]:
 
 
 async def write_together(world: World, *names: str) -> None:
-    """All of them are published in the same moment, in this order."""
+    """Publish to all topics at once, in this order."""
     world.committers.hold()
     writes = [asyncio.ensure_future(world.engine.write(name, recs(1))) for name in names]
     await settle()
@@ -72,7 +72,7 @@ def order(writer: FakeSink) -> list[str]:
 # ---- by priority ------------------------------------------------------------------------------------------
 
 
-async def test_what_is_urgent_goes_first(world: World, watching: Watching) -> None:
+async def test_the_most_urgent_topic_goes_first(world: World, watching: Watching) -> None:
     await make(world, a=0, b=300, c=600, d=900, e=-1)
     _, writer = await follow(watching, "a", "b", "c", "d", "e")
     await write_together(world, "e", "a", "b", "c", "d")
@@ -80,7 +80,7 @@ async def test_what_is_urgent_goes_first(world: World, watching: Watching) -> No
     assert order(writer) == ["d", "c", "b", "a", "e"]
 
 
-async def test_what_is_urgent_and_comes_meanwhile_goes_before_the_rest(
+async def test_an_urgent_topic_marked_later_precedes_the_rest(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broadcaster, "VISITS_PER_TURN", 1)
@@ -100,7 +100,7 @@ async def test_what_is_urgent_and_comes_meanwhile_goes_before_the_rest(
     assert [name for name in told if name != "urgent"] == plain, "within a band the first comes first"
 
 
-async def test_a_topic_waits_once_however_often_it_is_written_to(
+async def test_a_topic_waits_once_for_any_number_of_writes(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make(world, a=-1)
@@ -130,7 +130,7 @@ async def test_readers_of_long_logs_get_their_visits_among_busy_topics(
     assert len(slow.seqs()) > 10
 
 
-async def test_how_long_topics_waited_is_reported_unless_they_were_made_to(
+async def test_wait_times_are_reported_unless_the_topic_was_deferred(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -148,10 +148,10 @@ async def test_how_long_topics_waited_is_reported_unless_they_were_made_to(
     assert waits == [0]
 
 
-# ---- put off ----------------------------------------------------------------------------------------------
+# ---- deferred ---------------------------------------------------------------------------------------------
 
 
-async def test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write(
+async def test_deferred_topics_are_delivered_completely_when_the_pressure_falls(
     world: World, watching: Watching
 ) -> None:
     await make(world, low=-900, plain=0)
@@ -172,7 +172,7 @@ async def test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_with
     assert writer.names()[-1] == "caught-up"
 
 
-async def test_real_pressure_puts_off_and_ends_by_itself(world: World, watching: Watching) -> None:
+async def test_real_pressure_defers_topics_and_then_falls(world: World, watching: Watching) -> None:
     await make(world, low=-1000)
     _, writer = await follow(watching, "low")
     for _ in range(40):
@@ -184,7 +184,9 @@ async def test_real_pressure_puts_off_and_ends_by_itself(world: World, watching:
     assert writer.seqs() == [1]
 
 
-async def test_who_waits_long_enough_is_served_under_any_pressure(world: World, watching: Watching) -> None:
+async def test_a_topic_that_waits_long_enough_is_served_under_any_pressure(
+    world: World, watching: Watching
+) -> None:
     await make(world, low=-1000, less=-100)
     _, writer = await follow(watching, "low", "less")
     press(world, defers=True)
@@ -199,7 +201,7 @@ async def test_who_waits_long_enough_is_served_under_any_pressure(world: World, 
     assert order(writer) == ["less", "low"]
 
 
-async def test_a_client_is_told_once_that_its_topics_are_put_off(world: World, watching: Watching) -> None:
+async def test_a_client_is_warned_once_about_deferred_topics(world: World, watching: Watching) -> None:
     await make(world, low=-1000, lower=-900, plain=0)
     _, writer = await follow(watching, "low", "lower", "plain")
     _, other = await follow(watching, "plain")
@@ -221,7 +223,7 @@ async def test_a_client_is_told_once_that_its_topics_are_put_off(world: World, w
     assert writer.names().count("error") == 2, "it is another time"
 
 
-async def test_a_full_connection_is_not_warned_and_a_broken_one_is_cut(
+async def test_a_full_connection_is_not_warned_and_a_broken_one_is_closed(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await make(world, low=-1000)
@@ -245,7 +247,9 @@ async def test_a_full_connection_is_not_warned_and_a_broken_one_is_cut(
     assert sound.seqs() == [1]
 
 
-async def test_a_deletion_is_told_at_once_also_of_what_is_put_off(world: World, watching: Watching) -> None:
+async def test_a_deletion_is_reported_immediately_even_for_deferred_topics(
+    world: World, watching: Watching
+) -> None:
     await make(world, low=-1000)
     _, writer = await follow(watching, "low")
     press(world, coalesce_ms=20.0, defers=True)
@@ -256,7 +260,7 @@ async def test_a_deletion_is_told_at_once_also_of_what_is_put_off(world: World, 
     assert writer.names()[-1] == "topic-deleted"
 
 
-async def test_nothing_is_left_when_everybody_who_waited_is_gone(world: World, watching: Watching) -> None:
+async def test_nothing_is_left_when_every_waiting_client_is_gone(world: World, watching: Watching) -> None:
     await make(world, low=-1000, plain=0)
     live, _ = await follow(watching, "low", "plain")
     press(world, coalesce_ms=20.0, defers=True)
@@ -276,12 +280,10 @@ async def test_nothing_is_left_when_everybody_who_waited_is_gone(world: World, w
     assert writer.seqs()[-1] == 3
 
 
-# ---- put together -----------------------------------------------------------------------------------------
+# ---- coalesced --------------------------------------------------------------------------------------------
 
 
-async def test_under_pressure_a_topic_that_was_just_served_waits_for_more_of_its_own(
-    world: World, watching: Watching
-) -> None:
+async def test_under_pressure_a_recently_served_topic_is_coalesced(world: World, watching: Watching) -> None:
     await make(world, a=0)
     _, writer = await follow(watching, "a")
     press(world, coalesce_ms=10.0)
@@ -303,9 +305,7 @@ async def test_under_pressure_a_topic_that_was_just_served_waits_for_more_of_its
     assert writer.seqs() == [1, 2, 3, 4, 5], "its last delivery is long ago"
 
 
-async def test_the_most_urgent_topics_are_never_made_to_wait_for_more(
-    world: World, watching: Watching
-) -> None:
+async def test_the_most_urgent_topics_are_never_coalesced(world: World, watching: Watching) -> None:
     await make(world, a=750)
     _, writer = await follow(watching, "a")
     press(world, coalesce_ms=20.0)
@@ -315,7 +315,7 @@ async def test_the_most_urgent_topics_are_never_made_to_wait_for_more(
     assert writer.names().count("record") == 4
 
 
-async def test_what_waits_for_more_comes_although_the_pressure_has_changed(
+async def test_a_coalesced_topic_is_delivered_after_a_pressure_change(
     world: World, watching: Watching
 ) -> None:
     await make(world, a=0, b=0)
@@ -334,7 +334,7 @@ async def test_what_waits_for_more_comes_although_the_pressure_has_changed(
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_the_pressure_does_everything_is_delivered_once_in_order(
+async def test_under_any_pressure_everything_is_delivered_once_in_order(
     seed: int, world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)

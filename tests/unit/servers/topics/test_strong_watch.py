@@ -1,4 +1,4 @@
-"""`consistency: "strong"`: nothing is pushed that is not synced, and nothing waits for longer than that."""
+"""`consistency: "strong"`: only synced records are pushed, and nothing waits for longer than a sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.topics.routers.model import RouterConfig
 
 
 class Fences:
-    """Syncs that were asked for and wait until a test lets them be."""
+    """Requested syncs, held until a test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[tuple[InlineCommitter, Entry]] = []
@@ -41,7 +41,7 @@ class Fences:
         monkeypatch.setattr(InlineCommitter, "submit", submit)
 
     async def let(self) -> None:
-        """Those that wait come to an end; others wait again."""
+        """Complete the waiting syncs; later ones wait again."""
         waiting, self.waiting = self.waiting, []
         for committer, entry in waiting:
             self._submit(committer, entry)
@@ -74,7 +74,7 @@ async def follow(watching: Watching, **fields: object) -> FakeSink:
     return (await watching.follow("x", consistency="strong", **fields))[1]
 
 
-async def test_a_record_is_pushed_when_it_is_synced_and_no_later(
+async def test_a_record_is_pushed_as_soon_as_it_is_synced(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -90,7 +90,7 @@ async def test_a_record_is_pushed_when_it_is_synced_and_no_later(
     assert strong.names() == ["caught-up", "record", "caught-up"]
 
 
-async def test_what_is_written_behind_the_sync_waits_for_the_next(
+async def test_records_written_after_the_sync_wait_for_the_next_one(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -121,7 +121,7 @@ async def test_the_backlog_comes_as_one_batch_and_then_caught_up(
     assert strong.seqs() == [1, 2]
 
 
-async def test_under_continuous_writes_it_goes_on_and_is_caught_up(
+async def test_under_continuous_writes_it_proceeds_and_catches_up(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -150,7 +150,7 @@ async def test_other_classes_have_nothing_to_wait_for(
     assert fences.asked == 0
 
 
-async def test_nobody_asks_for_syncs_where_nobody_wants_them(
+async def test_without_strong_watchers_no_sync_is_requested(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -170,7 +170,7 @@ async def test_nobody_asks_for_syncs_where_nobody_wants_them(
     assert fences.asked == 3, "nobody wants them any more"
 
 
-async def test_a_watcher_from_the_head_waits_for_what_was_there_too(
+async def test_a_watcher_from_the_head_also_waits_for_existing_records(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -187,7 +187,7 @@ async def test_a_watcher_from_the_head_waits_for_what_was_there_too(
     assert strong.seqs() == [3]
 
 
-async def test_a_sync_that_fails_is_asked_for_again_after_a_second_and_nothing_is_pushed_before(
+async def test_a_failed_sync_is_retried_after_a_second_and_nothing_is_pushed_before(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -204,7 +204,7 @@ async def test_a_sync_that_fails_is_asked_for_again_after_a_second_and_nothing_i
     assert strong.seqs() == [1]
 
 
-async def test_a_sync_that_failed_is_asked_for_again_by_the_next_publish(
+async def test_a_failed_sync_is_retried_by_the_next_publish(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -221,7 +221,7 @@ async def test_a_sync_that_failed_is_asked_for_again_by_the_next_publish(
     assert strong.seqs() == [1, 2]
 
 
-async def test_a_log_without_room_is_asked_again(
+async def test_a_full_log_is_asked_again_for_a_sync(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put(world)
@@ -245,7 +245,7 @@ async def test_a_log_without_room_is_asked_again(
     assert strong.seqs() == [1]
 
 
-async def test_a_client_that_leaves_while_a_sync_is_under_way_leaves_nothing(
+async def test_a_client_that_leaves_during_a_sync_leaves_nothing(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_while_a_sync_is_under_way_leaves_nothing(
     assert watching.api.waiting == 0
 
 
-async def test_a_topic_that_is_deleted_is_told_at_once(
+async def test_a_deleted_topic_is_reported_immediately(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -273,7 +273,7 @@ async def test_a_topic_that_is_deleted_is_told_at_once(
     await fences.let()
 
 
-async def test_a_topic_that_becomes_weaker_holds_back_from_then_on(
+async def test_a_topic_with_reduced_durability_holds_back_from_then_on(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world, Durability.MEMORY)
@@ -288,7 +288,7 @@ async def test_a_topic_that_becomes_weaker_holds_back_from_then_on(
     assert strong.seqs() == [1, 2]
 
 
-async def test_a_gap_is_told_although_records_are_evicted_faster_than_synced(
+async def test_a_gap_is_reported_even_if_records_are_evicted_before_they_are_synced(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world, cap_records=2)
@@ -310,7 +310,7 @@ async def test_a_gap_is_told_although_records_are_evicted_faster_than_synced(
     assert told == list(range(1, 13))
 
 
-async def test_a_copy_waits_for_what_it_is_a_copy_of(
+async def test_a_copy_waits_for_the_sync_of_its_original(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
@@ -331,7 +331,7 @@ async def test_a_copy_waits_for_what_it_is_a_copy_of(
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_what_was_pushed_is_there_after_a_power_cut(seed: int) -> None:
+async def test_pushed_records_survive_a_power_failure(seed: int) -> None:
     rng = random.Random(seed)
     world = World(max_topics=0, wal_shards=2)
     await world.open()

@@ -1,4 +1,4 @@
-"""The rules of the `/v0` contract that the edge keeps, whatever engine is behind it."""
+"""The rules of the `/v0` contract that the HTTP layer enforces for any engine."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ async def test_put_creates_once_and_echoes_the_whole_config(client: httpx.AsyncC
         "\ufeff{}",
     ],
 )
-async def test_a_config_that_makes_no_sense_is_refused(client: httpx.AsyncClient, body: str) -> None:
+async def test_an_invalid_config_is_refused(client: httpx.AsyncClient, body: str) -> None:
     response = await client.put("/v0/topics/x", content=body.encode(), headers=JSON)
     assert (response.status_code, code(response)) == (400, "invalid_request")
     assert (await client.get("/v0/topics/x")).status_code == 404
 
 
-async def test_null_is_taken_where_the_contract_says_so(client: httpx.AsyncClient) -> None:
+async def test_null_is_accepted_where_the_contract_allows_it(client: httpx.AsyncClient) -> None:
     config = {"priority": None, "durability": None, "dead_letter": None}
     assert (await client.put("/v0/topics/x", json=config)).status_code == 201
     write = {
@@ -98,7 +98,7 @@ async def test_null_is_taken_where_the_contract_says_so(client: httpx.AsyncClien
     assert delete.status_code == 200
 
 
-async def test_a_write_answers_where_its_records_are(client: httpx.AsyncClient) -> None:
+async def test_a_write_returns_the_sequences_of_its_records(client: httpx.AsyncClient) -> None:
     first = await client.post("/v0/topics/x", json={"records": [{"data": 1}, {"data": 2}]})
     body = first.json()
     performance = body.pop("performance")
@@ -160,7 +160,7 @@ async def test_seqs_can_be_left_out_by_the_query_alone(
         b"\x00",
     ],
 )
-async def test_a_write_that_makes_no_sense_writes_nothing(
+async def test_an_invalid_write_writes_nothing(
     server: Running, client: httpx.AsyncClient, body: bytes
 ) -> None:
     response = await client.post("/v0/topics/x", content=body, headers=JSON)
@@ -190,7 +190,7 @@ async def test_a_write_that_makes_no_sense_writes_nothing(
         ),
     ],
 )
-async def test_the_message_says_what_is_wrong_with_a_body(
+async def test_the_error_message_describes_the_mistake_in_a_body(
     client: httpx.AsyncClient, body: bytes, told: str
 ) -> None:
     response = await client.post("/v0/topics/x", content=body, headers=JSON)
@@ -200,7 +200,7 @@ async def test_the_message_says_what_is_wrong_with_a_body(
     assert ("truncated" in message) is ("truncated" in told)
 
 
-async def test_a_wrong_choice_in_a_config_is_told_with_the_right_ones(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_choice_in_a_config_is_reported_with_the_valid_ones(client: httpx.AsyncClient) -> None:
     response = await client.put("/v0/topics/x", json={"type": "stream"})
     assert response.json()["error"]["message"].endswith("at `$.type`; expected one of log, queue")
 
@@ -319,7 +319,7 @@ async def test_a_large_page_comes_whole(client: httpx.AsyncClient) -> None:
         '{"node":"%s"}' % ("é" * 65),
     ],
 )
-async def test_a_diff_that_makes_no_sense_is_refused(client: httpx.AsyncClient, body: str) -> None:
+async def test_an_invalid_diff_is_refused(client: httpx.AsyncClient, body: str) -> None:
     await client.put("/v0/topics/x")
     response = await client.post("/v0/topics/x/diff", content=body.encode(), headers=JSON)
     assert (response.status_code, code(response)) == (400, "invalid_request")
@@ -335,7 +335,7 @@ async def test_a_long_poll_returns_when_something_is_published(
     assert [record["$seq"] for record in (await poll).json()["records"]] == [1]
 
 
-async def test_a_long_poll_ends_with_what_there_is_when_the_server_drains(
+async def test_a_long_poll_ends_with_the_available_records_when_the_server_drains(
     server: Running, client: httpx.AsyncClient
 ) -> None:
     await client.put("/v0/topics/x")
@@ -365,7 +365,7 @@ async def test_a_bad_predicate_is_refused(client: httpx.AsyncClient, match: obje
     assert (response.status_code, code(response)) == (400, "invalid_request")
 
 
-async def test_a_delete_tells_what_is_left(client: httpx.AsyncClient) -> None:
+async def test_a_delete_returns_the_remaining_counts(client: httpx.AsyncClient) -> None:
     records = [{"data": 1, "tag": tag} for tag in "aabb"]
     await client.post("/v0/topics/x", json={"records": records})
     body = (await client.post("/v0/topics/x/delete", json={"match": ["tag", "Eq", "a"]})).json()
@@ -425,7 +425,9 @@ async def test_a_cursor_from_elsewhere_is_refused(client: httpx.AsyncClient, cur
     assert (response.status_code, code(response)) == (400, "invalid_request")
 
 
-async def test_removing_a_topic_is_idempotent_and_may_insist_on_empty(client: httpx.AsyncClient) -> None:
+async def test_removing_a_topic_is_idempotent_and_may_require_it_to_be_empty(
+    client: httpx.AsyncClient,
+) -> None:
     await client.post("/v0/topics/x", json={"records": [{"data": 1}]})
     refused = await client.delete("/v0/topics/x?if_empty=1")
     assert (refused.status_code, code(refused)) == (409, "topic_not_empty")

@@ -1,4 +1,4 @@
-"""A WebSocket below its commands: silence, pieces, overload, and what comes in while it leaves."""
+"""A WebSocket below its commands: silence, fragments, overload, and input during the shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.topics import TopicConfig
 
 
 class FakeClient(FakeSink):
-    """The connection of a WebSocket, and a client at its other end that decodes what it is sent."""
+    """The connection of a WebSocket, with a client at its other end that decodes the frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FakeClient(FakeSink):
         return True
 
     def frames(self) -> list[Frame]:
-        """What was written since the last look."""
+        """Return what was written since the last call."""
         data = b"".join(self.pieces)[self._read :]
         self._read += len(data)
         self._protocol.receive_data(data)
@@ -76,7 +76,7 @@ async def opened(world: World) -> tuple[WebSocket, FakeClient]:
     return socket, client
 
 
-async def test_a_silent_client_is_asked_and_then_given_up(
+async def test_a_silent_client_is_pinged_and_then_disconnected(
     world: World, opened: tuple[WebSocket, FakeClient]
 ) -> None:
     socket, client = opened
@@ -96,7 +96,7 @@ async def test_a_client_that_answers_is_kept(world: World, opened: tuple[WebSock
     assert not client.is_cut
 
 
-async def test_a_message_in_pieces_counts_while_it_is_not_whole(opened: tuple[WebSocket, FakeClient]) -> None:
+async def test_an_incomplete_message_counts(opened: tuple[WebSocket, FakeClient]) -> None:
     socket, client = opened
     text = json.dumps({"op": "ping", "request_id": "x" * 200_000}).encode()
     frame = masked(text)
@@ -118,7 +118,7 @@ async def test_input_counts_from_its_first_byte(opened: tuple[WebSocket, FakeCli
     assert client.held == 0
 
 
-async def test_each_fragment_counts_with_what_it_costs_besides_its_bytes(
+async def test_each_fragment_counts_with_its_overhead(
     opened: tuple[WebSocket, FakeClient],
 ) -> None:
     socket, client = opened
@@ -128,7 +128,7 @@ async def test_each_fragment_counts_with_what_it_costs_besides_its_bytes(
     assert client.held == 0
 
 
-async def test_messages_that_wait_count_until_they_are_begun(
+async def test_waiting_messages_count_until_they_start(
     world: World, opened: tuple[WebSocket, FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PUBLISHING_MAX", 1)
@@ -146,7 +146,9 @@ async def test_messages_that_wait_count_until_they_are_begun(
     assert client.held == 0
 
 
-async def test_a_client_that_there_is_no_room_for_is_sent_away(opened: tuple[WebSocket, FakeClient]) -> None:
+async def test_a_client_without_room_in_the_budget_is_disconnected(
+    opened: tuple[WebSocket, FakeClient],
+) -> None:
     socket, client = opened
     client.room = 80_000
     socket.received(masked(b"x" * 200_000)[:100_000])
@@ -157,7 +159,7 @@ async def test_a_client_that_there_is_no_room_for_is_sent_away(opened: tuple[Web
     assert not socket.is_open
 
 
-async def test_a_client_that_publishes_more_than_may_be_under_way_is_read_no_further(
+async def test_reading_pauses_while_a_client_has_too_many_publishes_in_progress(
     world: World, opened: tuple[WebSocket, FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PUBLISHING_MAX", 3)
@@ -177,7 +179,7 @@ async def test_a_client_that_publishes_more_than_may_be_under_way_is_read_no_fur
     assert not client.is_paused
 
 
-async def test_many_publishes_that_are_decided_at_once_do_not_nest(
+async def test_many_immediately_completed_publishes_do_not_recurse(
     world: World, opened: tuple[WebSocket, FakeClient]
 ) -> None:
     await world.engine.put_topic("x", TopicConfig(durability="ephemeral"))  # type: ignore[arg-type]
@@ -209,7 +211,7 @@ async def test_publishes_keep_their_order_whether_or_not_they_have_a_key(
     assert {ack["request_id"]: ack["first_seq"] for ack in acks} == {n: n + 1 for n in range(40)}
 
 
-async def test_what_was_under_way_is_answered_before_the_server_leaves(
+async def test_publishes_in_progress_are_answered_before_the_shutdown(
     world: World, opened: tuple[WebSocket, FakeClient]
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
@@ -229,7 +231,7 @@ async def test_what_was_under_way_is_answered_before_the_server_leaves(
     assert client.is_ended
 
 
-async def test_nothing_is_sent_after_the_client_said_goodbye(
+async def test_nothing_is_sent_after_the_client_closes(
     world: World, opened: tuple[WebSocket, FakeClient]
 ) -> None:
     socket, client = opened
@@ -261,7 +263,7 @@ def test_a_message_of_128_levels_is_read_and_one_of_129_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [b"1e999", b"1" * 1001])
-def test_a_message_with_a_number_that_no_decoder_takes_is_refused(number: bytes) -> None:
+def test_a_message_with_a_number_that_decoders_reject_is_refused(number: bytes) -> None:
     with pytest.raises(InvalidMessage, match="has a number") as caught:
         read_command(b'{"op":"subscribe","topic":"t","request_id":%b}' % number)
     assert caught.value.request_id == b"null"

@@ -1,4 +1,4 @@
-"""The edge over the real engine, on a real disk, over both protocols."""
+"""The HTTP layer over the real engine, on a real disk, over both protocols."""
 
 from __future__ import annotations
 

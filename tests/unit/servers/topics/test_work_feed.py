@@ -1,4 +1,4 @@
-"""The live part of a work stream: what its connection is told, and that nobody keeps jobs by accident."""
+"""The body of a work stream: its messages, and the return of its jobs after a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.topics.model import ClaimResult
 from penstock.topics.queues.api import WorkStream
 
 
-async def test_a_stream_that_breaks_gives_its_jobs_back_ends_and_is_logged(
+async def test_a_failed_stream_returns_its_jobs_ends_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()

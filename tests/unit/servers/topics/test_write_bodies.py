@@ -1,4 +1,4 @@
-"""Bodies of writes: whichever decoder takes them, the answer is that of the one that knows every field."""
+"""Bodies of writes: both decoders give the same response as the decoder of all fields."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_records_with_nothing_but_data_are_bare(body: bytes) -> None:
         b'{"records":[{"data":1,"other":3}]}',
     ],
 )
-def test_one_record_with_more_than_data_makes_all_of_them_whole(body: bytes) -> None:
+def test_one_record_with_more_than_data_makes_all_records_full(body: bytes) -> None:
     assert all(isinstance(record, NewRecord) for record in read(body).records)
 
 
@@ -63,7 +63,7 @@ def test_one_record_with_more_than_data_makes_all_of_them_whole(body: bytes) -> 
         b'{"records":' + b"[" * 100_000,
     ],
 )
-def test_what_is_wrong_is_told_by_the_decoder_that_knows_every_field(body: bytes) -> None:
+def test_mistakes_are_reported_by_the_decoder_of_all_fields(body: bytes) -> None:
     request = Request(b"POST", b"/", HEADERS, body)
     with pytest.raises(InvalidRequest) as want:
         bodies.read_json(bodies._WRITE, request)

@@ -1,4 +1,4 @@
-"""A commit that was held open under pressure says so, wherever a write is answered."""
+"""A commit delayed under pressure is reported in every response to a write."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def over_websocket(held_ms: float) -> object:
 
 
 @pytest.mark.parametrize("told", [over_http, over_websocket])
-def test_the_wait_is_told_where_there_was_one_and_only_there(told: object) -> None:
+def test_the_throttle_wait_is_reported_only_if_there_was_one(told: object) -> None:
     assert callable(told)
     assert told(2.5)["performance"]["throttle_wait_ms"] == 2.5
     assert told(0.0)["performance"].keys() == {"server_total_ms", "wal_append_ms", "fsync_ms"}
 
 
-async def test_the_client_hands_the_wait_on() -> None:
+async def test_the_client_returns_the_throttle_wait() -> None:
     async with FakeServer(answer(over_http(2.5))).client() as client:
         assert (await client.write("t", [1])).throttle_wait_ms == 2.5

@@ -1,4 +1,4 @@
-"""Which key may configure a topic by writing to it, also while that topic is being deleted."""
+"""Which key may configure a topic by writing to it, even while the topic is being deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def served(world: World) -> App:
     return topics_app(TopicsApi(engine), Keyring.parse("wk:write,dk:delete"))
 
 
-async def test_a_topic_on_its_way_out_is_not_configured_by_a_key_that_may_only_write() -> None:
+async def test_a_topic_being_deleted_is_not_configured_by_a_write_key() -> None:
     world = World()
     app = await served(world)
     world.committers.hold()
@@ -43,7 +43,7 @@ async def test_a_topic_on_its_way_out_is_not_configured_by_a_key_that_may_only_w
 
 
 @pytest.mark.parametrize(("more", "status"), [(b"", 201), (b',"create":false', 404)])
-async def test_a_topic_that_goes_while_a_write_waits_is_made_anew_with_the_defaults(
+async def test_a_topic_deleted_while_a_write_waits_is_recreated_with_defaults(
     more: bytes, status: int
 ) -> None:
     world = World()
@@ -52,7 +52,7 @@ async def test_a_topic_that_goes_while_a_write_waits_is_made_anew_with_the_defau
     keyed = b'{"records":[{"data":0}],"idempotency_key":"k"}'
     first = send(app, b"POST", b"/v0/topics/t", b"wk", keyed)
     await settle()
-    # It waits for the other write with its key, and finds the topic gone when that is decided.
+    # It waits for the other write with its key, and then finds that the topic is gone.
     second = send(app, b"POST", b"/v0/topics/t", b"wk", WRITE % (b',"idempotency_key":"k"' + more))
     await settle()
     deleting = send(app, b"DELETE", b"/v0/topics/t", b"dk")

@@ -37,7 +37,7 @@ UPSERT = {
 
 
 class Server:
-    """The application, spoken to without a network."""
+    """Calls the application without a network."""
 
     def __init__(self, world: World, settings: VectorSettings) -> None:
         self.world = world
@@ -73,7 +73,7 @@ async def server() -> AsyncIterator[Server]:
         await served.api.database.abort()
 
 
-async def test_what_was_acknowledged_is_durable_and_found(server: Server) -> None:
+async def test_an_acknowledged_write_is_durable_and_found(server: Server) -> None:
     assert await server.told("POST", f"{ROOT}/write", UPSERT) == (
         200,
         {"status": "success", "vectorsUpserted": 2},
@@ -109,7 +109,7 @@ async def test_filters_and_absent_include_fields(server: Server) -> None:
     ]
 
 
-async def test_a_damaged_vector_is_a_warning_of_searches_and_an_error_of_its_own(server: Server) -> None:
+async def test_a_damaged_vector_is_a_warning_in_searches_and_an_error_when_read(server: Server) -> None:
     await server.ask("POST", f"{ROOT}/write", UPSERT)
     assert server.world.storage is not None
     stored = await server.world.storage.get(dictionary_key("b"))
@@ -130,7 +130,7 @@ async def test_a_damaged_vector_is_a_warning_of_searches_and_an_error_of_its_own
 
 
 @pytest.mark.parametrize("kind", [JSON, PROTOBUF_JSON, "application/json; charset=utf-8"])
-async def test_answers_are_of_the_type_that_was_sent(server: Server, kind: str) -> None:
+async def test_responses_have_the_type_that_was_sent(server: Server, kind: str) -> None:
     response = await server.ask("POST", f"{ROOT}/write", UPSERT, kind=kind)
     assert response.status == 200
     assert response.content_type == kind.partition(";")[0].encode()
@@ -160,7 +160,7 @@ async def test_answers_are_of_the_type_that_was_sent(server: Server, kind: str) 
         ("search", b"[" * 100_000),
     ],
 )
-async def test_what_makes_no_sense_is_400_with_a_sentence(server: Server, path: str, body: object) -> None:
+async def test_an_invalid_request_is_400_with_a_message(server: Server, path: str, body: object) -> None:
     status, answer = await server.told("POST", f"{ROOT}/{path}", body)
     assert status == 400
     assert answer["status"] == "error"
@@ -190,7 +190,7 @@ async def test_probes_and_metrics(server: Server) -> None:
     assert (await server.ask("POST", "/-/flush")).status == 200
 
 
-async def test_before_it_is_open_and_when_it_leaves_a_server_says_503(server: Server) -> None:
+async def test_a_server_that_is_opening_or_stopping_responds_503(server: Server) -> None:
     store, server.api.database = server.api.database, None
     assert (await server.ask("GET", "/-/ready")).status == 503
     assert (await server.ask("GET", "/-/healthy")).status == 200
@@ -209,7 +209,7 @@ async def test_a_fenced_server_acknowledges_nothing_and_is_not_healthy(server: S
 
 
 @pytest.mark.parametrize("call", ["apply", "flush"])
-async def test_a_storage_that_does_not_answer_makes_the_outcome_unknown_and_sending_again_is_right(
+async def test_a_stalled_storage_makes_the_outcome_unknown_and_a_retry_safe(
     call: str,
 ) -> None:
     server = Server(World(), VectorSettings(acknowledge_timeout="50ms"))
@@ -231,7 +231,7 @@ async def test_a_storage_that_does_not_answer_makes_the_outcome_unknown_and_send
     await server.api.database.close()
 
 
-async def test_more_searches_than_the_cap_get_503_and_writes_go_on(server: Server) -> None:
+async def test_searches_above_the_limit_get_503_and_writes_continue(server: Server) -> None:
     assert server.api.database is not None
     with contextlib.ExitStack() as taken:
         for _ in range(64):
@@ -243,7 +243,7 @@ async def test_more_searches_than_the_cap_get_503_and_writes_go_on(server: Serve
     assert (await server.ask("POST", f"{ROOT}/search", {"vector": [1, 0, 0]})).status == 200
 
 
-async def test_a_search_larger_than_its_collection_can_need_is_413_before_it_is_read(
+async def test_a_search_too_large_for_its_collection_is_413_before_it_is_read(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unread(body: bytes) -> object:
@@ -265,7 +265,7 @@ async def test_a_search_larger_than_its_collection_can_need_is_413_before_it_is_
     assert (await server.ask("POST", f"{ROOT}/write", spaced)).status == 200
 
 
-async def test_what_bodies_take_in_memory_is_bounded_over_all_requests(
+async def test_the_memory_of_bodies_is_bounded_over_all_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began, go = asyncio.Event(), asyncio.Event()
@@ -289,7 +289,7 @@ async def test_what_bodies_take_in_memory_is_bounded_over_all_requests(
         response = await server.ask("POST", f"{ROOT}/{path}", more)
         assert (response.status, list(response.headers)) == (503, [(b"retry-after", b"1")])
         assert isinstance(response.body, bytes)
-        assert b"room for 10,000" in response.body
+        assert b"limit is 10,000" in response.body
     assert server.registry.value("vector.decoded_bytes") == held
     go.set()
     assert (await first).status == 200
@@ -299,7 +299,7 @@ async def test_what_bodies_take_in_memory_is_bounded_over_all_requests(
     await server.api.database.close()
 
 
-async def test_a_body_that_would_never_fit_is_413_and_not_told_to_come_again() -> None:
+async def test_a_body_that_can_never_fit_is_413_without_a_retry() -> None:
     server = Server(World(), VectorSettings(max_body_bytes=10_000, max_decoded_bytes=10_000))
     server.api.database = await server.world.open()
     zeros = b'{"upsertVectors":[{"id":"a","attributes":{"vector":[' + b"0," * 1000 + b"0]}}]}"
@@ -311,7 +311,7 @@ async def test_a_body_that_would_never_fit_is_413_and_not_told_to_come_again() -
 
 
 @pytest.mark.parametrize("call", ["apply", "flush"])
-async def test_a_write_that_waits_for_the_storage_holds_no_room(call: str) -> None:
+async def test_a_write_that_waits_for_the_storage_holds_no_memory(call: str) -> None:
     server = Server(World(), VectorSettings())
     server.api.database = await server.world.open()
     assert server.world.storage is not None
@@ -326,7 +326,7 @@ async def test_a_write_that_waits_for_the_storage_holds_no_room(call: str) -> No
 
 
 @pytest.mark.parametrize("call", ["apply", "flush"])
-async def test_it_is_not_ready_while_the_storage_takes_no_write(call: str) -> None:
+async def test_it_is_not_ready_while_the_storage_accepts_no_write(call: str) -> None:
     server = Server(World(), VectorSettings())
     server.api.database = await server.world.open()
     assert server.world.storage is not None
@@ -356,7 +356,7 @@ async def test_it_is_not_ready_while_the_storage_takes_no_write(call: str) -> No
     ],
     ids=["components", "vectors", "ids"],
 )
-def test_what_a_body_takes_in_memory_is_estimated_within_a_factor_of_two(body: bytes) -> None:
+def test_the_memory_of_a_body_is_estimated_within_a_factor_of_two(body: bytes) -> None:
     parse = parse_delete if body.startswith(b'{"ids') else parse_write
     tracemalloc.start()
     try:
@@ -367,7 +367,7 @@ def test_what_a_body_takes_in_memory_is_estimated_within_a_factor_of_two(body: b
     assert decoded_size(body) / 2 < peak + len(body) < decoded_size(body) * 2
 
 
-async def test_recall_is_told(server: Server) -> None:
+async def test_recall_is_reported(server: Server) -> None:
     await server.ask("POST", f"{ROOT}/write", UPSERT)
     assert await server.told("GET", f"{ROOT}/recall?sample=5&k=3") == (
         200,
@@ -377,7 +377,7 @@ async def test_recall_is_told(server: Server) -> None:
         assert (await server.ask("GET", f"{ROOT}/recall?{wrong}")).status == 400
 
 
-async def test_keys_say_who_may_do_what() -> None:
+async def test_keys_limit_access_by_scope() -> None:
     settings = VectorSettings(keys=Keyring.parse("reader:read,writer:rw"))
     server = Server(World(), settings)
     server.api.database = await server.world.open()
@@ -394,7 +394,7 @@ async def test_keys_say_who_may_do_what() -> None:
     await server.api.database.close()
 
 
-def test_a_server_that_others_could_reach_needs_keys() -> None:
+def test_a_server_reachable_from_other_machines_needs_keys() -> None:
     with pytest.raises(ConfigError, match="VECTOR_API_KEYS"):
         VectorSettings(host="0.0.0.0")
     VectorSettings(host="0.0.0.0", allow_no_keys=True)

@@ -278,7 +278,7 @@ async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue)
         batch = await stored(q, record)
         return await append_batches(config, [batch], transaction, follows=follows, clock=q.clock, rng=q.rng)
 
-    with pytest.raises(StaleTransaction, match="stands at version none"):
+    with pytest.raises(StaleTransaction, match="is at version none"):
         await step(10, 5, b"x")
     assert not (await step(10, NO_VERSION, b"a")).repeated
     assert (await step(10, NO_VERSION, b"a")).repeated, "it is committed, whatever it followed"
@@ -286,7 +286,7 @@ async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue)
     with pytest.raises(StaleTransaction, match="continues from 10: another process"):
         await step(30, 10, b"x")
     assert await delivered(q) == [b"a", b"b"]
-    with pytest.raises(StaleTransaction, match="stands at version 25"):
+    with pytest.raises(StaleTransaction, match="is at version 25"):
         await step(30, 10, b"x")
 
 
@@ -315,6 +315,6 @@ async def test_a_rival_that_wins_the_swap_is_noticed() -> None:
     await swapping.wait()
     assert not (await append_batches(config, batches[1:], transactions[1], follows=0)).repeated
     held.set()
-    with pytest.raises(StaleTransaction, match="stands at version 1"):
+    with pytest.raises(StaleTransaction, match="is at version 1"):
         await mine
     assert m.index((await store.get(MANIFEST)).data).footer.next_sequence == 2

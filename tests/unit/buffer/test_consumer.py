@@ -282,7 +282,7 @@ async def test_a_deleted_manifest_is_not_called_a_takeover(q: Queue) -> None:
     consumer = await q.consumer()
     raw = bytes((await q.store.get(MANIFEST)).data)
     await q.store.delete_many([MANIFEST])
-    with pytest.raises(FencedError, match="does not exist any more"):
+    with pytest.raises(FencedError, match="no longer exists"):
         await consumer.next_batch()
     await q.store.put(MANIFEST, raw)
     assert (await consumer.next_batch()) is not None

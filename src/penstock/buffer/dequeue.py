@@ -276,8 +276,7 @@ class Dequeuer:
     def _check_epoch(self, snapshot: Snapshot) -> None:
         if snapshot.version is None:
             raise FencedError(
-                f"{self.file.path} no longer exists: restore it, or open a new consumer on an empty "
-                "queue"
+                f"{self.file.path} no longer exists: restore it, or open a new consumer on an empty queue"
             )
         epoch = snapshot.footer.epoch
         if epoch == self.epoch:

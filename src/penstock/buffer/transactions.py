@@ -275,8 +275,8 @@ class TransactionGuard:
             app = self._transaction.app
             raise StaleTransaction(
                 f"{app!r} is at version {_format_version(last)} in {self._path}, and this step continues "
-                f"from {_format_version(self._follows)}: another process uses the same name. Stop one of the two, "
-                "or look up the version and continue from there"
+                f"from {_format_version(self._follows)}: another process uses the same name. Stop one of the "
+                "two, or look up the version and continue from there"
             )
 
     async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:

@@ -41,7 +41,7 @@ async def drained(consumer: ShardedConsumer) -> list[tuple[int | None, int, list
 
 async def test_the_layout_is_written_once_and_must_agree(q: Queue) -> None:
     assert await read_layout(q.store, MANIFEST) is None
-    with pytest.raises(ConfigError, match="how many shards"):
+    with pytest.raises(ConfigError, match="set its number of shards"):
         await producer_of(q)
     async with await producer_of(q, 4) as producer:
         assert producer.shards == 4

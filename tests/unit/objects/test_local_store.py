@@ -48,7 +48,7 @@ async def test_the_same_bytes_have_the_same_version(store: LocalStore) -> None:
 @pytest.mark.parametrize("key", [".penstock", ".penstock/locks/00", ".penstock-x"])
 async def test_the_side_directory_is_out_of_reach(store: LocalStore, key: str) -> None:
     for call in (store.get(key), store.put(key, b""), store.put_if_absent(key, b""), store.head(key)):
-        with pytest.raises(InvalidInput, match="keeps for itself"):
+        with pytest.raises(InvalidInput, match="is reserved for the store"):
             await call
     assert list(await store.delete_many([key])) == [key]
     assert await store.list(".penstock") == []

@@ -337,7 +337,7 @@ async def test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_a
 ) -> None:
     last = await _without_its_end(world, extent=extent, zeros=zeros)
     engine = await world.open()
-    assert any("ends before what was durable" in problem for problem in engine.problems)
+    assert any("ends before the end of its durable data" in problem for problem in engine.problems)
     assert any('topic "t": records from 3 on are lost' in problem for problem in engine.problems)
     page = await engine.diff("t", 2)
     assert page.tombstone is not None
@@ -362,7 +362,7 @@ async def test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed
     world.unplug(Survival.EVERYTHING)
     world.disk.truncate(f"/data/{max(name for name in world.files() if name.endswith('.log'))}", middle)
     engine = await world.open()
-    assert any("ends before what was durable" in problem for problem in engine.problems)
+    assert any("ends before the end of its durable data" in problem for problem in engine.problems)
     assert (await engine.write("t", recs("new"))).first_seq > last
 
 

@@ -461,7 +461,7 @@ class GroupCommitter:
         if seconds > _STALL_S:
             self._wary_until_s = time.monotonic() + seconds * _WARY_FACTOR
         if byte_count <= _SMALL_BYTES:
-            # The average falls immediately and rises slowly: a slow sync may only have waited for a processor.
+            # The average falls immediately and rises slowly: a slow sync may have waited for a processor.
             usual_s = self._usual_sync_s
             self._usual_sync_s = usual_s + (seconds - usual_s) / 64 if 0 < usual_s < seconds else seconds
         if self._on_sync is not None:

@@ -114,8 +114,8 @@ def lost_bytes(
     """Compare a scan with the extent. Return the missing durable data as damage, and the bytes it may cost.
 
     `start` is the position up to which a snapshot replaces the log. `synced` is the position that the
-    snapshot recorded as durable. Both are (0, 0) without a snapshot. Damage that the scan reported is counted,
-    but not reported again. Data before `start` is not lost with the log.
+    snapshot recorded as durable. Both are (0, 0) without a snapshot. Damage that the scan reported is
+    counted, but not reported again. Data before `start` is not lost with the log.
     """
     damage: list[LogDamage] = []
     lost: list[LostBytes] = []

@@ -180,7 +180,7 @@ def test_a_lost_connection_is_told_and_goes_on_without_a_gap(
         lines = page.get_by_role("log").locator("div", has_text="line ")
         expect(lines).to_have_count(1)
         wire.cut()
-        expect(page.locator("#banner")).to_contain_text("may be old")
+        expect(page.locator("#banner")).to_contain_text("may be out of date")
         expect(page.locator("#link")).to_have_text("reconnecting …")
         stage.order(*(f"log info line {number}" for number in range(1, 6)))
         assert lines.count() == 1
@@ -197,7 +197,7 @@ def test_a_tail_goes_on_behind_the_last_record_it_showed(
         seqs = page.locator(".log .record a")
         expect(seqs).to_have_count(20)
         wire.cut()
-        expect(page.locator("#banner")).to_contain_text("may be old")
+        expect(page.locator("#banner")).to_contain_text("may be out of date")
         stage.order("write 15")
         wire.mend()
         expect(seqs).to_have_count(35, timeout=20_000)
@@ -232,7 +232,7 @@ def test_a_tail_that_hears_nothing_for_long_takes_the_connection_for_lost(
         page.clock.fast_forward(29_000)
         expect(state).to_have_text("live")
         page.clock.fast_forward(2_000)
-        expect(state).to_have_text("waiting: nothing was heard for long")
+        expect(state).to_have_text("waiting: no data was received for too long")
         wire.mend()
         expect(state).to_have_text("live", timeout=20_000)
 

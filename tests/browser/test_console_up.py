@@ -70,7 +70,7 @@ def test_the_console_comes_back_by_itself_and_nothing_acknowledged_is_lost(
             expect(moving).to_be_attached(timeout=SLOW_MS)
             os.kill(fleet.process.pid, signal.SIGKILL)
             fleet.process.wait()
-            expect(page.locator("#banner")).to_contain_text("may be old", timeout=SLOW_MS)
+            expect(page.locator("#banner")).to_contain_text("may be out of date", timeout=SLOW_MS)
         survived = len(writer.acknowledged)
         with up(tmp_path, settings) as fleet:
             fleet.until(lambda: len(writer.acknowledged) > survived + 50, "written to again")

@@ -23,7 +23,11 @@ PLACES = {
     "buffer/events": ["Batches in the queue", "relay:events", "Epochs, fencing", "may be deleted now"],
     "topics": ["events", "gappy", "capped", "jobs"],
     "topics/topic/gappy": ["21 to 24: deleted", "25 to 30: live", "1 to 3: deleted"],
-    "topics/topic/capped": ["1 to 7: evicted by the topic's cap", "8 to 12: live", "the oldest records are removed"],
+    "topics/topic/capped": [
+        "1 to 7: evicted by the topic's cap",
+        "8 to 12: live",
+        "the oldest records are removed",
+    ],
     "topics/topic/jobs": ["Job queue", "leased", "Newest dead letters", "jobs-dead"],
     "topics/routers": ["copy-odd", "odd-events", "not known"],
     "quiver": ["telemetry"],

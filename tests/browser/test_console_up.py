@@ -52,7 +52,7 @@ def all_are_ready(page: Page) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_console_comes_back_by_itself_and_nothing_acknowledged_is_lost(
+def test_the_console_recovers_automatically_and_nothing_acknowledged_is_lost(
     browser: Browser, tmp_path: Path
 ) -> None:
     settings = ports_for(SETTINGS, *PORTS)

@@ -40,7 +40,7 @@ def spoil(directory: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_running_pipeline_is_seen_traced_and_redriven(browser: Browser, tmp_path: Path) -> None:
+def test_a_running_pipeline_is_shown_traced_and_redriven(browser: Browser, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     with opened(browser, forgiven=("401", "503", "net::ERR_")) as watched:
         page = watched.page

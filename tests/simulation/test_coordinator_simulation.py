@@ -179,12 +179,12 @@ def run(seed: int) -> str:
     return run_simulation(live, seed=seed, horizon_s=HORIZON_S)
 
 
-def test_the_same_seed_makes_the_same_day() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     assert run(7) == run(7)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_durable_word_is_lost_and_nobody_waits_for_ever(chunk: int) -> None:
+def test_no_durable_write_is_lost_and_every_wait_ends(chunk: int) -> None:
     seeds = [int(ONE_SEED)] if ONE_SEED else range(chunk * SEEDS // CHUNKS, (chunk + 1) * SEEDS // CHUNKS)
     for seed in seeds:
         run(seed)

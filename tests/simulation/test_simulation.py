@@ -82,7 +82,7 @@ def chunks() -> list[ParameterSet]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", chunks())
-def test_nothing_is_lost_doubled_or_leaked_on_any_seed(chunk: int) -> None:
+def test_nothing_is_lost_duplicated_or_leaked_on_any_seed(chunk: int) -> None:
     seen: Counter[str] = Counter()
     seeds = [int(ONE_SEED)] if ONE_SEED else range(chunk, SEEDS, CHUNKS)
     for seed in seeds:

@@ -37,7 +37,7 @@ def unpacked(data: bytes, bytes_max: int = MIB) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
-def test_parts_come_back_joined(parts: list[bytes]) -> None:
+def test_compressed_parts_are_decompressed_joined(parts: list[bytes]) -> None:
     packed = compress([memoryview(part) for part in parts], size=sum(map(len, parts)))
     assert unpacked(packed) == b"".join(parts)
     parameters = zstandard.get_frame_parameters(packed)
@@ -90,7 +90,7 @@ def test_a_flipped_bit_under_a_checksum_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"?", b"not a frame at all", bytes(40), b"\x28\xb5\x2f\xfd"])
-def test_what_is_not_a_frame_is_corrupt(junk: bytes) -> None:
+def test_data_that_is_not_a_frame_is_corrupt(junk: bytes) -> None:
     with pytest.raises(Corrupt):
         unpacked(junk)
     if junk:
@@ -98,7 +98,7 @@ def test_what_is_not_a_frame_is_corrupt(junk: bytes) -> None:
             unpacked(frame(CONTENT) + junk)
 
 
-def test_a_content_size_that_lies_is_corrupt() -> None:
+def test_a_wrong_content_size_is_corrupt() -> None:
     honest = frame(bytes(1000))
     header = zstandard.frame_header_size(honest)
     for lie in (999, 1001, 70_000):

@@ -60,7 +60,7 @@ async def asking(
                 writer.close()
 
 
-async def test_questions_one_after_the_other_take_one_connection() -> None:
+async def test_sequential_requests_share_one_connection() -> None:
     part = Part()
     async with asking(part, path="/base/") as poller:
         assert await poller.ask("/metrics", accept="text/plain") == Answer(200, b"1")
@@ -74,7 +74,7 @@ async def test_questions_one_after_the_other_take_one_connection() -> None:
     assert second.endswith(b"\r\n\r\n{}")
 
 
-async def test_questions_at_the_same_time_do_not_share_a_connection() -> None:
+async def test_concurrent_requests_do_not_share_a_connection() -> None:
     part = Part()
     part.held.clear()
     async with asking(part) as poller:

@@ -70,7 +70,7 @@ async def test_an_unchanged_part_is_not_sent_again() -> None:
         assert [one["state"] for one in told.data[:-1]] == ["ready", "ready", "failed", "ready"]
 
 
-async def test_parts_that_change_all_the_time_push_no_line_out() -> None:
+async def test_parts_that_change_often_do_not_evict_log_lines() -> None:
     host = FixedFleet()
     async with hub(host) as (live, _):
         host.say("seen")

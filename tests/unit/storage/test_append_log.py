@@ -33,7 +33,7 @@ def names(fs: FileSystem, directory: str) -> list[str]:
     return [name for name, _ in fs.list_files(directory)]
 
 
-def test_what_is_appended_is_found_in_order(fs: FileSystem, directory: str) -> None:
+def test_appended_records_are_found_in_order(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     for n in range(40):
         assert append(log, b"record %d" % n, sync=n % 3 == 0)
@@ -75,7 +75,7 @@ def test_a_large_entry_gets_a_file_of_its_size(fs: FileSystem, directory: str) -
     assert bodies(scan(fs, directory, TINY)) == [b"small", big, b"small again"]
 
 
-def test_the_next_file_is_made_ahead_and_used(fs: FileSystem, directory: str) -> None:
+def test_the_next_file_is_prepared_and_used(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     assert not log.wants_next
     assert append(log, b"x" * 250)
@@ -91,7 +91,7 @@ def test_the_next_file_is_made_ahead_and_used(fs: FileSystem, directory: str) ->
     assert bodies(scan(fs, directory, TINY)) == [b"x" * 250, b"y"]
 
 
-def test_files_made_ahead_are_removed_by_the_next_opening(fs: FileSystem, directory: str) -> None:
+def test_prepared_files_are_removed_by_the_next_opening(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     log.prepare_next()
     open_log(fs, directory)
@@ -152,7 +152,7 @@ def test_a_directory_without_a_log_is_empty(fs: FileSystem, directory: str) -> N
     repair_tail(fs, found)
 
 
-def test_a_mark_vouches_once_for_what_is_durable(fs: FileSystem, directory: str) -> None:
+def test_a_mark_confirms_durable_data_once(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     assert not log.wants_mark
     append(log, b"x", sync=False)
@@ -168,7 +168,7 @@ def test_a_mark_vouches_once_for_what_is_durable(fs: FileSystem, directory: str)
     assert bodies(scan(fs, directory, TINY)) == [b"x", b"y"]
 
 
-def test_counts_of_syncs(fs: FileSystem, directory: str) -> None:
+def test_syncs_are_counted(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     append(log, b"x", sync=False)
     append(log, b"y", sync=True)
@@ -185,7 +185,7 @@ def test_the_first_number_can_be_chosen() -> None:
     assert disk.read(f"{DIRECTORY}/CURRENT") == b"wal-0000000000000700.log\n"
 
 
-def test_a_log_that_cannot_be_opened_says_so() -> None:
+def test_a_log_that_cannot_be_opened_raises_an_error() -> None:
     disk = FakeDisk()
     disk.make_dirs("/data")
     file = disk.create(DIRECTORY)
@@ -194,7 +194,7 @@ def test_a_log_that_cannot_be_opened_says_so() -> None:
         open_log(disk)
 
 
-def test_a_rotation_waits_for_the_file_that_is_just_being_made(tmp_path: Path) -> None:
+def test_a_rotation_waits_for_the_file_that_is_being_prepared(tmp_path: Path) -> None:
     begun, go_on, made = threading.Event(), threading.Event(), []
 
     class SlowDisk(OsFileSystem):
@@ -219,7 +219,7 @@ def test_a_rotation_waits_for_the_file_that_is_just_being_made(tmp_path: Path) -
     log.close()
 
 
-def test_a_file_that_cannot_be_made_ahead_is_made_when_it_is_needed() -> None:
+def test_a_file_that_cannot_be_prepared_is_created_when_needed() -> None:
     disk = FakeDisk()
     log = open_log(disk)
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.NO_SPACE)

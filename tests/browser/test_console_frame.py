@@ -164,7 +164,7 @@ def test_the_first_paint_takes_less_than_200_kilobytes(
 def over_a_wire(
     browser: Browser, stage: StageProcess, signed_in: StorageState, place: str
 ) -> Iterator[tuple[Page, Wire]]:
-    """A page of the console whose connection can be cut."""
+    """Open a page of the console whose connection can be cut."""
     with (
         wired(int(stage.page.split(":")[2].partition("/")[0])) as wire,
         opened(browser, storage_state=signed_in, forgiven=("net::ERR_",)) as watched,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 READ, WRITE = "look-only-key", "writing-key"
 TOPICS = 10_000
 LONGEST_TASK_MS = 400
-"""Far below what people call frozen, and far above what a row takes, on a machine with other work."""
+"""Limit of a freeze: far above the time for a row, even on a busy machine."""
 
 
 @pytest.fixture(scope="module")

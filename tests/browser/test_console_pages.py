@@ -1,4 +1,4 @@
-"""The console in a real browser: every page with live data, and what an operator does there."""
+"""The console in a real browser: every page with live data, and the actions of an operator."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_record_is_traced_from_its_topic_to_its_table(
 
 
 def _until(page: Page, read: Callable[[], list[str]], fits: Callable[[list[str]], bool]) -> list[str]:
-    """Read again until it fits, for what a page shows only when asked again."""
+    """Reload until the page shows it, for content that is not updated live."""
     for _ in range(60):
         if fits(found := read()):
             return found

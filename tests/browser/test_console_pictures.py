@@ -1,4 +1,4 @@
-"""The pictures of the console: what moves, what leads back, and how often they are drawn."""
+"""The graphs of the console: rates, backward edges, and how often they are drawn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DRAWINGS = """async () => {
 def answered(
     browser: Browser, stage: StageProcess, signed_in: StorageState, place: str, path: str, answer: object
 ) -> Iterator[Page]:
-    """A page of the console over one answer that a test gives, and no stream."""
+    """Open a page of the console over a fixed response, without a stream."""
     with opened(browser, storage_state=signed_in, forgiven=("net::ERR_",)) as watched:
 
         def fulfill(route: Route) -> None:

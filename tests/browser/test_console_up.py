@@ -1,4 +1,4 @@
-"""A real `penstock up` under the console: killed in the middle of traffic and started again."""
+"""The console over a real `penstock up` that is killed under load and started again."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PORTS = (
 )
 PARTS = ("topics", "relay-events", "collector", "timeseries", "vector")
 SLOW_MS = 60_000
-"""What a fleet may take to be seen, on a machine with other work."""
+"""Time limit for a fleet to appear, on a busy machine."""
 
 
 def awaited(work: Coroutine[object, object, Result]) -> Result:
-    """What comes of it, in a thread of its own: the browser's driver has an event loop in this one."""
+    """Return the result, from another thread, because the browser's driver has an event loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 

@@ -1,4 +1,4 @@
-"""The feed of the example in a real browser: what is there, what comes, what came while the line was cut."""
+"""The feed of the example in a real browser: existing records, new ones, and those of a lost connection."""
 
 from __future__ import annotations
 

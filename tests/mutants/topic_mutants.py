@@ -48,9 +48,9 @@ TOPIC_MUTANTS = (
         test=f"{FILE_VIEW}::test_only_the_pages_with_a_bad_sector_are_zeros",
     ),
     Mutant(
-        name="a file that was cut gives fewer bytes than it was asked for",
+        name="a truncated file returns fewer bytes than requested",
         where="storage:FileView.read",
-        old="        data += bytes(wanted - len(data))\n",
+        old="        data += bytes(length - len(data))\n",
         new="",
         test=f"{FILE_VIEW}::test_a_file_that_is_truncated_while_it_is_read_returns_zeros",
     ),
@@ -456,10 +456,10 @@ TOPIC_MUTANTS = (
         test=f"{GROUP_COMMIT}::test_after_a_failure_everything_fails_until_resume",
     ),
     Mutant(
-        name="a lone entry overtakes what is queued",
+        name="a single entry overtakes queued entries",
         where="storage:GroupCommitter._commit_alone",
-        old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
-        new="    if not is_lone or not self.is_quick:\n",
+        old="    if not is_single or self._submitted - self._taken != 1 or not self.is_quick:\n",
+        new="    if not is_single or not self.is_quick:\n",
         test=f"{GROUP_COMMIT}::test_the_order_is_kept_by_any_committing_thread",
     ),
     Mutant(

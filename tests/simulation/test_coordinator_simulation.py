@@ -1,6 +1,6 @@
-"""Seeded days of a coordinated database: many writers, slow storage, crashes, take-overs; then a quiet hour.
+"""Seeded simulations of a coordinated database: many writers, slow storage, crashes and takeovers.
 
-PENSTOCK_SEEDS sets how many seeds run, PENSTOCK_SEED picks one: the message of a failure names it.
+PENSTOCK_SEEDS sets the number of seeds. PENSTOCK_SEED selects one: the message of a failure names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def added(state: list[str], delta: WordDelta) -> list[str]:
 
 
 class Day:
-    """One disk, its writers of the day, and what they were told."""
+    """One disk, its writers, and the results that they received."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -48,7 +48,7 @@ class Day:
         self.durable: set[str] = set()
 
     def slow(self, storage: MemoryStorage) -> MemoryStorage:
-        """The storage with a wait before every call, sometimes a long one."""
+        """Add a delay before every call of the storage. Some delays are long."""
         begin, rng = storage._begin, self.sim.child_rng(f"storage {self.disk.owner}")
 
         async def later(name: str) -> StorageFault | None:

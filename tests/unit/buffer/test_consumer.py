@@ -770,11 +770,11 @@ async def test_a_consumer_counts_its_deliveries(q: Queue) -> None:
     assert q.value("acks") == 2
 
 
-# Calls that meet
+# Concurrent calls
 
 
 def hold_batches(q: Queue) -> asyncio.Event:
-    """Fetches of batches wait for this event."""
+    """Return an event for which all fetches of batches wait."""
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "get" and key.endswith(".batch") else None
     return gate

@@ -91,7 +91,7 @@ def test_the_time_of_a_name_is_read_in_either_case() -> None:
 
 
 async def store_at(q: Queue, key: str, age_ms: int) -> str:
-    """An object that the store has kept for `age_ms`."""
+    """Return an object that was stored `age_ms` ago."""
     q.clock.jump_wall(-age_ms)
     await q.store_raw(key, b"data")
     q.clock.jump_wall(age_ms)

@@ -45,7 +45,7 @@ def worked_examples() -> dict[str, bytes]:
 
 
 def entry(sequence: int, location: bytes, metas: bytes = b"", count: int = 0, tail: bytes = b"") -> bytes:
-    """An entry built by hand, as any client might."""
+    """Encode an entry by hand, as any client might."""
     body = struct.pack("<QH", sequence, len(location)) + location + struct.pack("<I", count) + metas + tail
     return struct.pack("<I", len(body)) + body
 
@@ -103,7 +103,7 @@ def test_truncation_at_every_offset_is_a_serialization_error(name: str) -> None:
     for size in range(len(raw)):
         with pytest.raises(SerializationError):
             m.decode_manifest(raw[:size])
-        # The footer kept, entry bytes lost: a body cut anywhere.
+        # The footer is kept, and the body is cut at every offset.
         if size < len(raw) - 22:
             with pytest.raises(SerializationError):
                 m.decode_manifest(raw[:size] + raw[-22:])
@@ -260,7 +260,7 @@ def test_an_index_grown_over_edits_equals_a_fresh_one(
     for edit in edits:
         raw = m.dequeue(raw, edit) if isinstance(edit, int) else m.append(raw, edit)
         if data.draw(st.booleans()):
-            continue  # several edits between two looks
+            continue  # several edits between two reads
         grown, fresh = known.grown_into(raw), m.index(raw)
         assert (grown is None) is (fresh.first - known.first > len(known))
         known = grown or fresh

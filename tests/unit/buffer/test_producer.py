@@ -108,7 +108,7 @@ async def test_a_queue_that_never_runs_empty_does_not_starve_the_deadline(q: Que
     producer = q.producer(flush_interval="100ms")
     handles: list[WriteHandle] = []
     for _ in range(30):
-        for _ in range(10):  # more is always waiting when the batcher looks
+        for _ in range(10):  # more calls always wait when the batcher checks
             handles.append(await producer.produce([b"x"]))
         await q.clock.advance(0.01)
     await turns()
@@ -318,7 +318,7 @@ async def test_an_append_that_is_refused_fails_its_batch_only(q: Queue) -> None:
     await producer.flush()
     assert lost.watcher.result() is not None
     assert await records_of(q) == [[b"b"]]
-    assert len(await q.keys("ingest")) == 3  # the first object is an orphan, for the collector
+    assert len(await q.keys("ingest")) == 3  # the first object is garbage for the collector
 
 
 async def test_a_store_that_stays_unavailable_is_reported_as_retries_exhausted(q: Queue) -> None:
@@ -493,7 +493,7 @@ async def test_a_call_cancelled_while_space_is_freed_has_no_effect(q: Queue) -> 
     waiting = asyncio.create_task(producer.produce([b"2"]))
     await turns()
     waiting.cancel()
-    producer._admission.release(0)  # somebody makes room before the cancelled task has run
+    producer._admission.release(0)  # another call frees space before the cancelled task runs
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await producer.flush()
@@ -799,7 +799,7 @@ async def test_an_append_that_was_lost_is_repeated_on_the_same_base(q: Queue) ->
 
 
 async def lost_then_dequeued(q: Queue, producer: Producer) -> asyncio.Task[None]:
-    """An append lands, its reply is lost, and a consumer takes the entry out before anyone looks."""
+    """Let an append land, lose its reply, and let a consumer dequeue the entry before the producer looks."""
     q.store.after = once(errors.OutcomeUnknown("reply lost"), "cas", MANIFEST)
     await producer.produce([b"a"])
     flushing = asyncio.create_task(producer.flush())
@@ -1047,7 +1047,7 @@ async def test_every_metric_exists_from_the_start(q: Queue, name: str) -> None:
     assert f"buffer.{name}" in q.registry.snapshot()
 
 
-# What is left behind
+# After a shutdown
 
 
 def held_bytes(producer: Producer) -> int:
@@ -1115,7 +1115,7 @@ async def test_after_a_defect_no_batch_reported_as_failed_is_appended(
 
 
 class CountingStore(MemoryStore):
-    """Counts the looks at whether the manifest has changed."""
+    """Counts the conditional reads of the manifest."""
 
     looks = 0
 

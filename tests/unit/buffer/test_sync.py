@@ -192,7 +192,7 @@ def test_the_blocking_fetch_handle_fetches_descriptors() -> None:
 
 
 class _Interrupted(BaseException):
-    """What a signal handler raises."""
+    """The exception that a signal handler raises."""
 
 
 def test_an_interrupted_next_batch_delivers_the_same_again(store: MemoryStore) -> None:
@@ -223,7 +223,7 @@ def test_an_interrupted_next_batch_delivers_the_same_again(store: MemoryStore) -
 
 
 class _GatedStore(MemoryStore):
-    """A view of another store whose batches cannot be read until it is opened."""
+    """A view of another store whose batches cannot be read until a gate is opened."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__()

@@ -228,7 +228,7 @@ def _foreign(records: list[bytes], rest: bytes = b"") -> pa.Buffer:
 
 
 def _same(raw: pa.Buffer, count: int) -> None:
-    """One walk in Python is the definition; the fast way must find the same, or the same error."""
+    """Check that the fast path finds the same records, or the same error, as one walk in Python."""
     try:
         expected = block._by_walk(raw, count)
     except Corrupt as error:

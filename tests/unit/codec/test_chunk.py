@@ -1,4 +1,4 @@
-"""Chunks give the same bytes however they are cut and however the records came."""
+"""Chunks give the same bytes regardless of how they are cut and how the records were passed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = st.lists(st.binary(max_size=40), max_size=60)
 
 
 @given(RECORDS, st.integers(1, 200))
-@example([b"ab", b""], 1)  # empty records behind the last cut belong to the last piece
+@example([b"ab", b""], 1)  # empty records after the last cut belong to the last piece
 def test_joined_pieces_are_the_whole_chunk(records: list[bytes], piece_bytes: int) -> None:
     values = pa.array(records, pa.binary())
     chunk = RecordChunk.of_array(values)

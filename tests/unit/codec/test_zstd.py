@@ -26,7 +26,7 @@ def frame(data: bytes, *, size: bool = True, checksum: bool = False) -> bytes:
 
 
 def bomb(blocks: int) -> bytes:
-    """A frame without a content size whose every 4-byte block says: 128 KiB of one byte."""
+    """Return a frame without a content size whose 4-byte blocks each expand to 128 KiB of one byte."""
     block = (1 << 1 | (128 * 1024) << 3).to_bytes(3, "little") + b"x"
     last = (1 | 1 << 1 | 1 << 3).to_bytes(3, "little") + b"x"
     return b"\x28\xb5\x2f\xfd\x00\x58" + block * blocks + last

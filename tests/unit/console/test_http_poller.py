@@ -1,4 +1,4 @@
-"""A question is answered over a connection that stays open, and nothing odd about that is passed on."""
+"""Requests share a connection that stays open, and the caller never sees its failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import LimitExceeded, Unavailable
 
 
 class Part:
-    """A server that says what a test wants, and remembers what it was asked."""
+    """A server that sends the responses of a test and records the requests."""
 
     def __init__(self) -> None:
         self.heads: list[bytes] = []
@@ -138,7 +138,7 @@ async def test_what_comes_while_a_connection_is_idle_is_not_taken_for_an_answer(
         await poller.ask("/")
         part.writers[0].write(answer(b"unasked"))
         other = HttpPoller("the part", poller.url, None, timeout_s=5)
-        await other.ask("/")  # what was written before has come when this is answered
+        await other.ask("/")  # data written before has arrived when this response arrives
         other.close()
         assert await poller.ask("/") == Answer(200, b"3")
     assert part.connections == 3

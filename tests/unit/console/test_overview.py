@@ -1,4 +1,4 @@
-"""The figures of the flow, from real files and a real `/metrics`: what is known, and what is not."""
+"""The figures of the flow, known and unknown, from real files and a real `/metrics`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.up import DatabasePlace, FleetMap, PartKind, QueuePlace, QuiverPla
 
 
 class Machine:
-    """A collector's directory, its numbers and its queue; and a database that reads it."""
+    """A collector's directory, metrics and queue, and a database that reads the queue."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -74,7 +74,7 @@ class Machine:
             await producer.produce(list(records), b"")
 
     async def look(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The edges, after everybody was asked once more."""
+        """Return the edges after another poll of every source."""
         await self.clock.advance(5)
         self.sources.refresh()
         await asyncio.gather(*(poller.renew(10) for poller in self.sources.pollers()))

@@ -1,4 +1,4 @@
-"""Bytes for people: text where it is text, cut with a mark, base64 for the rest."""
+"""The display of bytes: as text if possible, cut if long, and in base64."""
 
 from __future__ import annotations
 

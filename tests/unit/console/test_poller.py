@@ -1,4 +1,4 @@
-"""A source is looked at only while somebody watches, and one that hangs is unknown."""
+"""A source is polled only while there are viewers, and one that hangs is unknown."""
 
 from __future__ import annotations
 

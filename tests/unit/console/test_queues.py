@@ -1,4 +1,4 @@
-"""Looking at a real queue in a folder: what it holds, what came, who brought it, and nothing changed."""
+"""Reading a real queue in a folder: its entries, its input and its producers, without a change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def produce(folder: Path, *batches: list[bytes]) -> None:
 
 
 async def relay(folder: Path, first: int, last: int, records: int, *, whole: bool = False) -> None:
-    """A batch as a relay appends it: the data of records, or the whole of them."""
+    """Append a batch like a relay: with the data of records, or with whole records."""
     store = open_store(str(folder))
     config = ProducerConfig(store=store)
     numbers = range(first, first + records)
@@ -73,7 +73,7 @@ async def relay(folder: Path, first: int, last: int, records: int, *, whole: boo
 
 
 class Counted:
-    """A store that writes down what it is asked for."""
+    """A store that records its requests."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class Counted:
         return ask
 
     def take(self) -> list[str]:
-        """What was asked for since this was last called."""
+        """Return the requests since the last call."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -213,7 +213,7 @@ async def test_a_relayed_record_is_found_even_after_its_batch_left_the_queue(
 async def test_a_record_that_carries_its_sequence_is_found_in_stored_batches(
     source: QueueSource, tmp_path: Path
 ) -> None:
-    """The console was not there when they were relayed and consumed."""
+    """The console did not run when they were relayed and consumed."""
     for number in range(9):
         await relay(tmp_path, 10 * number + 1, 10 * number + 10, records=9, whole=True)
     async with await Consumer.open(ConsumerConfig(store=str(tmp_path), prefetch=0), None) as consumer:

@@ -1,4 +1,4 @@
-"""Rates from readings: never from one, never over a restart, never over a failure."""
+"""Rates are computed from readings: never from one, over a restart, or over a failure."""
 
 from __future__ import annotations
 

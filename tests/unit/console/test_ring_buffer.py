@@ -1,4 +1,4 @@
-"""Events with rising ids: whoever comes back gets the rest, or is told that something is missing."""
+"""Events with rising ids: a client that reconnects gets the events that it missed, or a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of a topic: every number from the first to the newest is in one stretch."""
+"""The sequence line of a topic: every sequence from 1 to the head is in exactly one range."""
 
 from __future__ import annotations
 

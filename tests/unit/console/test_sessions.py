@@ -1,4 +1,4 @@
-"""Sessions of a console without keys: begun with a token, good for a day, also over a restart."""
+"""Sessions of a console without keys: started with a token, valid for a day, even over a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def access(path: Path, clock: ManualClock, keys: str = "") -> Access:
 
 
 def begun(door: Access) -> Request:
-    """A request with the cookie of a new session."""
+    """Return a request with the cookie of a new session."""
     token = door.new_token()
     _, cookie = door.begin_session(Request(b"POST", b"/console/api/session", {}), token)
     return Request(b"GET", b"/console/api/overview", {b"cookie": cookie.partition(b";")[0]})

@@ -1,4 +1,4 @@
-"""The tail of a topic: the newest records are always shown, and a tail that has nothing to say is alive."""
+"""The tail of a topic: the newest records are always shown, and a silent tail sends heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture: what is not known is null, never zero."""
+"""The graph of the flow: unknown figures are null, never zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journey in words: honest about what cannot be told."""
+"""The path of a record as text, which states what is unknown."""
 
 from __future__ import annotations
 

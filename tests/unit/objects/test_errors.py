@@ -1,4 +1,4 @@
-"""What a failed request means: definite, lost, or unknown."""
+"""The classification of failed requests: definite, lost, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about the local store: plain files, a side directory, and the limits of a file system."""
+"""The properties of the local store: plain files, a side directory, and the limits of a file system."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_swept_staging_file_fails_that_write_cleanly(
 
 @contextlib.contextmanager
 def without_privileges(root: Path) -> Iterator[None]:
-    """Nobody may write below `root`; a superuser becomes nobody for the while."""
+    """Make `root` unwritable. A superuser gives up its privileges inside the context."""
     root.chmod(0o555)
     superuser = os.geteuid() == 0
     if superuser:

@@ -1,4 +1,4 @@
-"""What is special about the memory store: it is deterministic, shared by name, and has a clock."""
+"""The properties of the memory store: it is deterministic, shared by name, and has a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an address to a store."""
+"""Opening a store by its address and settings."""
 
 from __future__ import annotations
 

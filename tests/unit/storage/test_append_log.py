@@ -1,4 +1,4 @@
-"""The append log without faults: what is appended is found, in order, across files, and nothing else is."""
+"""The append log without faults: exactly the appended records are found, in order, across files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_log_continues_in_a_new_file_after_every_opening(fs: FileSystem, direc
     assert bodies(found) == [b"life %d" % n for n in range(4)]
     assert len(found.files) == 4
     assert [file.number for file in found.files] == log.files()
-    # What was not used of the earlier files is given back.
+    # The unused space of the earlier files is freed.
     assert [fs.stat(f"{directory}/{name}").size < 512 for name in names(fs, directory)[1:-1]] == [True] * 3
 
 
@@ -246,7 +246,7 @@ def test_a_log_opens_with_a_small_file_and_continues_in_full_ones() -> None:
 
 
 class _WatchedDisk(FakeDisk):
-    """Knows which files were only reserved."""
+    """Records which files were only reserved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,6 +268,6 @@ def test_after_large_appends_the_next_file_is_reserved_and_not_filled() -> None:
     assert append(log, b"z")
     log.prepare_next()
     log.rotate()
-    log.prepare_next()  # nothing is known of a file without an append
+    log.prepare_next()  # a file without an append gives no estimate
     assert disk.reserved == [False, True, False, False]
     assert bodies(scan(disk, DIRECTORY, TINY)) == [b"x" * 1024**2, b"x" * 1024**2, b"y", b"z"]

@@ -1,4 +1,4 @@
-"""Reading a file piece by piece, also where the device fails or the file was cut."""
+"""Reading a file in pieces, even where the device fails or the file was truncated."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     disk = FakeDisk()
     log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1 << 16)
     for number in range(40):
-        # Nothing vouches for these, so only the device tells that they are damaged.
+        # No mark confirms these frames, so only the device error shows the damage.
         log.append([numbered(number)], len(numbered(number)), 1, sync=False)
     path, end = f"{DIRECTORY}/wal-{log.end.file:016d}.log", log.end.offset
     log.close()

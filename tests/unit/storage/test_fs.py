@@ -1,4 +1,4 @@
-"""The machine's file system: errors that say what to do, and writes that are complete."""
+"""The local file system: errors that say what to do, and complete writes."""
 
 from __future__ import annotations
 

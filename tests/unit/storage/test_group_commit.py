@@ -1,4 +1,4 @@
-"""The group committer: every entry is told once, in order, what became of it."""
+"""The group committer: every entry is delivered once, in order, with its outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 30
 
 
 class Gate:
-    """Keeps what was delivered, and can hold the committer back inside a delivery."""
+    """Records delivered entries, and can block the committer inside a delivery."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -95,7 +95,7 @@ def committer(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
 
 @pytest.fixture
 def quick(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
-    """One for which every disk is quick."""
+    """Return a committer that treats every disk as quick."""
     made = GroupCommitter(log, gate.deliver, sync_interval_s=0.001, mark_after_s=0.001, quick_sync_s=60.0)
     yield made
     made.close()
@@ -117,7 +117,7 @@ def test_a_single_entry_is_delivered_durable(
 
 
 def test_entries_queued_during_a_commit_share_the_next_one(log: AppendLog, gate: Gate) -> None:
-    # Without a mark while the figures are read: that is one more sync.
+    # No mark during the check, because a mark is one more sync.
     committer = GroupCommitter(log, gate.deliver, queue_max=8, mark_after_s=60.0, quick_sync_s=0.0)
     committer.start()
     gate.open.clear()
@@ -129,7 +129,7 @@ def test_entries_queued_during_a_commit_share_the_next_one(log: AppendLog, gate:
     gate.wait_for(7)
     assert numbers(gate.entries) == list(range(7))
     assert gate.batches == [1, 6]
-    until(lambda: committer.stats().batches == 2)  # counted when those who wait have heard
+    until(lambda: committer.stats().batches == 2)  # counted after the delivery
     stats = committer.stats()
     assert (stats.entries, stats.frames, stats.batches, stats.syncs) == (7, 7, 2, 2)
     assert stats.queue_peak == 6
@@ -367,17 +367,17 @@ def test_where_syncs_are_quick_a_single_entry_is_committed_by_its_submitter(
     quick: GroupCommitter, gate: Gate, log: AppendLog
 ) -> None:
     quick.start()
-    quick.submit(entry(0))  # from it the committer learns how long a sync takes
+    quick.submit(entry(0))  # the committer measures a sync with it
     gate.wait_for(1)
     until(lambda: quick.stats().entries == 1 and not log.wants_mark)
     quick.submit(entry(1))
     assert numbers(gate.entries) == [0, 1]
     assert quick.stats().entries == 2
-    until(lambda: not log.wants_mark)  # the thread vouches for it, though it was never handed the entry
+    until(lambda: not log.wants_mark)  # the thread marks it, although it never received the entry
 
 
 def stall(log: AppendLog, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every append takes at least so long from now on."""
+    """Make every later append take at least this long."""
     append = log.append
 
     def stalled(
@@ -400,7 +400,7 @@ def test_after_a_stall_only_the_thread_waits_for_the_disk(
     quick.submit(entry(1))
     monkeypatch.undo()
     gate.open.clear()
-    quick.submit(entry(2))  # would not come back if the delivery were made by this thread
+    quick.submit(entry(2))  # would not return if this thread made the delivery
     gate.open.set()
     gate.wait_for(3)
     assert numbers(gate.entries) == [0, 1, 2]
@@ -416,7 +416,7 @@ def test_a_disk_is_as_slow_as_its_first_sync(
     gate.wait_for(1)
     until(lambda: committer.stats().entries == 1 and not log.wants_mark)
     gate.open.clear()
-    committer.submit(entry(1))  # would not come back if the delivery were made by this thread
+    committer.submit(entry(1))  # would not return if this thread made the delivery
     gate.open.set()
     gate.wait_for(2)
     committer.close()

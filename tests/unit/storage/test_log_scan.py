@@ -1,4 +1,4 @@
-"""Reading a log back: torn writes are cut off, damage is told, and neither is taken for the other."""
+"""Scanning a log: torn writes are cut off, damage is reported, and neither is mistaken for the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flip(disk: FakeDisk, name: str, offset: int, bit: int = 0x10) -> None:
 
 
 def places(disk: FakeDisk) -> dict[bytes, tuple[int, int]]:
-    """File and offset of every record, by its body."""
+    """Return the file and offset of every record, by its body."""
     frames = scan(disk, DIRECTORY, TINY).frames()
     return {bytes(file.view[start + 5 : end - 8]): (file.number, start) for file, start, end in frames}
 
@@ -224,7 +224,7 @@ def test_after_a_failed_sync_the_bytes_are_read_from_memory() -> None:
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ONCE)
     with pytest.raises(PenstockError):
         log.sync()
-    # What a kernel may do that dropped the page: the old bytes are back.
+    # A kernel that dropped the page may return the old bytes again.
     disk.open_log(path(file)).write_durably_at(offset, [bytes(len(data))])
     assert bytes(log.view(file)[offset : offset + len(data)]) == data
     assert append(log, b"later")

@@ -1,4 +1,4 @@
-"""The disk that can lose power: what survives, what does not, and what a failed sync means."""
+"""The disk that can lose power: which data survives, and the effect of a failed sync."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Rig:
         return await self.inner.put("k", b"old")
 
     async def now(self) -> bytes | None:
-        """What the store holds, whatever the callers believe."""
+        """Return the stored bytes, regardless of the results that callers got."""
         try:
             return bytes((await self.inner.get("k")).data)
         except NotFound:
@@ -331,7 +331,7 @@ async def test_a_sweep_meets_a_fault_at_every_call() -> None:
 
 
 def _contended_counter(seed: int) -> tuple[str, int, int, int]:
-    """Ten tasks add to one object through a bad network; what they know must fit what is stored."""
+    """Let ten tasks add to one object over a bad network, and compare their results with the stored value."""
 
     async def main(sim: Simulation) -> tuple[str, int, int, int]:
         clock = sim.clock()

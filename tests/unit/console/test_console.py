@@ -114,7 +114,7 @@ async def test_files_are_sent_once_and_packed(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_part_that_hangs_does_not_delay_the_overview() -> None:
-    """Return a port that accepts connections and never responds."""
+    """The port of the part accepts connections and never responds."""
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -1,4 +1,4 @@
-"""A real browser without a window, and what a page must never do in it."""
+"""A headless browser, and checks of every page in it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ PLACES = {
     "buffer/events": ["Batches in the queue", "relay:events", "Epochs, fencing", "may be deleted now"],
     "topics": ["events", "gappy", "capped", "jobs"],
     "topics/topic/gappy": ["21 to 24: deleted", "25 to 30: live", "1 to 3: deleted"],
-    "topics/topic/capped": ["1 to 7: evicted by the topic's cap", "8 to 12: live", "the oldest go"],
-    "topics/topic/jobs": ["Queue of jobs", "leased", "Newest dead letters", "jobs-dead"],
+    "topics/topic/capped": [
+        "1 to 7: evicted by the topic's cap",
+        "8 to 12: live",
+        "the oldest records are removed",
+    ],
+    "topics/topic/jobs": ["Job queue", "leased", "Newest dead letters", "jobs-dead"],
     "topics/routers": ["copy-odd", "odd-events", "not known"],
     "quiver": ["telemetry"],
     "quiver/telemetry": ["archive", "lake", "high-water mark", "mark 2", "gap: later ones are resolved"],
@@ -34,17 +38,17 @@ PLACES = {
     "trace": ["live tail"],
     "log": ["From level"],
 }
-"""Pages of the console, and what they show of the stage."""
+"""The pages of the console, and texts that they must show."""
 
 
 @dataclass
 class Watched:
-    """A page, and what went wrong in it so far."""
+    """A page, and the errors in it so far."""
 
     page: Page
     faults: list[str] = field(default_factory=list)
     forgiven: tuple[str, ...] = ()
-    """Parts of messages that belong to what the test does, such as the refusal it provokes."""
+    """Parts of messages that the test expects, such as a refusal that it provokes."""
 
     def on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -55,14 +59,14 @@ class Watched:
         dialog.dismiss()
 
     def check(self) -> None:
-        """No error, no refusal of the content policy, no dialog of a script."""
+        """Fail after an error, a refusal of the content policy, or a dialog of a script."""
         left = [text for text in self.faults if not any(part in text for part in self.forgiven)]
         assert not left, left
 
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """The browser that PENSTOCK_CHROMIUM names."""
+    """Launch the browser that PENSTOCK_CHROMIUM names."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=os.environ["PENSTOCK_CHROMIUM"],
@@ -76,7 +80,7 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, *, forgiven: tuple[str, ...] = (), **options: object) -> Iterator[Watched]:
-    """A page of its own profile. What went wrong in it fails the test at the end."""
+    """Open a page with its own profile. Errors in it fail the test at the end."""
     context = browser.new_context(**{"viewport": DESKTOP, **options})  # type: ignore[arg-type]
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -92,7 +96,7 @@ def opened(browser: Browser, *, forgiven: tuple[str, ...] = (), **options: objec
 
 
 def photograph(page: Page, name: str) -> None:
-    """Keep what a person would see, if PENSTOCK_SCREENSHOTS names a folder."""
+    """Save a screenshot if PENSTOCK_SCREENSHOTS names a folder."""
     if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
 
@@ -101,7 +105,7 @@ def photograph(page: Page, name: str) -> None:
 def console(
     browser: Browser, stage: StageProcess, signed_in: StorageState, place: str = "flow", **options: object
 ) -> Iterator[Page]:
-    """A page of the console, of a session that is open; live, and without faults until the end."""
+    """Open a live page of the console in a session. It must have no errors until the end."""
     with opened(browser, storage_state=signed_in, **options) as watched:
         watched.page.goto(f"{stage.page}#/{place}")
         expect(watched.page.locator("#link")).to_have_text("live")
@@ -109,5 +113,5 @@ def console(
 
 
 def go(page: Page, place: str) -> None:
-    """Another page of the console, without a load."""
+    """Go to another page of the console without loading it."""
     page.evaluate("place => { location.hash = '#/' + place; }", place)

@@ -1,4 +1,4 @@
-"""One browser and one stage for all tests of the console; each test has a page of its own profile."""
+"""One browser and one stage for all tests of the console. Each test has a page with its own profile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
 
 @pytest.fixture(scope="session")
 def signed_in(browser: Browser, stage: StageProcess) -> StorageState:
-    """The cookie of a session that the first token opened."""
+    """Return the cookie of a session that the first token opened."""
     with opened(browser) as watched:
         watched.page.goto(stage.first_url)
         watched.page.wait_for_selector(".page-flow")

@@ -1,4 +1,4 @@
-"""`tests.console_stage` as a process of its own, told what to do line by line."""
+"""`tests.console_stage` as a separate process, which is controlled line by line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StageProcess:
         self.page = self.first_url.partition("#")[0]
 
     def order(self, *lines: str) -> dict[str, object]:
-        """Send the orders at once; the answer to the last."""
+        """Send the orders together, and return the response to the last one."""
         stdin = self._process.stdin
         assert stdin is not None
         stdin.write("".join(f"{line}\n" for line in lines))
@@ -31,7 +31,7 @@ class StageProcess:
         return [self._answer() for _ in lines][-1]
 
     def url(self) -> str:
-        """An address with a new token, good once."""
+        """Return an address with a new one-time token."""
         return str(self.order("url")["url"])
 
     def _answer(self) -> dict[str, object]:
@@ -45,7 +45,7 @@ class StageProcess:
 
 @contextmanager
 def staged(folder: Path, *options: str) -> Iterator[StageProcess]:
-    """A stage on a folder, ended with the block."""
+    """Run a stage on a folder until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "stage.log").open("wb") as log:
         process = subprocess.Popen(

@@ -57,7 +57,7 @@ def test_it_is_light_or_dark_as_the_system_says_or_as_the_switch_says(
         assert not is_dark(page)
 
 
-def test_text_stands_out_from_its_ground_in_both_themes(
+def test_text_has_enough_contrast_in_both_themes(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in) as page:
@@ -69,7 +69,9 @@ def test_text_stands_out_from_its_ground_in_both_themes(
                 assert page.evaluate(CONTRAST) == [], f"{place}, {scheme}"
 
 
-def test_the_keyboard_is_enough(browser: Browser, stage: StageProcess, signed_in: StorageState) -> None:
+def test_every_page_works_with_the_keyboard_alone(
+    browser: Browser, stage: StageProcess, signed_in: StorageState
+) -> None:
     with console(browser, stage, signed_in) as page:
         page.keyboard.press("Tab")
         expect(page.locator(".skip")).to_be_focused()
@@ -120,7 +122,7 @@ def test_everything_that_can_be_used_has_a_name(
             assert page.locator("h1").count() == 1, place
 
 
-def test_focus_and_place_survive_what_changes_around_them(
+def test_focus_and_scroll_position_survive_updates(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "buffer/events", viewport=PHONE) as page:
@@ -162,7 +164,7 @@ def test_the_first_paint_takes_less_than_200_kilobytes(
 def over_a_wire(
     browser: Browser, stage: StageProcess, signed_in: StorageState, place: str
 ) -> Iterator[tuple[Page, Wire]]:
-    """A page of the console whose connection can be cut."""
+    """Open a page of the console whose connection can be cut."""
     with (
         wired(int(stage.page.split(":")[2].partition("/")[0])) as wire,
         opened(browser, storage_state=signed_in, forgiven=("net::ERR_",)) as watched,
@@ -172,7 +174,7 @@ def over_a_wire(
         yield watched.page, wire
 
 
-def test_a_lost_connection_is_told_and_goes_on_without_a_gap(
+def test_a_lost_connection_is_shown_and_continues_without_a_gap(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with over_a_wire(browser, stage, signed_in, "log") as (page, wire):
@@ -180,7 +182,7 @@ def test_a_lost_connection_is_told_and_goes_on_without_a_gap(
         lines = page.get_by_role("log").locator("div", has_text="line ")
         expect(lines).to_have_count(1)
         wire.cut()
-        expect(page.locator("#banner")).to_contain_text("may be old")
+        expect(page.locator("#banner")).to_contain_text("may be out of date")
         expect(page.locator("#link")).to_have_text("reconnecting …")
         stage.order(*(f"log info line {number}" for number in range(1, 6)))
         assert lines.count() == 1
@@ -190,14 +192,14 @@ def test_a_lost_connection_is_told_and_goes_on_without_a_gap(
         expect(page.locator("#banner")).to_be_hidden()
 
 
-def test_a_tail_goes_on_behind_the_last_record_it_showed(
+def test_a_tail_continues_after_the_last_record_it_showed(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with over_a_wire(browser, stage, signed_in, "topics/topic/events") as (page, wire):
         seqs = page.locator(".log .record a")
         expect(seqs).to_have_count(20)
         wire.cut()
-        expect(page.locator("#banner")).to_contain_text("may be old")
+        expect(page.locator("#banner")).to_contain_text("may be out of date")
         stage.order("write 15")
         wire.mend()
         expect(seqs).to_have_count(35, timeout=20_000)
@@ -205,7 +207,7 @@ def test_a_tail_goes_on_behind_the_last_record_it_showed(
         assert shown == list(range(shown[0], shown[0] + 35)), "each once, in order, none missing"
 
 
-def test_what_fell_out_while_the_connection_was_away_is_told_as_a_gap(
+def test_lines_evicted_during_a_lost_connection_are_shown_as_a_gap(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with over_a_wire(browser, stage, signed_in, "log") as (page, wire):
@@ -220,7 +222,7 @@ def test_what_fell_out_while_the_connection_was_away_is_told_as_a_gap(
         expect(page.get_by_role("log")).to_contain_text("many 4099")
 
 
-def test_a_tail_that_hears_nothing_for_long_takes_the_connection_for_lost(
+def test_a_tail_without_data_considers_the_connection_lost(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with over_a_wire(browser, stage, signed_in, "log") as (page, wire):
@@ -232,7 +234,7 @@ def test_a_tail_that_hears_nothing_for_long_takes_the_connection_for_lost(
         page.clock.fast_forward(29_000)
         expect(state).to_have_text("live")
         page.clock.fast_forward(2_000)
-        expect(state).to_have_text("waiting: nothing was heard for long")
+        expect(state).to_have_text("waiting: no data was received for too long")
         wire.mend()
         expect(state).to_have_text("live", timeout=20_000)
 
@@ -243,7 +245,7 @@ HIDDEN = """isHidden => {
 }"""
 
 
-def test_a_page_that_nobody_sees_holds_no_stream_and_goes_on_when_it_is_seen(
+def test_a_hidden_page_has_no_stream_and_continues_when_it_is_shown(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "topics/topic/events", forgiven=("net::ERR_ABORTED",)) as page:
@@ -271,7 +273,7 @@ def test_a_page_that_nobody_sees_holds_no_stream_and_goes_on_when_it_is_seen(
         expect(page.get_by_role("log").locator("div", has_text="while nobody looks")).to_have_count(1)
 
 
-def test_an_address_that_cannot_be_read_shows_a_page_all_the_same(
+def test_an_invalid_address_still_shows_a_page(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "topics/%") as page:
@@ -280,7 +282,7 @@ def test_an_address_that_cannot_be_read_shows_a_page_all_the_same(
         expect(page.locator(".page-flow .picture")).to_be_visible()
 
 
-def test_connections_that_end_at_once_are_tried_less_and_less_often(
+def test_connections_that_end_immediately_are_retried_less_and_less_often(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     ended = """async () => {
@@ -310,7 +312,7 @@ def test_connections_that_end_at_once_are_tried_less_and_less_often(
         page.wait_for_function("before => window.ended > before", arg=before)
 
 
-def test_a_phone_shows_the_whole(browser: Browser, stage: StageProcess, signed_in: StorageState) -> None:
+def test_a_phone_shows_the_whole_page(browser: Browser, stage: StageProcess, signed_in: StorageState) -> None:
     with console(browser, stage, signed_in, viewport=PHONE, has_touch=True, is_mobile=True) as page:
         expect(page.locator("#main")).to_contain_text("balances")
         photograph(page, "console-phone")

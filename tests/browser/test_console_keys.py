@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 READ, WRITE = "look-only-key", "writing-key"
 TOPICS = 10_000
 LONGEST_TASK_MS = 400
-"""Far below what people call frozen, and far above what a row takes, on a machine with other work."""
+"""Limit of a freeze: far above the time for a row, even on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def enter(page: Page, key: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_key_is_asked_for_and_is_kept_in_the_tab_alone(browser: Browser, big: StageProcess) -> None:
+def test_a_key_is_requested_and_kept_only_in_the_tab(browser: Browser, big: StageProcess) -> None:
     asked: list[str] = []
     with opened(browser, forgiven=("401",)) as watched:
         page = watched.page
@@ -56,7 +56,7 @@ def test_a_key_is_asked_for_and_is_kept_in_the_tab_alone(browser: Browser, big: 
         expect(other.get_by_role("dialog")).to_contain_text("Sign in")
 
 
-def test_a_key_that_may_only_look_cannot_redrive(browser: Browser, big: StageProcess) -> None:
+def test_a_read_only_key_cannot_redrive(browser: Browser, big: StageProcess) -> None:
     with opened(browser, forgiven=("401", "403")) as watched:
         page = watched.page
         page.goto(f"{big.page}#/pipelines/events")
@@ -94,7 +94,7 @@ def test_ten_thousand_topics_are_listed_without_freezing(browser: Browser, big: 
         assert page.evaluate("window.longest") < LONGEST_TASK_MS
 
 
-def test_a_row_keeps_the_focus_while_the_list_goes_on(browser: Browser, big: StageProcess) -> None:
+def test_a_row_keeps_the_focus_while_the_list_is_updated(browser: Browser, big: StageProcess) -> None:
     with opened(browser, forgiven=("401",)) as watched:
         page = watched.page
         page.goto(f"{big.page}#/topics")

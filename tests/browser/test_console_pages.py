@@ -1,4 +1,4 @@
-"""The console in a real browser: every page with live data, and what an operator does there."""
+"""The console in a real browser: every page with live data, and the actions of an operator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_numbers_move_when_records_are_written(
         photograph(page, "console-buffer")
 
 
-def test_the_tail_shows_records_of_one_tag_or_node_as_they_come(
+def test_the_tail_shows_records_of_one_tag_or_node_as_they_arrive(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "topics/topic/events") as page:
@@ -170,7 +170,7 @@ def test_a_record_is_traced_from_its_topic_to_its_table(
 
 
 def _until(page: Page, read: Callable[[], list[str]], fits: Callable[[list[str]], bool]) -> list[str]:
-    """Read again until it fits, for what a page shows only when asked again."""
+    """Reload until the page shows it, for content that is not updated live."""
     for _ in range(60):
         if fits(found := read()):
             return found
@@ -178,7 +178,7 @@ def _until(page: Page, read: Callable[[], list[str]], fits: Callable[[list[str]]
     raise AssertionError(found)
 
 
-def test_a_redrive_asks_first_and_then_reports(
+def test_a_redrive_asks_for_confirmation_and_then_reports(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     with console(browser, stage, signed_in, "pipelines/events") as page:

@@ -1,4 +1,4 @@
-"""The pictures of the console: what moves, what leads back, and how often they are drawn."""
+"""The graphs of the console: rates, backward edges, and how often they are drawn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DRAWINGS = """async () => {
 def answered(
     browser: Browser, stage: StageProcess, signed_in: StorageState, place: str, path: str, answer: object
 ) -> Iterator[Page]:
-    """A page of the console over one answer that a test gives, and no stream."""
+    """Open a page of the console over a fixed response, without a stream."""
     with opened(browser, storage_state=signed_in, forgiven=("net::ERR_",)) as watched:
 
         def fulfill(route: Route) -> None:
@@ -53,7 +53,7 @@ def answered(
         yield watched.page
 
 
-def test_where_nobody_counts_records_the_bytes_are_shown(
+def test_bytes_are_shown_where_records_are_not_counted(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     nodes = [{**NODE, "id": name, "label": name} for name in ("otlp", "collector", "idle")]
@@ -71,7 +71,7 @@ def test_where_nobody_counts_records_the_bytes_are_shown(
         expect(rows.nth(1)).to_contain_text("0\u00a0B/s")
 
 
-def test_routers_that_form_a_ring_all_have_an_arrow(
+def test_routers_that_form_a_cycle_all_have_an_arrow(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     ways = [("a", "b"), ("b", "c"), ("c", "a"), ("a", "b"), ("a", "b"), ("a", "c"), ("b", "a")]
@@ -101,7 +101,7 @@ def test_routers_that_form_a_ring_all_have_an_arrow(
         expect(page.get_by_role("region", name="Routers", exact=True)).to_contain_text("not known")
 
 
-def test_ranks_lead_to_the_right_but_for_what_closes_a_ring(
+def test_edges_lead_to_the_right_except_those_that_close_a_cycle(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     ranks = """async ([names, ways, most]) => {
@@ -127,7 +127,7 @@ def test_the_flow_is_drawn_once_however_many_parts_change(
         assert 1 <= drawn <= 2, "one for all of them, and one if the state changed just then"
 
 
-def test_a_box_keeps_the_focus_when_an_edge_comes(
+def test_a_box_keeps_the_focus_when_an_edge_is_added(
     browser: Browser, stage: StageProcess, signed_in: StorageState
 ) -> None:
     script = """async () => {

@@ -1,4 +1,4 @@
-"""A real `penstock up` under the console: killed in the middle of traffic and started again."""
+"""The console over a real `penstock up` that is killed under load and started again."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PORTS = (
 )
 PARTS = ("topics", "relay-events", "collector", "timeseries", "vector")
 SLOW_MS = 60_000
-"""What a fleet may take to be seen, on a machine with other work."""
+"""Time limit for a fleet to appear, on a busy machine."""
 
 
 def awaited(work: Coroutine[object, object, Result]) -> Result:
-    """What comes of it, in a thread of its own: the browser's driver has an event loop in this one."""
+    """Return the result, from another thread, because the browser's driver has an event loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -52,7 +52,7 @@ def all_are_ready(page: Page) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_console_comes_back_by_itself_and_nothing_acknowledged_is_lost(
+def test_the_console_recovers_automatically_and_nothing_acknowledged_is_lost(
     browser: Browser, tmp_path: Path
 ) -> None:
     settings = ports_for(SETTINGS, *PORTS)
@@ -70,7 +70,7 @@ def test_the_console_comes_back_by_itself_and_nothing_acknowledged_is_lost(
             expect(moving).to_be_attached(timeout=SLOW_MS)
             os.kill(fleet.process.pid, signal.SIGKILL)
             fleet.process.wait()
-            expect(page.locator("#banner")).to_contain_text("may be old", timeout=SLOW_MS)
+            expect(page.locator("#banner")).to_contain_text("may be out of date", timeout=SLOW_MS)
         survived = len(writer.acknowledged)
         with up(tmp_path, settings) as fleet:
             fleet.until(lambda: len(writer.acknowledged) > survived + 50, "written to again")

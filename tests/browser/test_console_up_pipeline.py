@@ -1,4 +1,4 @@
-"""A real `penstock up` with a Spark pipeline under the console: books, dead letters, a record's way."""
+"""The console over a real `penstock up` with a Spark pipeline: balance, dead letters and a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_S = 240.0
 
 
 def settings_of(directory: Path) -> dict[str, object]:
-    """What `penstock init` writes, without the parts that other tests look at."""
+    """Return the settings of `penstock init`, without the parts that other tests cover."""
     penstock("init", directory)
     written = yaml.safe_load((directory / "penstock.yaml").read_text())
     wanted = {key: written[key] for key in ("relays", "pipelines")} | {"topics": {}, "console": {}}
@@ -34,13 +34,13 @@ def write(settings: dict[str, object], count: int) -> None:
 
 
 def spoil(directory: Path) -> None:
-    """A record in the queue that no pipeline can read."""
+    """Append a record that no pipeline can decode."""
     place = ("--manifest", "events/manifest", "--prefix", "events")
     penstock("buffer", "produce", directory / "penstock-data" / "queues", *place, given=b"no json\n")
 
 
 @pytest.mark.timeout(600)
-def test_a_running_pipeline_is_seen_traced_and_redriven(browser: Browser, tmp_path: Path) -> None:
+def test_a_running_pipeline_is_shown_traced_and_redriven(browser: Browser, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     with opened(browser, forgiven=("401", "503", "net::ERR_")) as watched:
         page = watched.page
@@ -88,7 +88,7 @@ def _letter_is_redriven(page: Page) -> None:
 
 
 def _page_comes_back(page: Page, fleet: UpProcess) -> None:
-    """The same session, by itself, over a fleet that was killed."""
+    """Check that the session recovers automatically after the fleet was killed."""
     fleet.until_ready(START_S)
     expect(page.locator("#link")).to_have_text("live", timeout=SLOW_MS)
     go(page, "flow")

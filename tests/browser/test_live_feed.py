@@ -1,4 +1,4 @@
-"""The feed of the example in a real browser: what is there, what comes, what came while the line was cut."""
+"""The feed of the example in a real browser: existing records, new ones, and those of a lost connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def until_shown(page: Page, texts: list[str]) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_browser_shows_what_is_there_and_what_comes_and_goes_on_after_a_break(
+def test_a_browser_shows_existing_and_new_records_and_continues_after_a_break(
     browser: Browser, tmp_path: Path
 ) -> None:
     with serving(tmp_path / "data") as server, server.client() as client:

@@ -1,4 +1,4 @@
-"""A wire between a browser and a server that can be cut, or fall silent."""
+"""A connection between a browser and a server that can be cut or blocked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Wire", "wired"]
 
 
 class Wire:
-    """Passes every connection on to a port of this machine, until it is cut, and again when it is mended."""
+    """Forwards every connection to a port of this machine, except while it is cut."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -24,14 +24,14 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End what is open; what comes is closed at once."""
+        """End open connections, and close new ones immediately."""
         self._whole = False
         for end in list(self._ends):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Everything stays open, and nothing comes through."""
+        """Keep connections open, but forward nothing."""
         self._flows.clear()
 
     def mend(self) -> None:

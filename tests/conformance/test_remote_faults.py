@@ -184,7 +184,7 @@ async def test_a_conditional_write_without_an_answer_is_unknown_and_sent_once(
 async def test_a_conditional_write_that_times_out_is_unknown(proxy: Proxy, folder: str) -> None:
     store = behind(proxy, timeout="500ms")
     proxy.mood = Mood.STALL
-    with pytest.raises(OutcomeUnknown, match="no answer in time"):
+    with pytest.raises(OutcomeUnknown, match="no reply in time"):
         await store.put_if_absent(f"{folder}/k", b"mine")
     proxy.mood, store = Mood.HONEST, behind(proxy)
     assert bytes((await store.get(f"{folder}/k")).data) == b"mine"

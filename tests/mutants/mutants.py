@@ -653,6 +653,6 @@ MUTANTS = (
         old='definite=fault.status in (404, 412) or fault.code == "BlobAlreadyExists",',
         new="definite=fault.status in (404, 409, 412),",
         test="tests/unit/objects/test_errors.py::"
-        "test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before",
+        "test_a_conflict_is_definite_if_the_store_says_that_the_object_existed",
     ),
 )

@@ -48,11 +48,11 @@ TOPIC_MUTANTS = (
         test=f"{FILE_VIEW}::test_only_the_pages_with_a_bad_sector_are_zeros",
     ),
     Mutant(
-        name="a file that was cut gives fewer bytes than it was asked for",
+        name="a truncated file returns fewer bytes than requested",
         where="storage:FileView.read",
-        old="        data += bytes(wanted - len(data))\n",
+        old="        data += bytes(length - len(data))\n",
         new="",
-        test=f"{FILE_VIEW}::test_a_file_that_is_cut_while_it_is_read_gives_zeros",
+        test=f"{FILE_VIEW}::test_a_file_that_is_truncated_while_it_is_read_returns_zeros",
     ),
     Mutant(
         name="a bad sector at the end of a log is taken for a torn write",
@@ -459,7 +459,7 @@ TOPIC_MUTANTS = (
         where="storage:find_marks",
         old="        if value is not None and value ^ salt <= offset:\n",
         new="        if value is not None:\n",
-        test=f"{LOG_SCAN}::test_bytes_of_a_record_that_look_like_marks_and_frames_are_not_taken_for_them",
+        test=f"{LOG_SCAN}::test_bytes_of_a_record_that_look_like_marks_and_frames_are_ignored",
     ),
     Mutant(
         name="a torn tail is taken for damage",
@@ -473,20 +473,20 @@ TOPIC_MUTANTS = (
         where="storage:_Scanner._resume",
         old="    if bad is None and not vouched and not any(position > stop for _, position in marks):\n",
         new="    if bad is None and not vouched:\n",
-        test=f"{LOG_SCAN}::test_a_later_sync_vouches_for_what_was_only_written",
+        test=f"{LOG_SCAN}::test_a_later_sync_confirms_earlier_writes",
     ),
     Mutant(
         name="what was built on a failed commit is committed",
         where="storage:GroupCommitter._commit",
         old="    if batch[0].generation <= self._failed:\n",
         new="    if batch[0].generation < self._failed:\n",
-        test=f"{GROUP_COMMIT}::test_after_a_failure_everything_fails_until_it_is_resumed",
+        test=f"{GROUP_COMMIT}::test_after_a_failure_everything_fails_until_resume",
     ),
     Mutant(
-        name="a lone entry overtakes what is queued",
+        name="a single entry overtakes queued entries",
         where="storage:GroupCommitter._commit_alone",
-        old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
-        new="    if not is_lone or not self.is_quick:\n",
+        old="    if not is_single or self._submitted - self._taken != 1 or not self.is_quick:\n",
+        new="    if not is_single or not self.is_quick:\n",
         test=f"{GROUP_COMMIT}::test_the_order_is_kept_by_any_committing_thread",
     ),
     Mutant(
@@ -672,7 +672,7 @@ TOPIC_MUTANTS = (
         where="buffer:TransactionGuard.is_committed",
         old="    if last != version and self._follows is not None:\n",
         new="    if last is None and self._follows is not None:\n",
-        test=f"{APPEND}::test_a_rival_that_wins_the_swap_is_noticed",
+        test=f"{APPEND}::test_a_competing_write_that_wins_the_swap_is_detected",
     ),
     Mutant(
         name="a relay passes over a gap in silence",

@@ -1,6 +1,6 @@
-"""Seeded days of a coordinated database: many writers, slow storage, crashes, take-overs; then a quiet hour.
+"""Seeded simulations of a coordinated database: many writers, slow storage, crashes and takeovers.
 
-PENSTOCK_SEEDS sets how many seeds run, PENSTOCK_SEED picks one: the message of a failure names it.
+PENSTOCK_SEEDS sets the number of seeds. PENSTOCK_SEED selects one: the message of a failure names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HORIZON_S = 24 * 3600.0
 
 
 class Day:
-    """One disk, its writers of the day, and what they were told."""
+    """One disk, its writers, and the results that they received."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -42,7 +42,7 @@ class Day:
         self.durable: set[str] = set()
 
     def slow(self, storage: MemoryStorage) -> MemoryStorage:
-        """The storage with a wait before every call, sometimes a long one."""
+        """Add a delay before every call of the storage. Some delays are long."""
         begin, rng = storage._begin, self.sim.child_rng(f"storage {self.disk.owner}")
 
         async def later(name: str) -> StorageFault | None:
@@ -171,12 +171,12 @@ def run(seed: int) -> str:
     return run_simulation(live, seed=seed, horizon_s=HORIZON_S)
 
 
-def test_the_same_seed_makes_the_same_day() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     assert run(7) == run(7)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_durable_word_is_lost_and_nobody_waits_for_ever(chunk: int) -> None:
+def test_no_durable_write_is_lost_and_every_wait_ends(chunk: int) -> None:
     seeds = [int(ONE_SEED)] if ONE_SEED else range(chunk * SEEDS // CHUNKS, (chunk + 1) * SEEDS // CHUNKS)
     for seed in seeds:
         run(seed)

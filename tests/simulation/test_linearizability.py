@@ -1,7 +1,7 @@
-"""The manifest queue as its users see it is one queue: every recorded history has a sequential explanation.
+"""The manifest queue is linearizable: every recorded history has a sequential explanation.
 
-Appends, reads, dequeues and take-overs run concurrently on storage that loses answers, delivers writes late
-and lies about conflicts. What ended without an answer stays open: it may have happened any time, or never.
+Appends, reads, dequeues and takeovers run concurrently on storage that loses replies, delivers writes late
+and reports wrong conflicts. A call without a reply stays open: it may take effect at any time, or never.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ QueueHistory = History[QueueRequest, QueueResponse]
 
 
 class Batch:
-    """A stored batch that never grows stale: this test is about the queue alone."""
+    """A stored batch that never becomes stale, because this test covers only the queue."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -66,7 +66,7 @@ class Batch:
 
 
 class Recorder:
-    """Actors that write down what they asked and what they were told."""
+    """Actors that record their requests and responses."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -197,7 +197,7 @@ def test_every_history_of_the_queue_is_linearizable(chunk: int) -> None:
 
 
 def test_a_history_that_skips_or_repeats_is_rejected() -> None:
-    """The checker has teeth: real histories, bent a little, have no explanation."""
+    """Slightly changed real histories have no explanation, so the checker can fail."""
     bent = 0
     for seed in range(20):
         history, _ = run_simulation(record, seed=seed, horizon_s=7 * 24 * 3600.0)

@@ -1,6 +1,6 @@
 """Seeded runs of the whole buffer on a virtual clock: stalls past the grace period, clocks an hour apart.
 
-PENSTOCK_SEEDS sets how many seeds run, PENSTOCK_SEED picks one: the message of a failure names both.
+PENSTOCK_SEEDS sets the number of seeds. PENSTOCK_SEED selects one: the message of a failure names both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATES = {**DEFAULT_RATES, FaultKind.STALL_BEFORE: 0.01, FaultKind.STALL_AFTER: 0
 
 
 async def live(sim: Simulation) -> tuple[str, World]:
-    """A bad day, then a quiet one."""
+    """Run a period with faults, then a period without."""
     rng = sim.rng
     plan = FaultPlan.random(RATES, stall_s=(20.0, 4000.0))
     world = World(sim, plan)
@@ -76,13 +76,13 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 def chunks() -> list[ParameterSet]:
-    """Half of the seeds wait for the long tests."""
+    """Return the chunks of seeds. Half of them are for the long tests."""
     return [pytest.param(one, marks=pytest.mark.long if one % 2 else ()) for one in range(CHUNKS)]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", chunks())
-def test_nothing_is_lost_doubled_or_leaked_on_any_seed(chunk: int) -> None:
+def test_nothing_is_lost_duplicated_or_leaked_on_any_seed(chunk: int) -> None:
     seen: Counter[str] = Counter()
     seeds = [int(ONE_SEED)] if ONE_SEED else range(chunk, SEEDS, CHUNKS)
     for seed in seeds:

@@ -1,7 +1,7 @@
-"""A world on one seeded loop: producers, consumers that fence each other, wrong clocks, bad storage.
+"""A world on one seeded loop: producers, consumers that fence each other, wrong clocks, faulty storage.
 
-Every write that reaches the store passes the `Watchtower`, which checks what must hold at that very moment.
-What must hold in the end is checked by `World.check_totals`.
+Every write that reaches the store passes the `Watchtower`, which checks the invariants of that moment.
+`World.check_totals` checks the invariants of the end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRACE_S = 30.0
 
 
 class Watchtower:
-    """The store everybody shares, with the invariants that hold between any two writes."""
+    """The shared store, with the invariants that hold between any two writes."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
@@ -51,7 +51,7 @@ class Watchtower:
         self.now[key] = data
 
     def must(self, holds: bool, violation: str) -> None:
-        """Kept for the end: raised here it would only stop the task that happens to write."""
+        """Record a violation for the end: an exception would only stop the writing task."""
         if not holds:
             self.violations.append(violation)
 
@@ -82,7 +82,7 @@ class Watchtower:
 
 
 class Window:
-    """One actor's view of the shared store: tells the watchtower who writes."""
+    """One actor's view of the shared store, which reports the writer to the watchtower."""
 
     url = "memory://world"
 
@@ -132,7 +132,7 @@ class Window:
 
 
 class Database:
-    """Rows and the sequence in one atomic step: the exactly-once recipe."""
+    """A database that commits rows and the sequence atomically, for exactly-once processing."""
 
     def __init__(self) -> None:
         self.rows: list[bytes] = []
@@ -148,7 +148,7 @@ class Database:
 
 
 class World:
-    """Everything of one run."""
+    """The state of one run."""
 
     def __init__(self, sim: Simulation, plan: FaultPlan) -> None:
         self.sim = sim
@@ -175,7 +175,7 @@ class World:
         return store, view
 
     async def produce(self, name: str, skew_ms: int, calls: int) -> None:
-        """One life of a producer: it ends in a close, or in a crash in the middle of anything."""
+        """Run a producer until it closes, or crashes at any point."""
         rng = self.sim.child_rng(name)
         clock = self.sim.clock(skew_ms)
         registry = Registry()
@@ -204,7 +204,7 @@ class World:
         self.reuploads += registry.value("buffer.reupload_total")
 
     async def transact(self, name: str, skew_ms: int, versions: int) -> None:
-        """A query that commits one version after the other, and starts a version again until it is told.
+        """Run a query that commits one version after the other, and repeats a version until it is confirmed.
 
         It crashes in the middle of anything, and repeats some of what it was told is done: each version is in
         the queue once. Every run stores its records anew.
@@ -231,7 +231,7 @@ class World:
             await asyncio.sleep(rng.choice([0.0, 0.2, 5.0]))
 
     async def _commit(self, name: str, skew_ms: int, version: int, records: list[bytes]) -> bool | None:
-        """One run; None if it ended in an error. A driver starts in a process of its own each time."""
+        """Run once, as a new process would. Return None after an error."""
         rng = self.sim.child_rng(f"{name}.{version}.{len(self.stores)}")
         clock = self.sim.clock(skew_ms)
         store, _ = self.window(f"{name}.{len(self.stores)}", clock)
@@ -269,7 +269,7 @@ class World:
             self.acked.update(records)
 
     async def consume(self, name: str, skew_ms: int, until_s: float | None) -> None:
-        """One life of a consumer: until its time is up, it is fenced, or (without a time) all is drained."""
+        """Run a consumer until its time ends, it is fenced, or (without a time) the queue is empty."""
         rng = self.sim.child_rng(name)
         clock = self.sim.clock(skew_ms)
         registry = Registry()
@@ -325,7 +325,7 @@ class World:
                 await consumer.ack_through(batch.sequence)
 
     def check_totals(self) -> None:
-        """Produced = delivered + refused + never heard of, and nothing twice."""
+        """Check that produced = delivered + refused + unknown, and that nothing is duplicated."""
         assert not self.tower.violations, self.tower.violations
         counts = Counter(self.database.rows)
         rows = set(counts)

@@ -1,11 +1,10 @@
-"""Appending to the manifest: one conditional write for all finished batches, and never twice.
+"""Appending to the manifest: one conditional write for all finished batches, and no batch twice.
 
-Did my append land? That is decided after a conditional write whose reply did not settle it. Two different
-requests can carry the same batch: one that timed out and is still on its way, and the one sent after it. So
-every attempt is remembered until a fresh manifest shows that it can no longer land, and its location is
-looked for before anything is appended again.
+The reply to a conditional write may leave its outcome open. Two requests can then carry the same batch: one
+that timed out and is still in transit, and the one sent after it. The appender therefore keeps every attempt
+until a fresh manifest shows that it can no longer land, and looks for its location before it appends again.
 
-`append_batches` appends batches that are stored already, and under a transaction only once.
+`append_batches` appends batches that are already stored. Under a transaction it appends them only once.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from penstock.units import format_size
 _log = logging.getLogger(__name__)
 
 TRANSACTION_LOG_DEADLINE_S = 5.0
-"""Limit of the time that an append waits for the transaction log, which only foreign consumers need."""
+"""How long an append waits to write the transaction log. Only consumers of other implementations need it."""
 
 T = TypeVar("T")
 IsDone: TypeAlias = Callable[[Snapshot], Awaitable[bool]]
 
 CONTENDED_READS = 3
-"""After a conflict this many reads must find the manifest unchanged before the cached one is used again."""
+"""The reads after a conflict that must find the manifest unchanged before the cached one is used again."""
 
 
 class AppendOutcome(enum.Enum):
@@ -62,12 +61,12 @@ class AppendOutcome(enum.Enum):
 
     LANDED = "landed"
     LOST = "lost"
-    """Not in the queue, and its base is gone: it can never land."""
+    """Not in the queue, and its base was replaced, so it can never land."""
     OPEN = "open"
     """Not in the queue, but a slow request may still match. The next append has the same base, so at most one
     of the two can win."""
     DEQUEUED = "dequeued"
-    """Its number was assigned and has left the manifest: only the dequeued log shows whose it was."""
+    """Its number was assigned and has left the manifest. Only the dequeued log shows which batch had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ class Attempt:
 
 
 def resolve_attempt(attempt: Attempt, raw: bytes, version: Version | None) -> AppendOutcome:
-    """Judge by the last batch of the attempt: the one that is dequeued last."""
+    """Return the outcome of an attempt, judged by its last batch, which is dequeued last."""
     if manifest.locate(raw, attempt.locations[-1]) is not None:
         return AppendOutcome.LANDED
     footer = manifest.read_footer(raw)
@@ -100,7 +99,7 @@ def resolve_attempt(attempt: Attempt, raw: bytes, version: Version | None) -> Ap
 def resolve_by_dequeued_log(attempt: Attempt, dequeued: Mapping[int, str]) -> AppendOutcome:
     """Settle `AppendOutcome.DEQUEUED` with the consumer's dequeued log.
 
-    Still DEQUEUED when the dequeued log does not reach back far enough.
+    Return DEQUEUED again if the dequeued log does not reach back far enough.
     """
     location = dequeued.get(attempt.last)
     if location is None:
@@ -109,7 +108,7 @@ def resolve_by_dequeued_log(attempt: Attempt, dequeued: Mapping[int, str]) -> Ap
 
 
 class Upload(Protocol):
-    """A stored batch on its way into the queue."""
+    """A stored batch that is being appended to the queue."""
 
     def entry(self) -> NewEntry:
         """Return the current location and the metadata to append."""
@@ -125,8 +124,10 @@ class Upload(Protocol):
 
 
 class ManifestAppender:
-    """Appends batches to the manifest. It keeps the last manifest that it wrote, so that an append without
-    contention needs no read."""
+    """Appends batches to the manifest.
+
+    It caches the last manifest that it wrote, so an append without contention needs no read.
+    """
 
     def __init__(
         self,
@@ -168,11 +169,11 @@ class ManifestAppender:
     @overload
     async def append(self, uploads: Sequence[Upload], is_done: IsDone) -> Attempt | None: ...
     async def append(self, uploads: Sequence[Upload], is_done: IsDone | None = None) -> Attempt | None:
-        """Append all batches in order, in one write; returns the attempt that landed.
+        """Append all batches in order, in one write, and return the attempt that landed.
 
-        Returns None if `is_done` finds that the manifest about to be replaced needs no append. It is called
-        again for every attempt, because its result is valid for one manifest only. Raises `OutcomeUnknown` if
-        the batches may be in the queue and that cannot be determined. After any other error they are not in
+        Return None if `is_done` finds that the manifest about to be replaced needs no append. `is_done` is
+        called for every attempt, because its result is valid for one manifest only. Raise `OutcomeUnknown` if
+        it cannot be determined whether the batches are in the queue. After any other error they are not in
         the queue and never will be.
         """
         open_attempts = self._open_attempts = []
@@ -215,7 +216,7 @@ class ManifestAppender:
                     return await self._last_look(open_attempts, error)
 
     async def _base(self) -> Snapshot:
-        """Return the manifest to append to: cached while there is no other writer, else fresh."""
+        """Return the manifest to append to: the cached one while there is no contention, else a fresh one."""
         if self._cached is None:
             return await self._file.read()
         if not self._contended:
@@ -262,11 +263,11 @@ class ManifestAppender:
         return attempt
 
     async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> Attempt | None:
-        """Look for every earlier attempt; returns the one that landed, if any.
+        """Look up every earlier attempt and return the one that landed, if any.
 
-        Attempts that can no longer land are forgotten. One that the store refused for certain is looked for
-        too (a proxy may have sent it twice), but it is never in doubt.
-        Raises `OutcomeUnknown` when one cannot be judged.
+        Drop attempts that can no longer land. An attempt that the store definitely refused is looked up too,
+        because a proxy may have sent it twice, but it is never in doubt. Raise `OutcomeUnknown` if the
+        outcome of an attempt cannot be determined.
         """
         undecided: list[Attempt] = []
         for attempt in tuple(open_attempts):
@@ -292,7 +293,7 @@ class ManifestAppender:
         return None
 
     async def _freshen(self, uploads: Sequence[Upload], snapshot: Snapshot) -> None:
-        """Do steps b and c of the garbage floor: after the manifest was read, before it is written."""
+        """Do steps b and c of the garbage floor, after the read of the manifest and before its write."""
         epoch = snapshot.footer.epoch
         if self._floor is None or self._floor[0] != epoch:
             self._floor = (epoch, await self._read_side(self._file.floor_path, read_floor, NO_FLOOR))
@@ -302,7 +303,7 @@ class ManifestAppender:
                 await upload.reupload(self.floor_ms)
 
     async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
-        """Read a side object, and once more if it does not decode, as it may have been truncated."""
+        """Read a side object. Read it again if it does not decode: the response may have been truncated."""
         raw, _ = await self._file.read_side(path)
         try:
             return absent if raw is None else decode(raw)
@@ -311,7 +312,7 @@ class ManifestAppender:
             return absent if raw is None else decode(raw)
 
     async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> Attempt:
-        """Determine the error for the caller after the deadline, from what can still be read."""
+        """Read the manifest once more after the deadline: return the attempt that landed, or raise."""
         if open_attempts:
             snapshot = await self._file.read()
             landed = await self._settle(open_attempts, snapshot)
@@ -342,7 +343,7 @@ class Appended:
     first: int | None
     count: int
     repeated: bool
-    """Whether the transaction was already committed, so that nothing was appended."""
+    """Whether the transaction was already committed. Nothing was appended then."""
 
 
 async def append_batches(
@@ -356,14 +357,16 @@ async def append_batches(
     rng: random.Random = SYSTEM_RNG,
     registry: Registry | None = None,
 ) -> Appended:
-    """Put batches that are stored in the queue's own folder into it, in order, all or none, in one write.
+    """Append batches that are stored in the queue's own folder, in order, all or none, in one write.
 
-    Under a transaction this may be repeated, after any error and by another process: what is committed is
-    not appended again. Of `batches` only the first run's count, as those of a repetition are not looked at.
-    `follows` demands that the application's last version is this one (`NO_VERSION`: that it has none).
-    Raises `StaleTransaction` if the application has committed a later version or does not stand where
-    `follows` says, `OutcomeUnknown` if the batches may be in the queue (repeat it under the same transaction
-    to find out), and `StorageError` if not.
+    Under a transaction the call may be repeated after any error, also by another process. A committed
+    transaction is not appended again, and the `batches` of the repetition are ignored.
+
+    `follows` is the version that the application must have committed last (`NO_VERSION`: none).
+
+    Raise `StaleTransaction` if the application has committed a later version, or if its last version is not
+    `follows`. Raise `OutcomeUnknown` if the batches may be in the queue: repeat the call under the same
+    transaction to find out. Raise `StorageError` if they are not in the queue.
     """
     if not batches:
         return Appended(first=None, count=0, repeated=False)
@@ -432,7 +435,7 @@ async def last_version(
 async def _opened(
     config: QueueConfig, store: ObjectStore | None, deadline_s: float
 ) -> AsyncIterator[ObjectStore]:
-    """Open the store if needed, and close it at the end if it was opened here."""
+    """Open the store if needed. A store opened here is closed at the end."""
     opened = store or open_store(config.store, deadline_s=deadline_s)
     try:
         yield opened
@@ -442,7 +445,7 @@ async def _opened(
 
 
 class StoredAppend:
-    """A stored batch on its way into the queue: its `reupload` copies the object, as the records are gone."""
+    """An upload whose records are no longer in memory: `reupload` copies the stored object."""
 
     def __init__(
         self,
@@ -470,7 +473,7 @@ class StoredAppend:
         return minted_ms <= floor_ms or self._clock.now_ms() - minted_ms > STALE_AFTER_S * 1000
 
     async def reupload(self, floor_ms: int) -> None:
-        """Copy the object: the process that stored it has ended, or is on another machine."""
+        """Copy the object to a new name. The process that stored it has ended or is on another machine."""
         batch = self._batch
         minted_ms = max(self._clock.now_ms(), floor_ms + 1)
         location = f"{self._prefix}/{mint_ulid(minted_ms, self._rng)}.batch"

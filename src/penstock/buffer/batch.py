@@ -26,18 +26,18 @@ FOOTER_BYTES = _FOOTER.size
 _SUFFIX = ".batch"
 
 PIECE_BYTES = 4 << 20
-"""The amount encoded at a time: small enough for the cache, large enough to be worth a call."""
+"""The bytes encoded at a time: small enough for the processor's cache, large enough to amortise the call."""
 
 
 def batch_minted_ms(key: str) -> int | None:
-    """Return when a `{ULID}.batch` was minted, or None for any other name."""
+    """Return the mint time of a `{ULID}.batch`, or None for any other name."""
     name = key.rpartition("/")[2]
     stem = name.removesuffix(_SUFFIX)
     return ulid_ms(stem) if stem != name and is_ulid(stem) else None
 
 
 def is_own(key: str, prefix: str) -> bool:
-    """Return whether `key` lies directly in the folder `prefix`; deeper ones may belong to another queue."""
+    """Return whether `key` is directly in the folder `prefix`. Deeper keys may belong to another queue."""
     return key.rpartition("/")[0] == prefix
 
 
@@ -63,8 +63,8 @@ class EncodedBatch:
 class _Parts(Sequence[memoryview]):
     """An uncompressed batch that is encoded in pieces, on demand.
 
-    A piece goes from the encoder to the store while it is in the cache of the processor, and memory never
-    holds a second copy of the batch. Iterating again encodes the same bytes again.
+    Each piece passes from the encoder to the store while it is in the processor's cache. Memory never holds
+    a second copy of the batch. A second iteration encodes the same bytes again.
     """
 
     def __init__(self, chunks: Sequence[RecordChunk], tail: bytes) -> None:
@@ -75,13 +75,13 @@ class _Parts(Sequence[memoryview]):
         return len(self._pieces) + 1
 
     @overload
-    def __getitem__(self, place: int) -> memoryview: ...
+    def __getitem__(self, index: int) -> memoryview: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[memoryview]: ...
-    def __getitem__(self, place: int | slice) -> memoryview | Sequence[memoryview]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        number = range(len(self))[place]
+    def __getitem__(self, index: slice) -> Sequence[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
         return self._tail if number == len(self._pieces) else self._pieces[number].encode()
 
 
@@ -90,7 +90,7 @@ def encode_batch(
 ) -> EncodedBatch:
     """Encode the records of all chunks, in order, as one batch object.
 
-    Without compression nothing is encoded yet: that happens as the parts are taken.
+    Without compression the encoding is lazy: each part is encoded when it is read.
     """
     held = [chunk if isinstance(chunk, RecordChunk) else RecordChunk.of_array(chunk) for chunk in chunks]
     count = sum(map(len, held))
@@ -108,8 +108,10 @@ def encode_batch(
 
 
 def record_count(footer: memoryview) -> int:
-    """Return the number of records of a batch from its last `FOOTER_BYTES` bytes. Raises
-    `SerializationError`."""
+    """Return the number of records of a batch from its last `FOOTER_BYTES` bytes.
+
+    Raise `SerializationError` if they are not a footer.
+    """
     if len(footer) != FOOTER_BYTES:
         raise SerializationError(
             f"batch of {len(footer)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
@@ -123,7 +125,7 @@ def record_count(footer: memoryview) -> int:
 def decode_batch(data: memoryview, *, bytes_max: int = BATCH_BYTES_MAX) -> Block:
     """Find and check the records of a batch object, without converting them.
 
-    Raises `SerializationError` for anything truncated, damaged, unknown or larger than `bytes_max`.
+    Raise `SerializationError` if the object is truncated, damaged, of an unknown kind, or above `bytes_max`.
     """
     if len(data) < FOOTER_BYTES:
         raise SerializationError(f"batch of {len(data)} bytes is shorter than its {FOOTER_BYTES}-byte footer")

@@ -1,8 +1,8 @@
 """Settings of producers, consumers and the garbage collector.
 
-Names and defaults are those of the format's other clients. Durations take seconds, a `timedelta` or text such
-as "100ms", sizes take bytes or text such as "64MiB"; both hold numbers once the object is made. A wrong value
-raises `ConfigError` when the object is made.
+Names and defaults are those of the format's other clients. A duration is a number of seconds, a `timedelta`
+or text such as "100ms". A size is a number of bytes or text such as "64MiB". The constructor converts both to
+numbers, and raises `ConfigError` for an invalid value.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class BadBatchPolicy(enum.Enum):
     """How a consumer handles a batch that is missing or cannot be decoded."""
 
     RAISE = "raise"
-    """Stop at it: every `next_batch` raises until the batch can be read."""
+    """Stop at the batch: every `next_batch` raises until it can be read."""
     SKIP = "skip"
-    """Record it as a dead letter, durably, and continue with the next."""
+    """Store the batch durably as a dead letter and continue with the next one."""
 
 
 def _compression(value: CompressionType | str) -> CompressionType:
@@ -62,7 +62,7 @@ def _path(name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """The place of a queue: a store, and the paths of the manifest and the batches in it."""
+    """The location of a queue: a store, and the paths of its manifest and batches in that store."""
 
     store: str | StoreConfig | ObjectStore
     """A URL (`file:///…`, `s3://…`, `az://…`, `gs://…`, `memory://…`), a `StoreConfig`, or a store."""
@@ -88,12 +88,12 @@ class ProducerConfig(QueueConfig):
     """Where and how a producer stores records."""
 
     flush_interval: DurationLike = "100ms"
-    """Age at which a batch is stored: the latency that is acceptable for an ack. Calls that wait for a free
-    upload are stored together."""
+    """Age at which a batch is stored, which sets the latency of an ack. Calls that wait for a free upload are
+    stored together."""
     flush_size_bytes: SizeLike = "64MiB"
     """Size at which a batch is stored early, to bound memory and the cost of a request."""
     max_buffered_inputs: int = 1000
-    """Calls that may wait for a batch; above it `produce` waits."""
+    """Limit of the calls that wait for a batch. At the limit `produce` waits."""
     batch_compression: CompressionType | str = CompressionType.NONE
     max_inflight_bytes: SizeLike = "512MiB"
     """Memory for records that are not durable yet: half for the records, half for their encoded form."""
@@ -133,7 +133,7 @@ class GarbageCollectorConfig(QueueConfig):
 
     gc_interval: DurationLike = "5m"
     gc_grace_period: DurationLike = "10m"
-    """Must be longer than any upload and append takes, for clients that do not know the floor."""
+    """Must be longer than any upload with its append, to protect clients that do not know the floor."""
 
     gc_interval_s = seconds_of("gc_interval")
     gc_grace_period_s = seconds_of("gc_grace_period")
@@ -152,14 +152,14 @@ class ConsumerConfig(GarbageCollectorConfig):
     prefetch: int = 4
     """Batches fetched ahead of `next_batch`; 0 fetches each one on demand."""
     prefetch_bytes_max: SizeLike = "256MiB"
-    """Limit of the bytes fetched ahead. A fetch in progress counts with the usual size."""
+    """Limit of the bytes fetched ahead. A fetch in progress counts as one batch of the usual size."""
     max_batch_bytes: SizeLike = BATCH_BYTES_MAX
     """Limit of a decompressed block; a larger one is a bad batch."""
     on_bad_batch: BadBatchPolicy | str = BadBatchPolicy.RAISE
     retry_deadline: DurationLike = "30s"
     """How long to retry the store before a call fails."""
     strict_resume: bool = False
-    """Raise when `last_acked` lies beyond the queue, instead of warning."""
+    """Raise an error, instead of logging a warning, if `last_acked` is beyond the end of the queue."""
 
     prefetch_bytes = size_of("prefetch_bytes_max")
     batch_bytes_max = size_of("max_batch_bytes")
@@ -185,10 +185,10 @@ _MILLISECOND_FIELDS = ("flush_interval", "gc_interval", "gc_grace_period")
 
 
 def config_from_mapping(cls: type[C], mapping: Mapping[str, Setting], *, where: str) -> C:
-    """Read the settings file of the format's other clients.
+    """Build a config from the settings of the format's other clients.
 
-    They write `object_store: {type: InMemory | Aws | Local, …}` for the store and whole milliseconds for
-    durations; `store: URL` and text such as "100ms" are accepted as well.
+    These name the store as `object_store: {type: InMemory | Aws | Local, …}` and give durations in whole
+    milliseconds. `store: URL` and text such as "100ms" are accepted as well.
     """
     settings = dict(mapping)
     if "object_store" in settings:

@@ -1,4 +1,4 @@
-"""The consumer: batches in queue order, acknowledged in that order, by one owner at a time."""
+"""The consumer: delivers batches in queue order and takes their acks in that order. A queue has one owner."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from penstock.retry import RetryPolicy, retry
 from penstock.units import DurationLike, parse_duration
 
 RECENT_LOCATIONS = 10_000
-"""The number of remembered locations, to detect one that is appended twice."""
+"""The number of locations that a consumer remembers, to detect one that was appended twice."""
 
 
 _log = logging.getLogger(__name__)
 
 ACKS_PER_DEQUEUE = 100
-"""Acks are cheap in memory and expensive in the manifest: one write for this many."""
+"""The acks that share one manifest write: an ack is cheap in memory and expensive in the manifest."""
 
 
 class RecentLocations:
@@ -54,7 +54,7 @@ class RecentLocations:
             self.see(location, sequence)
 
     def see(self, location: str, sequence: int) -> int | None:
-        """Remember the location; returns the earlier sequence if it is known under another number."""
+        """Remember the location. Return its earlier sequence if it was seen under another one, else None."""
         earlier = self._sequences.get(location)
         if earlier is None:
             self._sequences[location] = sequence
@@ -66,7 +66,7 @@ class RecentLocations:
 class Progress:
     """The position of a consumer: delivered and acknowledged sequences, and known locations.
 
-    No I/O. Acks follow the order of delivery, so a hole in the numbering does not wedge the queue.
+    It does no I/O. Acks follow the order of delivery, so a gap in the numbering does not block the queue.
     """
 
     def __init__(self, last_acked: int | None) -> None:
@@ -76,7 +76,7 @@ class Progress:
         self._skipped: set[int] = set()
 
     def describe(self, entry: Entry, seen: RecentLocations) -> BatchDescriptor:
-        """Return the entry to deliver, with anything unusual about it."""
+        """Return the descriptor of an entry, with the gap before it or its duplicate, if any."""
         expected = None if self.handed_out is None else self.handed_out + 1
         return BatchDescriptor(
             sequence=entry.sequence,
@@ -87,7 +87,7 @@ class Progress:
         )
 
     def is_past(self, sequence: int) -> bool:
-        """Return whether `sequence` was already delivered or acknowledged."""
+        """Return whether `sequence` has been delivered or acknowledged."""
         return self.handed_out is not None and sequence <= self.handed_out
 
     def hand_out(self, sequence: int) -> None:
@@ -95,7 +95,7 @@ class Progress:
         self._unacked.append(sequence)
 
     def skip(self, sequence: int) -> None:
-        """Move past a batch that was set aside: it counts as acknowledged once everything before it is."""
+        """Move past a batch that was set aside. It is acknowledged as soon as everything before it is."""
         self.hand_out(sequence)
         self._skipped.add(sequence)
         self._advance()
@@ -106,7 +106,7 @@ class Progress:
             self._skipped.discard(self.acked)
 
     def check_ack(self, sequence: int) -> None:
-        """Raise `OutOfOrderAck` unless `sequence` is the oldest delivered one without an ack."""
+        """Raise `OutOfOrderAck` unless `sequence` is the oldest delivered sequence without an ack."""
         if not self._unacked:
             raise OutOfOrderAck(f"out-of-order ack of {sequence}: no delivered batch waits for an ack")
         if sequence != self._unacked[0]:
@@ -131,7 +131,7 @@ class Progress:
             )
 
     def ack_through(self, sequence: int) -> int:
-        """Move the frontier; returns by how many sequences, counted from the first delivered one."""
+        """Acknowledge up to `sequence`. Return the number of sequences, from the first delivered one."""
         self.check_ack_through(sequence)
         before = self.acked
         if before is None:
@@ -146,10 +146,10 @@ class Progress:
 
 
 class Consumer:
-    """Reads a queue in order. Starting one fences every earlier one.
+    """Reads a queue in order. A new consumer fences every earlier one.
 
-    Exactly once: write the rows and `batch.sequence` in one transaction, acknowledge when that is durable,
-    and pass the stored sequence as `last_acked` when starting again.
+    For exactly-once processing, write the rows and `batch.sequence` in one transaction, acknowledge when that
+    transaction is durable, and pass the stored sequence as `last_acked` after a restart.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Consumer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> Consumer:
-        """Create and initialise a consumer: `Consumer(config)` and `initialize(last_acked)`."""
+        """Create a consumer and call `initialize(last_acked)`."""
         consumer = cls(config, store, clock=clock, rng=rng, registry=registry)
         try:
             await consumer.initialize(last_acked)
@@ -246,10 +246,10 @@ class Consumer:
         return self._progress.acked
 
     async def initialize(self, last_acked: int | None = None) -> None:
-        """Take the queue over and position after `last_acked` (None: at the earliest entry).
+        """Take over the queue and start after `last_acked` (None: at the earliest entry).
 
-        Raises `StorageError` if the store cannot be used, and, with `strict_resume`, `InvalidInputError` when
-        `last_acked` lies beyond the queue.
+        Raise `StorageError` if the store cannot be used. With `strict_resume`, raise `InvalidInputError` if
+        `last_acked` is beyond the end of the queue.
         """
         if last_acked is not None:
             _check_sequence("last_acked", last_acked)
@@ -275,9 +275,9 @@ class Consumer:
     async def _resume(self, last_acked: int, entries: EntryIndex) -> None:
         following = entries.footer.next_sequence
         if last_acked >= following or self._dequeuer.created:
-            said = f"has handed out numbers only up to {following - 1}" if following else "did not exist"
+            found = f"has assigned numbers only up to {following - 1}" if following else "did not exist"
             text = (
-                f"resuming after {last_acked}, but {self._config.manifest_path} {said}: was the manifest "
+                f"resuming after {last_acked}, but {self._config.manifest_path} {found}: was the manifest "
                 f"deleted? Entries up to {last_acked} will be skipped"
             )
             if self._config.strict_resume:
@@ -287,10 +287,10 @@ class Consumer:
             await self._dequeuer.dequeue(min(last_acked, following - 1))
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """Return the next batch, or None if there is none now.
+        """Return the next batch, or None if the queue has no more.
 
-        The position moves only when the batch is returned: a call that failed or was cancelled delivers the
-        same batch again. Raises `FencedError` (stop) or another `BufferError`.
+        The position moves only when the batch is returned. After a failed or cancelled call, the next call
+        returns the same batch. Raise `FencedError` (stop) or another `BufferError`.
         """
         async with self._delivering:
             while True:
@@ -306,22 +306,22 @@ class Consumer:
                     await self._set_aside(upcoming[0], error)
                     continue
                 if self._progress.is_past(upcoming[0].sequence):
-                    continue  # `ack_through` passed it while it was fetched
+                    continue  # `ack_through` passed it during the fetch
                 self._prefetcher.taken()
                 self._deliver(upcoming[0])
                 self._count_batch(batch)
-                # It may have been fetched before a gap or a duplicate was known.
+                # The fetched batch may have a descriptor without its gap or duplicate.
                 return replace(batch, descriptor=upcoming[0])
 
     async def _upcoming(self, limit: int) -> list[BatchDescriptor]:
         entries = await self._dequeuer.entries()
         return [
-            self._progress.describe(entry, self._seen) if place == 0 else BatchDescriptor.of(entry)
-            for place, entry in enumerate(entries.after(self._progress.handed_out, limit))
+            self._progress.describe(entry, self._seen) if number == 0 else BatchDescriptor.of(entry)
+            for number, entry in enumerate(entries.after(self._progress.handed_out, limit))
         ]
 
     async def batches(self, poll_interval: DurationLike = "100ms") -> AsyncIterator[ConsumedBatch]:
-        """Iterate over batches indefinitely; waits `poll_interval` when the queue is empty."""
+        """Iterate over batches indefinitely. Wait for `poll_interval` when the queue is empty."""
         poll_interval_s = parse_duration(poll_interval)
         while True:
             batch = await self.next_batch()
@@ -333,8 +333,8 @@ class Consumer:
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
         """Return up to `limit` descriptors of batches, from one read of the manifest.
 
-        The position moves immediately. A descriptor that is lost is delivered again only to a new consumer
-        that starts at the last acknowledged batch.
+        The position moves immediately. If the caller loses a descriptor, only a new consumer that starts
+        after the last acknowledged batch receives it again.
         """
         if type(limit) is not int:
             raise InvalidInputError(f"limit must be a whole number, not {limit!r}")
@@ -352,21 +352,21 @@ class Consumer:
         return handed
 
     async def entries(self) -> EntryIndex:
-        """Return the current queue, for a caller that keeps its own position: nothing counts as delivered.
+        """Return the current queue, for a caller that keeps its own position. Nothing counts as delivered.
 
-        One request, and "not modified" costs no bytes. Raises `FencedError`.
+        This takes one request; "not modified" transfers no bytes. Raise `FencedError`.
         """
         return await self._dequeuer.entries()
 
     async def dequeued(self) -> dict[int, str]:
         """Return the location of each recent sequence in the dequeued log.
 
-        One request in the life of a consumer: its own dequeues are known without reading them back.
+        Only the first call sends a request: the consumer keeps track of its own dequeues.
         """
         return await self._dequeuer.known_dequeued()
 
     def fetch_handle(self) -> FetchHandle:
-        """The fetcher of descriptors. It is stateless: share it between tasks. It does not notice fencing."""
+        """Return the handle that fetches descriptors. Tasks may share it. It does not notice fencing."""
         return self._fetcher
 
     async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
@@ -378,8 +378,8 @@ class Consumer:
     async def ack(self, sequence: int) -> None:
         """Acknowledge the oldest delivered batch that has no ack yet.
 
-        Every hundredth ack removes the acknowledged entries from the queue. If that fails, the ack did not
-        happen and may be repeated.
+        Every hundredth ack removes the acknowledged entries from the queue. If that fails, the ack has no
+        effect and may be repeated.
         """
         self._dequeuer.require_epoch()
         self._progress.check_ack(sequence)
@@ -390,15 +390,15 @@ class Consumer:
             self._acks_since_dequeue += 1
         self._progress.ack(sequence)
         if self._progress.acked != sequence:
-            # Batches set aside after it are acknowledged with it, and wait for a dequeue.
+            # Batches set aside after it are now acknowledged too, and wait for a dequeue.
             self._acks_since_dequeue = max(1, self._acks_since_dequeue)
         self._instruments.acks.inc()
 
     async def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to `sequence` and remove it from the queue, in one manifest write.
 
-        The caller guarantees that all of it was processed. Raises `OutOfOrderAck` for a sequence that is
-        already acknowledged, and `InvalidInputError` for one that does not exist yet.
+        The caller guarantees that all of it was processed. Raise `OutOfOrderAck` if `sequence` is already
+        acknowledged, and `InvalidInputError` if it does not exist yet.
         """
         _check_sequence("sequence", sequence)
         self._progress.check_ack_through(sequence)
@@ -407,7 +407,7 @@ class Consumer:
         self._acks_since_dequeue = 0 if self._progress.acked == sequence else 1
 
     async def flush(self) -> None:
-        """Remove everything acknowledged from the queue now. Writes nothing if nothing is left to remove."""
+        """Remove all acknowledged entries from the queue. Write nothing if there are none."""
         self._dequeuer.require_epoch()
         acked = self._progress.acked
         if acked is None or not self._acks_since_dequeue:
@@ -417,7 +417,7 @@ class Consumer:
             self._acks_since_dequeue = 0  # otherwise later acks wait for the next flush
 
     async def close(self) -> None:
-        """Flush, then stop. Closing a consumer that was never initialised only releases its store."""
+        """Flush, then stop. If the consumer was never initialised, only release its store."""
         try:
             if self._dequeuer.initialised:
                 await self.flush()
@@ -425,7 +425,7 @@ class Consumer:
             await self.release()
 
     async def release(self) -> None:
-        """Stop without writing anything: acks that were not flushed come again."""
+        """Stop without writing anything. Batches whose acks were not flushed are delivered again."""
         self._dequeuer.close()
         self._prefetcher.cancel()
         if self._gc_task is not None:
@@ -471,7 +471,7 @@ class Consumer:
         self._instruments.bad_batches.inc()
         _log.error("batch %d was set aside as %s: %s", descriptor.sequence, letter.record_key, error)
         if self._progress.is_past(descriptor.sequence):
-            return  # `ack_through` passed it while its record was stored
+            return  # `ack_through` passed it during that write
         self._progress.skip(descriptor.sequence)
         self._acks_since_dequeue += 1
 

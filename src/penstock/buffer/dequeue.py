@@ -1,4 +1,4 @@
-"""The consuming side of the manifest: an epoch, a view of the entries, and dequeues under that epoch."""
+"""The consumer's side of the manifest: its epoch, a view of the entries, and dequeues under that epoch."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 UNINITIALISED = U64_MAX
-"""The epoch of a consumer without one; it is never in a manifest."""
+"""The epoch of a consumer that is not initialised. It never appears in a manifest."""
 
 
 def next_epoch(epoch: int, step: int = 1) -> int:
-    """Return the epoch `step` later, skipping the value that means "not initialised"."""
+    """Return the epoch `step` later, skipping `UNINITIALISED`."""
     following = epoch + step
     return following if following < UNINITIALISED else following - UNINITIALISED
 
 
 class Dequeuer:
-    """The owner of a queue. At most one may change it: the one whose epoch is in the manifest."""
+    """The owner of a queue. Only the owner whose epoch is in the manifest may change the queue."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Dequeuer:
             return manifest.set_epoch(snapshot.raw, mine)
 
         async with self._editing:
-            # Repeating after an unknown outcome is safe: the epoch only grows, and the newest wants to win.
+            # Repeating after an unknown outcome is safe: the epoch only grows, and the newest consumer wins.
             await self._edit(bump)
             self.epoch, self._sealing, self._fenced_by, self._closed = mine, None, None, False
-            self._dequeued = None  # another owner may have written it meanwhile
+            self._dequeued = None  # another owner may have written it
         return self._current()
 
     def close(self) -> None:
@@ -103,13 +103,13 @@ class Dequeuer:
         self._closed = True
 
     async def entries(self) -> EntryIndex:
-        """Read the queue. One request; "not modified" transfers no bytes. Raises `FencedError`."""
+        """Read the queue in one request; "not modified" transfers no bytes. Raise `FencedError`."""
         while True:
             self.require_epoch()
             known = self._snapshot
             snapshot = await self._retrying(functools.partial(self._read, known), "reading")
-            # Another task of this consumer may have written meanwhile. What was read before that write is
-            # neither the present queue nor evidence about the present epoch: read again.
+            # Another task of this consumer may have written the manifest during the read. The result is then
+            # outdated, and its epoch proves nothing: read again.
             if self._snapshot is known:
                 self._check_epoch(snapshot)
                 self._adopt(snapshot)
@@ -119,11 +119,11 @@ class Dequeuer:
         return await (self.file.read() if known is None else self.file.reread(known))
 
     async def dequeue(self, through: int) -> int:
-        """Remove the entries up to and including `through`; returns their number.
+        """Remove the entries up to and including `through`, and return their number.
 
-        The dequeued log is written first, so that a producer that finds its number gone can look it up, and
-        the transaction log, so that a transaction is known when its entries are gone. Raises `FencedError`,
-        and `InvalidInput` for a number that is not assigned yet.
+        The side objects are written first. A producer whose number is gone finds it in the dequeued log. The
+        transaction log keeps a transaction known after its entries are gone. Raise `FencedError`, and
+        `InvalidInputError` if `through` is not assigned yet.
         """
         self.require_epoch()
         removed = 0
@@ -151,7 +151,7 @@ class Dequeuer:
     async def seal(self) -> EntryIndex:
         """Do step 2 of the garbage floor (`side_objects`): change the epoch of the manifest.
 
-        Returns the entries of exactly the manifest that was written.
+        Return the entries of exactly the manifest that was written.
         """
         self.require_epoch()
         target = next_epoch(self.epoch, EPOCH_STRIDE)
@@ -181,7 +181,7 @@ class Dequeuer:
             try:
                 self._dequeued = (DequeuedLog() if raw is None else DequeuedLog.read(raw)), version
             except SerializationError as error:
-                _log.warning("%s is started again with the next dequeue: %s", self.file.dequeued_path, error)
+                _log.warning("%s starts empty with the next dequeue: %s", self.file.dequeued_path, error)
                 self._dequeued = DequeuedLog(), version
         return self._dequeued
 
@@ -199,8 +199,8 @@ class Dequeuer:
         if not removed:
             return
         log = log.after(removed, epoch=self.epoch)
-        # Conditional, so that a superseded consumer, which does not know it yet, cannot make it forget what
-        # its successor wrote. Unless this is known to have won, the dequeued log is read again.
+        # The write is conditional: a superseded consumer that has not noticed it yet must not overwrite the
+        # log of its successor. Unless the write is known to have won, the log is read again next time.
         self._dequeued = None
         self._dequeued = log, await self.file.write_side(self.file.dequeued_path, log.raw, version)
 
@@ -211,9 +211,9 @@ class Dequeuer:
         before: Callable[[Snapshot], Awaitable[None]] | None = None,
         fresh: bool = False,
     ) -> None:
-        """Apply an edit that is safe to repeat, until it is in the manifest.
+        """Apply an edit to the manifest, and repeat it until it is stored. It must be safe to repeat.
 
-        Starts from the last known manifest unless `fresh` is asked for; `before` runs ahead of each write.
+        Start from the last known manifest unless `fresh`. Call `before` ahead of each write.
         """
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         base = None if fresh else self._snapshot
@@ -276,8 +276,7 @@ class Dequeuer:
     def _check_epoch(self, snapshot: Snapshot) -> None:
         if snapshot.version is None:
             raise FencedError(
-                f"{self.file.path} does not exist any more: restore it, or open a new consumer on an empty "
-                "queue"
+                f"{self.file.path} no longer exists: restore it, or open a new consumer on an empty queue"
             )
         epoch = snapshot.footer.epoch
         if epoch == self.epoch:

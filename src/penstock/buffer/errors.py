@@ -1,4 +1,4 @@
-"""The buffer's errors. Each is also one of the kinds of `penstock.errors`, which say what to do.
+"""The buffer's errors. Each also has a base class in `penstock.errors`, which says how to respond to it.
 
     BufferError
     ├── InvalidInputError    (Rejected)        the call itself is wrong
@@ -7,9 +7,9 @@
     └── StorageError                           the store, or the order of calls
         ├── StorageRejected      (Rejected)        the store refuses: credentials, bucket, capability
         ├── StorageUnavailable   (Unavailable)     a passing fault; produce again or wait
-        │   └── RetriesExhausted                   it did not pass before the deadline
+        │   └── RetriesExhausted                   the fault lasted until the deadline
         ├── OutcomeUnknown       (OutcomeUnknown)  the append may be in the queue: verify
-        ├── BatchMissing         (Corrupt)         the queue names an object that is not there
+        ├── BatchMissing         (Corrupt)         the queue names an object that does not exist
         ├── OutOfOrderAck        (Rejected)        acks follow delivery order
         ├── ManifestFull         (LimitExceeded)   the consumer lags too far
         ├── StaleTransaction     (Rejected)        a later version of the same application is committed
@@ -36,9 +36,9 @@ class SerializationError(BufferError, errors.Corrupt):
 
 
 class FencedError(BufferError, errors.Fenced):
-    """A newer consumer holds the queue, or this one never did, is closed, or lost its manifest. Stop.
+    """The consumer does not own the queue: it was superseded, closed, not initialised, or lost its manifest.
 
-    It does not say that a write sent just before had no effect, only that none may be relied upon.
+    Stop it. A write that was sent just before may have taken effect, but must not be relied upon.
     """
 
 
@@ -47,7 +47,7 @@ class StorageError(BufferError):
 
 
 class StorageRejected(StorageError, errors.Rejected):
-    """The store refuses for good: wrong credentials, missing bucket, missing capability."""
+    """The store refuses permanently: wrong credentials, missing bucket, missing capability."""
 
 
 class StorageUnavailable(StorageError, errors.Unavailable):
@@ -83,7 +83,7 @@ class ProducerClosed(StorageError, errors.Rejected):
 
 
 def storage_error(cause: errors.PenstockError, doing: str) -> BufferError:
-    """Convert an error of a lower layer into one of the buffer, and add the operation."""
+    """Convert an error of a lower layer into a `BufferError`, and add the operation to its message."""
     if isinstance(cause, BufferError):
         return cause
     text = f"{doing}: {cause}"

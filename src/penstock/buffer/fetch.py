@@ -1,6 +1,7 @@
-"""From an entry of the queue to its records: a stateless handle that any task or process may share.
+"""Fetching and decoding the batches of a queue.
 
-`Prefetcher` fetches ahead of delivery: the next few batches, bounded in number and in bytes.
+`FetchHandle` is stateless, so any number of tasks may share it. `Prefetcher` fetches the next few batches
+ahead of delivery, bounded in number and in bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ INLINE_BYTES = 256 * 1024
 """Below this size, decoding costs less than passing it to a thread."""
 
 OBJECT_SLACK_BYTES = 1 << 20
-"""The most bytes that an object may exceed its block by: the footer, and the overhead of zstd."""
+"""Limit of the bytes that an object has besides its block: the footer, and the overhead of zstd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDescriptor:
-    """A batch in the queue that is not fetched yet: its location, and the metadata of its producers."""
+    """A batch in the queue before it is fetched: its location, and the metadata of its producers."""
 
     sequence: int
     location: str
@@ -53,7 +54,7 @@ class BatchDescriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumedBatch:
-    """The records of a batch, and what the queue knows about it."""
+    """The records of a batch, and its entry in the queue."""
 
     descriptor: BatchDescriptor
     block: Block = field(repr=False)
@@ -100,7 +101,7 @@ class ConsumedBatch:
 
 
 class FetchHandle:
-    """Fetches and decodes batches. It does not notice fencing, which the consumer does."""
+    """Fetches and decodes batches. It does not notice fencing; the consumer does."""
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class FetchHandle:
         self._instruments = instruments or Instruments()
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """Fetch the batch. Raises `BatchMissing`, `SerializationError`, or `StorageError`.
+        """Fetch the batch. Raise `BatchMissing`, `SerializationError`, or `StorageError`.
 
-        A batch that does not decode is read once more: the bytes may have been cut short on the way.
+        A batch that does not decode is read once more: the response may have been truncated.
         """
         started = self._clock.monotonic()
         try:
@@ -133,7 +134,7 @@ class FetchHandle:
         return ConsumedBatch(descriptor=descriptor, block=block)
 
     async def raw(self, descriptor: BatchDescriptor) -> memoryview:
-        """Fetch the stored object, at most a little more than the limit, to detect an object above it."""
+        """Fetch the stored object. Read one byte more than the limit allows, to detect a larger object."""
         most = ByteRange(start=0, length=self._batch_bytes_max + OBJECT_SLACK_BYTES + 1)
         try:
             blob = await retry(
@@ -145,7 +146,7 @@ class FetchHandle:
         except BucketNotFound as error:
             raise storage_error(error, f"fetching batch {descriptor.sequence}") from error
         except (errors.NotFound, errors.InvalidInput, errors.LimitExceeded) as error:
-            # Nothing is stored under a name that no store accepts.
+            # A name that the store refuses cannot name a stored object.
             raise BatchMissing(
                 f"batch {descriptor.sequence} at {descriptor.location} is in the queue but not in the store"
             ) from error
@@ -173,7 +174,7 @@ class FetchHandle:
 class Prefetcher:
     """Fetches the next batches ahead of delivery, in order.
 
-    A failed fetch is forgotten when it is taken, so that the next call tries again.
+    A failed fetch is dropped when it is taken, so the next call tries again.
     """
 
     def __init__(self, fetcher: FetchHandle, *, ahead: int, bytes_max: int) -> None:
@@ -186,7 +187,7 @@ class Prefetcher:
         )
 
     def plan(self, upcoming: Sequence[BatchDescriptor]) -> None:
-        """Start to fetch `upcoming` (in order, the first is needed now) up to the limits."""
+        """Start to fetch `upcoming` in order, up to the limits. The first is needed immediately."""
         if self._tasks and (not upcoming or self._tasks[0][0] != upcoming[0].sequence or self._head_failed()):
             self.cancel()
         for descriptor in upcoming[len(self._tasks) : self._ahead + 1]:
@@ -196,13 +197,13 @@ class Prefetcher:
             self._tasks.append((descriptor.sequence, task))
 
     def _head_failed(self) -> bool:
-        """Drop a failed early fetch; it is repeated when the batch is needed."""
+        """Return whether the first fetch has failed. It is repeated, because its batch is needed now."""
         task = self._tasks[0][1]
         return task.done() and (task.cancelled() or task.exception() is not None)
 
     def _has_room(self) -> bool:
-        """Return whether one more fits: waiting batches count with their size, running fetches with the usual
-        size."""
+        """Return whether one more batch fits. A fetched batch counts with its own size, a running fetch with
+        the usual size."""
         sizes = [
             len(task.result().block.data)
             for _, task in self._tasks
@@ -211,13 +212,13 @@ class Prefetcher:
         self._usual_bytes = max(sizes, default=self._usual_bytes)
         if self._usual_bytes is None:
             return False
-        under_way = len(self._tasks) - len(sizes) + 1
-        return sum(sizes) + under_way * self._usual_bytes <= self._bytes_max
+        running = len(self._tasks) - len(sizes) + 1
+        return sum(sizes) + running * self._usual_bytes <= self._bytes_max
 
     async def take(self) -> ConsumedBatch:
-        """Return the first planned batch. If the caller is cancelled, the fetch continues for the next one.
+        """Return the first planned batch. If the caller is cancelled, the fetch continues for the next call.
 
-        Raises `StorageError` if the fetch was forgotten meanwhile.
+        Raise `StorageError` if the fetch was cancelled during the wait.
         """
         sequence, task = self._tasks[0]
         try:
@@ -228,7 +229,7 @@ class Prefetcher:
             self._drop(task)
             if _caller_is_cancelled():
                 raise
-            # The fetch was cancelled, not the caller: passed on, it would cancel the caller's task silently.
+            # The fetch was cancelled, not the caller. Re-raising would silently cancel the caller's task.
             raise StorageError(
                 f"the consumer was closed or restarted while it fetched batch {sequence}"
             ) from None
@@ -239,7 +240,7 @@ class Prefetcher:
         return batch
 
     def taken(self) -> None:
-        """Record that the first batch was delivered, unless everything was forgotten meanwhile."""
+        """Remove the first batch, which was delivered, unless `cancel` has removed everything."""
         if self._tasks:
             self._tasks.popleft()
 
@@ -248,7 +249,7 @@ class Prefetcher:
             self.cancel()
 
     def cancel(self) -> None:
-        """Forget everything that was fetched ahead."""
+        """Cancel and drop everything that was fetched ahead."""
         while self._tasks:
             _, task = self._tasks.popleft()
             task.cancel()

@@ -1,6 +1,6 @@
-"""Consistency checks of a queue: what is wrong, and what to do about it. Nothing is changed.
+"""Read-only consistency checks of a queue, which report each problem and its remedy.
 
-Nothing is changed. The checks are pure functions over what was read; `audit` reads and calls them.
+The checks are pure functions over data that was read. `audit` reads the data and calls them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARALLEL_FETCHES = 4
 _SIDE_SUFFIXES = (".floor", ".ledger", ".txn")
 
 _RESTORE = (
-    "restore the object from a backup or an older version of it; if it is lost for good, let the consumer "
+    "restore the object from a backup or an older version of it; if it is permanently lost, let the consumer "
     "set the batch aside with on_bad_batch: skip"
 )
 
@@ -40,7 +40,7 @@ def _note(subject: str, text: str, advice: str = "") -> Finding:
 
 
 def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) -> Iterator[Finding]:
-    """Check entries against each other and against the dequeued log."""
+    """Compare the entries with each other and with the dequeued log."""
     first_at: dict[str, int] = {}
     before = {location: sequence for sequence, location in dequeued.items()}
     for sequence, location in index.locations():
@@ -60,7 +60,7 @@ def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) ->
 
 
 def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Iterator[Finding]:
-    """Check the listed objects against the queue."""
+    """Compare the listed objects with the queue."""
     present = {info.key for info in inventory.referenced}
     for sequence, location in index.locations():
         if location.startswith(f"{prefix}/") and location not in present:
@@ -154,9 +154,9 @@ async def audit(
     deep: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
-    """Return all problems of a queue. `deep` also fetches and decodes every batch in it.
+    """Return all problems of a queue. With `deep`, fetch and decode every batch in it.
 
-    Raises `StorageError` only if the store cannot be read.
+    Raise `StorageError` only if the store cannot be read.
     """
     file, store = reader.file, reader.store
     findings: list[Finding] = []
@@ -216,7 +216,7 @@ async def _check_letter(reader: QueueReader, key: str, *, deep: bool) -> Finding
 
 
 async def _side(file: ManifestFile, path: str, findings: list[Finding]) -> bytes | None:
-    """Read a side object; None if it is absent, or if it cannot be read, which is reported."""
+    """Read a side object, or return None if it is absent or cannot be read. Report the latter."""
     try:
         return (await file.read_side(path))[0]
     except errors.Corrupt as error:
@@ -233,7 +233,7 @@ def _dequeued(raw_dequeued: bytes | None) -> dict[int, str]:
 
 
 async def _still_there(reader: QueueReader, found: list[Finding]) -> list[Finding]:
-    """Drop findings that a live consumer caused: an entry that left the queue may lose its object."""
+    """Drop findings that a live consumer caused: the object of a dequeued entry may be deleted."""
     if not any(finding.severity is Severity.PROBLEM for finding in found):
         return found
     try:

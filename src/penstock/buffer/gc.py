@@ -1,9 +1,8 @@
 """The garbage collector: deletes batch objects that nothing refers to and nothing can refer to again.
 
-The rules of the format decide what is a candidate (directly in the queue's folder, name, not referenced,
-older than the oldest entry, past the grace period).
-The floor (`penstock.buffer.side_objects`) makes deleting it safe, whatever stalls or
-clocks do.
+By the rules of the format, a candidate is directly in the queue's folder, has the name of a batch, is not
+referenced, is older than the oldest entry, and is past the grace period. The floor
+(`penstock.buffer.side_objects`) makes its deletion safe regardless of stalled producers and wrong clocks.
 """
 
 from __future__ import annotations
@@ -36,11 +35,15 @@ _log = logging.getLogger(__name__)
 def candidates(
     listed: Iterable[ObjectInfo], referenced: Iterable[str], *, prefix: str, now_ms: int, grace_ms: int
 ) -> list[tuple[str, int]]:
-    """Return (key, minted) of each object that is garbage by the rules of the format.
+    """Return (key, mint time) of each object that is garbage by the rules of the format.
 
-    A batch is garbage if it is `{prefix}/{ULID}.batch`, is not referenced, was minted strictly before every
-    referenced batch with a time in its name, and is past the grace period both by its name and by the store.
-    A listing is recursive and may include the batches of a queue in a subfolder, which belong to that queue.
+    A batch is garbage if all of this holds:
+
+    - Its name is `{prefix}/{ULID}.batch`, and it is not referenced.
+    - It was minted strictly before every referenced batch with a time in its name.
+    - It is past the grace period, both by its name and by the store.
+
+    A listing is recursive. It may include the batches of a queue in a subfolder, which belong to that queue.
     """
     kept = set(referenced)
     minted = [ms for ms in map(batch_minted_ms, kept) if ms is not None]
@@ -57,7 +60,7 @@ def candidates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
-    """The result of a cycle."""
+    """The result of a garbage collection cycle."""
 
     listed: int
     candidates: tuple[str, ...]
@@ -70,8 +73,8 @@ class GcReport:
 class GarbageCollector:
     """Collects the garbage of one queue.
 
-    With a `queue` (that of the consumer) each cycle seals a floor and deletes everything eligible. Without
-    one it may run next to a live consumer, and deletes only objects below the floor that the consumer sealed.
+    With the consumer's `queue`, each cycle seals a floor and deletes all candidates. Without a `queue`, the
+    collector may run next to a live consumer, and deletes only objects below the floor that it sealed.
     """
 
     def __init__(
@@ -102,18 +105,18 @@ class GarbageCollector:
         self._strays: list[str] = []
 
     async def run(self) -> None:
-        """Collect every `gc_interval`, first after one interval, until fenced or cancelled."""
+        """Collect garbage every `gc_interval` until fenced or cancelled. Wait one interval first."""
         while True:
             await self._clock.sleep(self._config.gc_interval_s)
             try:
                 await self.collect()
             except FencedError:
                 return
-            except Exception as error:  # noqa: BLE001  a collector that stopped would not be noticed
+            except Exception as error:  # noqa: BLE001  a stopped collector would go unnoticed
                 _log.warning("garbage collection of %s failed, will try again: %s", self._file.path, error)
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
-        """Run one cycle. A dry run returns what is eligible and changes nothing."""
+        """Run one cycle. A dry run returns the candidates and changes nothing."""
         started = self._clock.monotonic()
         try:
             report = await self._collect(dry_run)
@@ -125,12 +128,12 @@ class GarbageCollector:
         return report
 
     async def close(self) -> None:
-        """Release the store, if it was opened here."""
+        """Close the store if this collector opened it."""
         if self._owns_store:
             await self._store.close()
 
     async def _collect(self, dry_run: bool) -> GcReport:
-        # Read the manifest before listing, so that a batch appended in between is not taken for garbage.
+        # Read the manifest before listing: a batch appended in between is then newer than the candidates.
         snapshot = await self._file.read()
         listed = await self._store.list(self._config.prefix)
         grace_ms = int(self._config.gc_grace_period_s * 1000)
@@ -142,29 +145,29 @@ class GarbageCollector:
             grace_ms=grace_ms,
         )
         await self._report_strays(snapshot, listed)
-        doomed: list[str] = []
+        deletable: list[str] = []
         withheld: list[str] = []
         if found and not dry_run:
-            doomed, withheld = await (
+            deletable, withheld = await (
                 self._below_own_floor(found) if self._queue else self._below_sealed(found)
             )
-        failures = await self._store.delete_many(doomed) if doomed else {}
+        failures = await self._store.delete_many(deletable) if deletable else {}
         for key, error in failures.items():
             _log.warning("could not delete %s, will try again: %s", key, error)
         return GcReport(
             listed=len(listed),
             candidates=tuple(key for key, _ in found),
-            deleted=tuple(key for key in doomed if key not in failures),
+            deleted=tuple(key for key in deletable if key not in failures),
             failed=tuple(failures),
             withheld=tuple(withheld),
         )
 
     async def _report_strays(self, snapshot: Snapshot, listed: Iterable[ObjectInfo]) -> None:
-        """Warn about unqueued batches that are newer than all consumed ones.
+        """Warn about batches that are not in the queue and are newer than all consumed ones.
 
-        They remain when a manifest was replaced by an older copy, or when a producer ended before it appended
-        a stored batch. If another implementation consumes, the dequeued log does not say what was consumed:
-        then only batches newer than the newest entry count.
+        They remain if the manifest was replaced by an older copy, or if a producer ended before it appended a
+        stored batch. If another implementation consumes the queue, the dequeued log is incomplete. Then only
+        batches newer than the newest entry are reported.
         """
         grace_ms, now_ms = int(self._config.gc_grace_period_s * 1000), self._clock.cautious_ms()
         index = manifest.index(snapshot.raw)
@@ -190,8 +193,8 @@ class GarbageCollector:
         if strays and strays != self._strays:
             _log.warning(
                 "%d batches are not in %s and were never consumed, from %s on. Either their "
-                "producer ended before it appended them, or the manifest was replaced by an older copy: then "
-                "restore it before they are collected",
+                "producer ended before it appended them, or the manifest was replaced by an older copy: in "
+                "that case restore it before they are collected",
                 len(strays),
                 self._config.manifest_key,
                 strays[0],
@@ -199,7 +202,7 @@ class GarbageCollector:
         self._strays = strays
 
     async def _below_own_floor(self, found: list[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Publish a floor above all candidates, seal it, and return those that are still unreferenced."""
+        """Publish a floor above all candidates, seal it, and return the candidates still unreferenced."""
         assert self._queue is not None
         floor = await self._raise_floor(max(ms for _, ms in found))
         entries = await self._queue.seal()
@@ -217,7 +220,7 @@ class GarbageCollector:
         return (NO_FLOOR if raw is None else read_floor(raw)), version
 
     async def _raise_floor(self, floor_ms: int) -> Floor:
-        """Raise the floor, never below that of another collector. Safe to repeat after any outcome."""
+        """Raise the floor. It is never below that of another collector. Safe to repeat after any outcome."""
         backoff = Backoff(RetryPolicy(), clock=self._clock, rng=self._rng)
         while True:
             try:

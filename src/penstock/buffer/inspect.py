@@ -1,7 +1,7 @@
-"""Inspection of a queue without taking part in it: nothing is fenced, acknowledged or changed.
+"""Read-only inspection of a queue: it does not fence, acknowledge or change anything.
 
-`QueueReader` reads entries and batches beside a live consumer. `survey` counts what a queue holds and what
-lies around it; its arithmetic is pure and works on what was read.
+`QueueReader` reads entries and batches beside a live consumer. `survey` counts the entries of a queue and the
+objects in its folder. The computation (`summarise`) is a pure function of the data read.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PROBE = re.compile(r"probe-[0-9a-f]{32}")
 
 
 class QueueReader:
-    """A reader that sees the current queue, and fetches any batch of it.
+    """A reader of the current queue that can fetch any of its batches.
 
-    It holds no epoch, so what it has read may be consumed and collected a moment later: a fetch may then
-    raise `BatchMissing`.
+    It has no epoch, so an entry that it has read may be consumed and its object deleted at any time. A fetch
+    then raises `BatchMissing`.
     """
 
     def __init__(
@@ -82,7 +82,10 @@ class QueueReader:
         return self._known
 
     async def index(self) -> EntryIndex:
-        """Return all entries. An absent manifest is an empty queue. Also raises `SerializationError`."""
+        """Return all entries. An absent manifest is an empty queue.
+
+        Raise `StorageError`, or `SerializationError` if the manifest does not decode.
+        """
         snapshot = await self.snapshot()
         if self._indexed is None or snapshot is not self._indexed[0]:
             grown = None if self._indexed is None else self._indexed[1].grown_into(snapshot.raw)
@@ -90,7 +93,7 @@ class QueueReader:
         return self._indexed[1]
 
     async def entries(self, after: int | None = None, limit: int = 1000) -> list[BatchDescriptor]:
-        """Return up to `limit` entries after the number `after` (None: from the oldest)."""
+        """Return up to `limit` entries after the sequence `after` (None: from the oldest)."""
         return [BatchDescriptor.of(entry) for entry in (await self.index()).after(after, limit)]
 
     async def dequeued(self) -> dict[int, str]:
@@ -113,7 +116,7 @@ class QueueReader:
         return await self._fetcher.fetch(descriptor)
 
     async def require(self) -> Snapshot:
-        """Read the manifest, which must exist. Raises `StorageRejected` naming what is missing."""
+        """Read the manifest. Raise `StorageRejected` if it does not exist."""
         snapshot = await self.snapshot()
         if snapshot.version is None:
             raise StorageRejected(f"there is no manifest {self.file.path} in {self.store.url}")
@@ -121,7 +124,7 @@ class QueueReader:
 
 
 def entry_time_ms(entry: Entry) -> int | None:
-    """Return when the first records of an entry were accepted, or when its object was named."""
+    """Return when the first records of an entry were accepted, or else the mint time of its object."""
     if entry.metadata:
         return min(meta.ingestion_time_ms for meta in entry.metadata)
     return batch_minted_ms(entry.location)
@@ -137,7 +140,7 @@ class Inventory:
     side: tuple[ObjectInfo, ...]
     """The manifest and its side objects: dequeued log, floor, transaction log, dead letters, shards."""
     probes: tuple[ObjectInfo, ...]
-    """Remains of an interrupted check of conditional writes."""
+    """Objects that an interrupted check of conditional writes left."""
     foreign: tuple[ObjectInfo, ...]
     """Other objects directly in the folder, which the garbage collector never touches."""
     nested: tuple[ObjectInfo, ...] = ()
@@ -149,29 +152,29 @@ def sort_objects(
 ) -> Inventory:
     """Classify the objects of a listing."""
     kept = set(referenced)
-    piles: dict[str, list[ObjectInfo]] = {
+    groups: dict[str, list[ObjectInfo]] = {
         name: [] for name in ("referenced", "unreferenced", "side", "probes", "foreign", "nested")
     }
     for info in listed:
         if info.key in kept:
-            pile = "referenced"
+            group = "referenced"
         elif info.key == manifest_path or info.key.startswith(f"{manifest_path}."):
-            pile = "side"
+            group = "side"
         elif not is_own(info.key, prefix):
-            pile = "nested"
+            group = "nested"
         elif batch_minted_ms(info.key) is not None:
-            pile = "unreferenced"
+            group = "unreferenced"
         elif _PROBE.fullmatch(info.key.rpartition("/")[2]):
-            pile = "probes"
+            group = "probes"
         else:
-            pile = "foreign"
-        piles[pile].append(info)
-    return Inventory(**{name: tuple(pile) for name, pile in piles.items()})
+            group = "foreign"
+        groups[group].append(info)
+    return Inventory(**{name: tuple(group) for name, group in groups.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSurvey:
-    """The numbers of a queue at one moment. An age is None if there is nothing to measure."""
+    """The statistics of a queue at one moment. An age is None if there is nothing to measure."""
 
     manifest: str
     exists: bool
@@ -207,7 +210,7 @@ def summarise(
     now_ms: int,
     grace_ms: int,
 ) -> QueueSurvey:
-    """Compute the numbers from what was read. Raises `SerializationError` if the manifest does not decode."""
+    """Compute the statistics. Raise `SerializationError` if the manifest does not decode."""
     index = manifest.index(snapshot.raw)
     locations = [location for _, location in index.locations()]
     listed = list(listed)
@@ -242,7 +245,8 @@ def summarise(
 
 
 async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int) -> QueueSurvey:
-    """Read the manifest before listing, so that a batch appended in between only looks unreferenced."""
+    """Return the statistics of a queue. Raise `StorageError`, or `SerializationError` for damaged data."""
+    # The manifest before the listing: a batch appended in between only looks unreferenced.
     snapshot = await reader.snapshot()
     file = reader.file
     try:
@@ -251,7 +255,7 @@ async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int
         letters = await reader.store.list(f"{file.path}.dead")
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {reader.store.url}") from error
-    # In a thread: a queue without a consumer may have a hundred thousand entries.
+    # This runs in a thread because a queue without a consumer may have a hundred thousand entries.
     return await asyncio.to_thread(
         summarise,
         snapshot,

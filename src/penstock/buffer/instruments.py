@@ -8,8 +8,8 @@ from penstock.metrics import DEFAULT_REGISTRY, CounterChild, GaugeChild, Histogr
 class Instruments:
     """The buffer's counters, gauges and histograms in one registry. Flush counters count successes only.
 
-    What has no labels is bound here, once: it is used for every batch. The owner of a labelled metric binds
-    its own labels.
+    Metrics without labels are bound once, here, because every batch uses them. The owner of a labelled metric
+    binds its own labels.
     """
 
     def __init__(self, registry: Registry | None = None) -> None:

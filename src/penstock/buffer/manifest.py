@@ -1,12 +1,12 @@
-"""The queue manifest: byte edits that never decode the entries already there.
+"""The queue manifest, edited as bytes: existing entries are never decoded.
 
     entry*   u32 entry_len | u64 sequence | u16 loc_len | location | u32 meta_count | meta*
     meta     u32 start_index | i64 ingestion_time_ms | u32 payload_len | payload
     footer   u32 entry_count | u64 next_sequence | u64 epoch | u16 version (=1)
 
-`entry_len` counts what follows it. Bytes of an entry after its metas, its tail, are not part of the format
-and survive every edit; `penstock.buffer.transactions` puts its tags there. All functions here are pure: bytes
-in, bytes out, `SerializationError` on anything that breaks the format.
+`entry_len` counts the bytes that follow it. The tail, the bytes of an entry after its metas, is not part of
+the format and survives every edit. `penstock.buffer.transactions` puts its tags there. All functions here are
+pure: bytes in, bytes out, and `SerializationError` for bytes that break the format.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")
 _META = struct.Struct("<IqI")
 _U32 = struct.Struct("<I")
-_FIXED_AFTER_LEN = 14  # sequence, loc_len and meta_count: what an entry holds besides location and metas
+_FIXED_AFTER_LEN = 14  # sequence, loc_len and meta_count: the bytes of an entry besides location and metas
 
 FOOTER_BYTES = _FOOTER.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """The metadata of one `produce` call; its records start at `start_index` of the batch."""
+    """The metadata of one `produce` call, whose records start at `start_index` of the batch."""
 
     start_index: int
     ingestion_time_ms: int
@@ -57,7 +57,7 @@ class Entry:
     location: str
     metadata: tuple[Metadata, ...]
     tail: bytes = b""
-    """The bytes after the metas, of any client."""
+    """The bytes after the metas, written by any client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A manifest decoded in full, for people and for checks."""
+    """A fully decoded manifest, for display and for checks."""
 
     footer: Footer
     entries: tuple[Entry, ...]
@@ -114,7 +114,7 @@ def first_sequence(raw: bytes) -> int:
 
 
 def encode_entry(sequence: int, item: NewEntry) -> bytes:
-    """Encode an entry. Raises `InvalidInputError` beyond the limits of the format."""
+    """Encode an entry. Raise `InvalidInputError` if it exceeds the limits of the format."""
     location = item.location.encode()
     if len(location) > LOCATION_BYTES_MAX:
         raise InvalidInputError(f"location of {len(location)} bytes is longer than {LOCATION_BYTES_MAX}")
@@ -137,10 +137,10 @@ def encode_entry(sequence: int, item: NewEntry) -> bytes:
 
 
 def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
-    """Append entries to `raw`; the old ones are copied without decoding them.
+    """Append entries to `raw`. The existing entries are copied without decoding them.
 
-    Raises `SerializationError` when the manifest has no numbers left: no queue lives that long, so its footer
-    is not what was written.
+    Raise `SerializationError` if the manifest has no numbers left. No queue can use them all, so its footer
+    is damaged.
     """
     footer = read_footer(raw)
     if footer.next_sequence + len(items) > U64_MAX or footer.entry_count + len(items) > 2**32 - 1:
@@ -149,7 +149,7 @@ def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
         )
     parts = [memoryview(raw)[: len(raw) - FOOTER_BYTES]]
     parts.extend(
-        memoryview(encode_entry(footer.next_sequence + place, item)) for place, item in enumerate(items)
+        memoryview(encode_entry(footer.next_sequence + number, item)) for number, item in enumerate(items)
     )
     new = Footer(
         entry_count=footer.entry_count + len(items),
@@ -161,16 +161,16 @@ def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
 
 
 def set_epoch(raw: bytes, epoch: int) -> bytes:
-    """Replace the epoch in `raw`; everything else stays."""
+    """Return `raw` with another epoch."""
     footer = read_footer(raw)
     new = Footer(entry_count=footer.entry_count, next_sequence=footer.next_sequence, epoch=epoch)
     return raw[: len(raw) - FOOTER_BYTES] + new.pack()
 
 
 def dequeue(raw: bytes, through: int) -> bytes:
-    """Remove the leading entries up to and including `through`; all other bytes stay.
+    """Remove the leading entries up to and including `through`. All other bytes stay.
 
-    Returns `raw` itself when nothing is removed. `next_sequence` and epoch survive an empty queue.
+    Return `raw` itself if nothing is removed. `next_sequence` and the epoch remain when the queue is empty.
     """
     footer = read_footer(raw)
     removed, position = 0, 0
@@ -191,8 +191,8 @@ def dequeue(raw: bytes, through: int) -> bytes:
 def locate(raw: bytes, location: str) -> int | None:
     """Return the sequence of `location` in the queue, or None.
 
-    A byte search usually shows that it is absent. A hit is confirmed by walking over the entries, because the
-    same bytes may be in the metadata of an entry.
+    A byte search usually shows that it is absent. A walk over the entries confirms a hit, because the same
+    bytes may be in the metadata of an entry.
     """
     needle = location.encode()
     if raw.find(needle, 0, len(raw) - FOOTER_BYTES) < 0:
@@ -206,7 +206,7 @@ def locate(raw: bytes, location: str) -> int | None:
 def _walk(
     raw: bytes, footer: Footer, start: int = 0, skip: int = 0
 ) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
-    """Yield (start, end, sequence, (location start, location end)) for each entry, checking bounds."""
+    """Yield (start, end, sequence, (location start, location end)) for each entry. Check the bounds."""
     body_end = len(raw) - FOOTER_BYTES
     position = start
     for number in range(skip, footer.entry_count):
@@ -256,10 +256,10 @@ def _read_entry(raw: bytes, start: int, end: int) -> Entry:
 
 
 def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Return (sequence, tail) of the entries that contain `needle`, newest first; none above `through`.
+    """Yield (sequence, tail) of the entries up to `through` that contain `needle`, newest first.
 
-    A byte search usually shows that there is none, and only entries with a hit are decoded. A hit may also
-    lie in metadata, so the caller has to check the tail.
+    A byte search usually shows that there are none, and only entries with a hit are decoded. A hit may also
+    be in the metadata, so the caller has to check the tail.
     """
     if raw.find(needle, 0, len(raw) - FOOTER_BYTES) < 0:
         return
@@ -267,21 +267,21 @@ def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tup
     spans = [(start, end) for start, end, sequence, _ in walk if through is None or sequence <= through]
     starts = [start for start, _ in spans]
     limit = spans[-1][1] if spans else 0
-    while (place := raw.rfind(needle, 0, limit)) >= 0:
-        start, end = spans[bisect_right(starts, place) - 1]
+    while (hit := raw.rfind(needle, 0, limit)) >= 0:
+        start, end = spans[bisect_right(starts, hit) - 1]
         entry = _read_entry(raw, start, end)
         yield entry.sequence, entry.tail
         limit = start
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """Decode the manifest, with all checks: bounds, UTF-8, numbering."""
+    """Decode the manifest, and check bounds, UTF-8 and numbering."""
     entries = index(raw)
     return Manifest(footer=entries.footer, entries=tuple(entries[n] for n in range(len(entries))))
 
 
 class EntryIndex:
-    """The offset of each entry of a manifest: found once, decoded on demand, extended when it grows."""
+    """The offset of each entry of a manifest. Entries are decoded on demand."""
 
     __slots__ = ("_decoded", "_ends", "_raw", "_starts", "first", "footer")
 
@@ -300,10 +300,10 @@ class EntryIndex:
         return _read_entry(self._raw, self._starts[number], self._ends[number])
 
     def after(self, sequence: int | None, limit: int) -> list[Entry]:
-        """Return up to `limit` entries with a number above `sequence` (None: from the first).
+        """Return up to `limit` entries after `sequence` (None: from the first).
 
-        Entries of the last call are not decoded again, because a caller that reads ahead requests most of
-        them twice.
+        The entries of the last call stay decoded, because a caller that reads ahead requests most of them
+        twice.
         """
         skip = 0 if sequence is None else max(0, sequence + 1 - self.first)
         before = self._decoded
@@ -315,7 +315,7 @@ class EntryIndex:
         return found
 
     def locations(self) -> Iterator[tuple[int, str]]:
-        """Return (sequence, location) of every entry, without its metadata."""
+        """Yield (sequence, location) of every entry. The metadata is not decoded."""
         for start in self._starts:
             _, sequence, loc_len = _HEAD.unpack_from(self._raw, start)
             begin = start + _HEAD.size
@@ -324,7 +324,7 @@ class EntryIndex:
     def grown_into(self, raw: bytes) -> EntryIndex | None:
         """Return the index of `raw` if it is this manifest plus appends and minus dequeues; otherwise None.
 
-        A comparison of bytes replaces the walk over entries that are already known.
+        One comparison of bytes replaces the walk over the entries that are already known.
         """
         footer = read_footer(raw)
         first = footer.next_sequence - footer.entry_count
@@ -344,7 +344,7 @@ class EntryIndex:
 
 
 def index(raw: bytes) -> EntryIndex:
-    """Find every entry. Numbers must rise by one and end just below `next_sequence`."""
+    """Return the index of `raw`. Its sequences must rise by one and end just below `next_sequence`."""
     footer = read_footer(raw)
     return _index_tail(raw, footer, [], [], 0, footer.next_sequence - footer.entry_count)
 
@@ -355,7 +355,7 @@ def _index_tail(
     expected = first + len(starts)
     for start, end, sequence, _loc in _walk(raw, footer, position, len(starts)):
         if sequence != expected:
-            raise SerializationError(f"manifest numbers entry {sequence} where {expected} must stand")
+            raise SerializationError(f"manifest has entry {sequence} where entry {expected} must be")
         starts.append(start)
         ends.append(end)
         expected += 1

@@ -1,4 +1,4 @@
-"""The manifest as an object in a store: read with its version, replaced only from a known version."""
+"""The manifest as a stored object: read with its version, replaced only if that version is still current."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Snapshot:
 class ManifestFile:
     """The manifest object of a queue, and the names of its side objects.
 
-    A client that writes names the folder of the batches, so that a manifest that was lost is not taken for a
-    queue that never began. With `checks_dequeued`, for clients that live long, the first read also reads the
+    A client that writes passes the folder of the batches as `prefix`, so that a lost manifest is not mistaken
+    for a new queue. With `checks_dequeued`, meant for long-lived clients, the first read also reads the
     dequeued log.
     """
 
@@ -61,7 +61,7 @@ class ManifestFile:
         since_ms: int = 0,
         checks_dequeued: bool = False,
     ) -> None:
-        """The client did not create batches that were named before `since_ms`."""
+        """Create the file. Batches named before `since_ms` were not created by this client."""
         self.store = store
         self._prefix = prefix
         self._since_ms = since_ms
@@ -74,12 +74,12 @@ class ManifestFile:
         self.transactions_path = f"{path}.txn"
 
     async def read(self) -> Snapshot:
-        """Read the manifest; an absent object is an empty queue.
+        """Read the manifest. An absent object is an empty queue.
 
-        One without a readable footer is read once more: the bytes may have been cut short on the way. Raises
-        `SerializationError` if the dequeued log proves, at the first read, that it is an older copy.
+        A manifest without a readable footer is read once more: the response may have been truncated. The
+        first read raises `SerializationError` if the dequeued log proves that the manifest is an older copy.
         """
-        # Before the manifest: a dequeue in between only makes the manifest newer.
+        # The log is read first: a dequeue in between only makes the manifest newer.
         raw_dequeued = (await self.read_side(self.dequeued_path))[0] if self._checks_dequeued else None
         snapshot = await self._read()
         try:
@@ -106,13 +106,12 @@ class ManifestFile:
         return snapshot
 
     async def _absent(self) -> Snapshot:
-        """Return an empty queue. After the loss of a manifest, numbers and epochs start above those that it
-        assigned.
+        """Return an empty queue. If a manifest was lost, numbers and epochs continue above those it assigned.
 
-        The dequeued log proves that there was one, or this client saw it. Each number stands for a batch,
-        which is in that log or whose object still lies in the folder: an entry leaves the queue after it
-        entered the log, and its object is deleted after that. Batches without a dequeued log are only
-        reported: a queue whose first producers were killed looks the same.
+        A manifest is known to be lost if there is a dequeued log or this client saw the manifest. Each number
+        belongs to a batch that is in that log or whose object is still in the folder: an entry leaves the
+        queue after it was written to the log, and its object is deleted after that. Batches without a
+        dequeued log are only reported, because a queue whose first producers were killed looks the same.
         """
         if self._prefix is None:
             return Snapshot(raw=EMPTY_MANIFEST, version=None)
@@ -131,7 +130,7 @@ class ManifestFile:
         if (first or earlier) and not self._is_reported:
             self._is_reported = True
             _log.warning(
-                "%s does not exist, but %d earlier batches lie in %s/, and numbers up to %d are known to be "
+                "%s does not exist, but %d earlier batches are in %s/, and numbers up to %d are known to be "
                 "assigned. If the manifest was lost, stop and restore it: these batches are not in the "
                 "queue. Without it, the next batch gets number %d",
                 self.path,
@@ -145,7 +144,7 @@ class ManifestFile:
         )
 
     async def reread(self, known: Snapshot) -> Snapshot:
-        """Read the manifest, at the cost of a "not modified" response while it is still `known`."""
+        """Read the manifest. While it is still `known`, this costs only a "not modified" response."""
         if known.version is None:
             return await self.read()
         try:
@@ -164,7 +163,7 @@ class ManifestFile:
         return snapshot
 
     async def write(self, raw: bytes, base: Snapshot) -> Snapshot:
-        """Replace `base`. Raises `Conflict` or `OutcomeUnknown` as the store does."""
+        """Replace `base`. Raise the store's `Conflict` or `OutcomeUnknown`."""
         if base.version is None:
             version = await self.store.put_if_absent(self.path, raw)
         else:
@@ -172,13 +171,13 @@ class ManifestFile:
         return self._noted(Snapshot(raw=raw, version=version))
 
     async def write_side(self, path: str, raw: bytes, base: Version | None) -> Version:
-        """Replace a side object that was in version `base` (None: absent). Raises as `write` does."""
+        """Replace a side object of version `base` (None: absent). Raise the same errors as `write`."""
         if base is None:
             return await self.store.put_if_absent(path, raw)
         return await self.store.put_if_match(path, raw, base)
 
     async def read_side(self, path: str) -> tuple[bytes | None, Version | None]:
-        """Read a side object, or (None, None) if it is absent."""
+        """Return the bytes and version of a side object, or (None, None) if it is absent."""
         try:
             blob = await self.store.get(path)
         except NotFound:
@@ -195,7 +194,7 @@ def _checked(blob: Blob) -> Snapshot:
 
 
 def _known(raw_dequeued: bytes | None) -> tuple[Mapping[int, str], Footer]:
-    """Decode the entries and the end of a dequeued log; a damaged log counts as empty."""
+    """Decode the entries and the footer of a dequeued log. A damaged log counts as empty."""
     if raw_dequeued is not None:
         try:
             return read_dequeued_log(raw_dequeued), manifest.read_footer(raw_dequeued)
@@ -207,9 +206,9 @@ def _known(raw_dequeued: bytes | None) -> tuple[Mapping[int, str], Footer]:
 def _check_against_dequeued_log(path: str, raw: bytes, raw_dequeued: bytes) -> None:
     """Raise `SerializationError` for a manifest that is older than its dequeued log.
 
-    An entry is written into the dequeued log before it leaves the queue, by a consumer whose epoch is in the
-    manifest. So a manifest that has not assigned a number of that log, or has another batch under it, or an
-    epoch below that of the log, was replaced by an older copy.
+    A consumer whose epoch is in the manifest writes an entry to the dequeued log before the entry leaves the
+    queue. A manifest was therefore replaced by an older copy if it has not assigned a number of that log, has
+    another batch under that number, or has an epoch below that of the log.
     """
     known, ended = _known(raw_dequeued)
     footer = manifest.read_footer(raw)

@@ -1,10 +1,10 @@
-"""The producer: many small calls in, few large objects out, one manifest write for all that finished.
+"""The producer: combines many small calls into few large objects and appends those with few manifest writes.
 
     produce ──▶ admission ──▶ open batch ──seal──▶ uploads (parallel) ──▶ committer ──▶ manifest
               bytes and calls   size, time, flush                          in order, one write
 
-One task fills and seals batches, one commits, and each upload is another task. A failed batch fails only its
-own callers; the others continue.
+One task fills and seals batches, one commits them, and each upload is a task of its own. A failed batch fails
+only its own callers.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
 from penstock.retry import RetryPolicy, retry
 
 CHUNK_RECORDS_MIN = 128
-"""A list of this length is a chunk; shorter ones are joined with their neighbours."""
+"""The length from which a list is a chunk. Shorter lists are joined with their neighbours."""
 
 LOOP_TURN_BYTES = 1024 * 1024
-"""The amount that is accepted before other tasks of the loop run. Otherwise a caller that never waits would
+"""The bytes that are accepted before other tasks of the loop run. Otherwise a caller that never waits would
 prevent storing until the producer is full."""
 
 ENTRY_ROOM = 2048
@@ -67,9 +67,9 @@ Held: TypeAlias = Sequence[bytes] | RecordChunk
 
 
 class Admission:
-    """The limit of what a producer holds: bytes that are not durable, and calls that are not in a batch.
+    """The limit of the bytes that are not durable and of the calls that are not in a batch.
 
-    First come, first served. A call larger than the whole bound is let in alone.
+    Calls are admitted in order of arrival. A call larger than the whole limit is admitted alone.
     """
 
     def __init__(self, *, bytes_max: int, calls_max: int) -> None:
@@ -85,8 +85,8 @@ class Admission:
             self._take(size)
             return
         ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (size, ticket)
-        self._waiting.append(place)
+        waiter = (size, ticket)
+        self._waiting.append(waiter)
         try:
             await ticket
         except asyncio.CancelledError:
@@ -96,25 +96,25 @@ class Admission:
                 self.release(size)
             else:
                 # A caller that freed space at this moment may have removed the ticket already.
-                if place in self._waiting:
-                    self._waiting.remove(place)
-                self._let_in()
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                self._admit_waiting()
             raise
 
     def leave_queue(self, calls: int = 1) -> None:
-        """Free the slots of `calls` that were taken into a batch, but not their bytes."""
+        """Free the slots of `calls` that a batch has taken. Their bytes stay held."""
         self.calls_waiting -= calls
-        self._let_in()
+        self._admit_waiting()
 
     def release(self, size: int) -> None:
-        """Free `size` bytes that are durable or were given up."""
+        """Free `size` bytes of records that are durable or have failed."""
         self.bytes_held -= size
-        self._let_in()
+        self._admit_waiting()
 
     def dismiss(self) -> None:
-        """Admit all waiting calls: the producer has stopped and refuses them itself."""
+        """Admit all waiting calls. The producer has stopped and refuses them itself."""
         self._bytes_max = self._calls_max = sys.maxsize
-        self._let_in()
+        self._admit_waiting()
 
     def _fits(self, size: int) -> bool:
         if self.calls_waiting >= self._calls_max:
@@ -125,7 +125,7 @@ class Admission:
         self.bytes_held += size
         self.calls_waiting += 1
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._waiting:
             size, ticket = self._waiting[0]
             if ticket.cancelled():
@@ -139,11 +139,11 @@ class Admission:
 
 
 class Producer:
-    """Stores records durably and appends them to a queue, in the order of the calls. A queue may have many
-    producers.
+    """Stores records durably and appends them to a queue, in the order of the calls.
 
-    Use it as `async with Producer(config) as producer`, or call `close()`; it works from the first `produce`.
-    An acknowledged record (its watcher succeeded) is in a stored object that the manifest names.
+    A queue may have many producers. Use `async with Producer(config) as producer`, or call `close()` at the
+    end. The first `produce` starts the producer. An acknowledged record, one whose watcher succeeded, is in a
+    stored object that the manifest names.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Producer:
         self._expired = -1
         self._timer: asyncio.Task[None] | None = None
         self._ended_timers: set[asyncio.Task[None]] = set()
-        """The number of timers that were cancelled because their batch was sealed."""
+        """Timers that were cancelled because their batch was sealed."""
         self._pipeline: deque[BatchUpload] = deque()
         self._wake_batcher = asyncio.Event()
         self._wake_committer = asyncio.Event()
@@ -218,10 +218,10 @@ class Producer:
         await self.close()
 
     async def produce(self, entries: Records, metadata: bytes = b"") -> WriteHandle:
-        """Accept records; the handle reports when they are durable.
+        """Accept records and return a handle that reports when they are durable.
 
-        Waits while the producer is full. Raises `InvalidInputError` for no records, a record that is not
-        bytes, or more than the format allows, and `ProducerClosed` after `close`.
+        Wait while the producer is full. Raise `InvalidInputError` if there are no records, if one is not
+        bytes, or if they exceed the limits of the format. Raise `ProducerClosed` after `close`.
         """
         self._check_loop()
         if self._closing:
@@ -241,7 +241,7 @@ class Producer:
         if self._closing:
             self._admission.leave_queue()
             self._admission.release(call.weight)
-            raise ProducerClosed("the producer was closed while the call waited for room")
+            raise ProducerClosed("the producer was closed while the call waited for space")
         self._start()
         self._incoming.append((call, records))
         self._untaken_bytes += call.weight
@@ -250,9 +250,9 @@ class Producer:
         return WriteHandle(watcher=call.watcher, ingestion_time_ms=call.ingestion_time_ms)
 
     async def flush(self) -> None:
-        """Wait until everything produced before is settled. Raises the first error of this flush.
+        """Wait until everything produced before is settled. Raise the first error of this flush.
 
-        What failed earlier is on its own handles already.
+        Calls that failed earlier have reported that on their own handles.
         """
         if not self._closed:
             self._check_loop()
@@ -274,10 +274,9 @@ class Producer:
             raise first_error
 
     async def close(self) -> None:
-        """Flush and stop; later calls are refused. Raises the error of that flush after everything has
-        stopped.
+        """Flush, stop and refuse later calls. Raise the error of the flush after everything has stopped.
 
-        If this is cancelled, calls whose manifest write is in progress end with `OutcomeUnknown`.
+        If `close` is cancelled, calls whose manifest write is in progress end with `OutcomeUnknown`.
         """
         if self._closed:
             return
@@ -326,7 +325,7 @@ class Producer:
         if task in self._ended_timers:
             self._ended_timers.discard(task)
         elif task.cancelled():
-            # `asyncio.run` cancels every task of the loop when its main one has failed.
+            # `asyncio.run` cancels every task of the loop when its main task has failed.
             self._fail(StorageError("the producer's tasks were cancelled before the records were durable"))
         elif (defect := task.exception()) is not None:
             self._fail(StorageError(f"the producer stopped on an internal error: {defect!r}"))
@@ -334,8 +333,7 @@ class Producer:
     def _fail(self, error: StorageError) -> None:
         """Settle every call and refuse later ones, so that no caller waits for a task that has ended.
 
-        The other tasks end too: one that continued could append records after their callers were notified of
-        the loss.
+        The other tasks end too. Otherwise one could append records after their callers received an error.
         """
         if self._closed or self._defect is not None:
             return
@@ -357,7 +355,7 @@ class Producer:
                 await self._store.close()
 
     def _give_up(self, error: BufferError) -> None:
-        """Settle every waiting call, because no task will; nothing is held afterwards."""
+        """Settle every waiting call, because no task is left to do it, and release all memory."""
         self._admission.dismiss()
         if self._appender.in_doubt:
             self._leave_in_doubt(self._appending)
@@ -392,14 +390,14 @@ class Producer:
                 while self._incoming and isinstance(mark := self._incoming[0], _FlushMark):
                     mark.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
                     mark.reached.set()
-                    # Not earlier: if this task ends in between, the flush request must still be settled.
+                    # Removed last: if this task ends in between, the flush request must still be settled.
                     self._incoming.popleft()
 
     def _take_waiting(self) -> bool:
-        """Take waiting calls, up to the flush size; returns whether the batch must be sealed now.
+        """Take waiting calls, up to the flush size. Return whether the batch must be sealed now.
 
-        It must if it is full or a flush is next in the queue. Nothing is awaited here, so a queue that is
-        never empty cannot starve the deadline, which is checked after every turn.
+        It must be sealed if it is full or a flush is next in the queue. This function does not wait, and the
+        deadline is checked after every call, so a queue that is never empty cannot delay it.
         """
         while self._incoming:
             item = self._incoming[0]
@@ -428,10 +426,10 @@ class Producer:
             self._wake_batcher.set()
 
     async def _seal(self) -> None:
-        """Pass the open batch to an upload. Waits for a free slot, which slows down the callers.
+        """Pass the open batch to an upload. Wait for a free slot, which slows down the callers.
 
-        Calls that arrive during the wait are stored with it, up to the flush size: when uploads are slow,
-        batches grow instead of becoming more.
+        Calls that arrive during the wait join the batch, up to the flush size. When uploads are slow, batches
+        grow in size instead of number.
         """
         if not self._open.calls:
             return
@@ -461,7 +459,7 @@ class Producer:
             self._wake_committer.set()
 
     async def _commit_batches(self) -> None:
-        """Append all ready batches in order: a later one waits for an earlier one."""
+        """Append ready batches in order. A batch waits for every earlier one."""
         while True:
             await self._wake_committer.wait()
             self._wake_committer.clear()
@@ -497,14 +495,14 @@ class Producer:
             for upload in uploads:
                 upload.error = wrapped
             return
-        for place, upload in enumerate(uploads):
+        for number, upload in enumerate(uploads):
             self._count(upload)
             self._settle(
-                upload, WriteOutcome(sequence=landed.first + place, location=landed.locations[place])
+                upload, WriteOutcome(sequence=landed.first + number, location=landed.locations[number])
             )
 
     async def _commit_less(self, uploads: list[BatchUpload], error: ManifestFull) -> None:
-        """Append the part of a group that fits into the manifest, and fail only the rest."""
+        """Append the batches of a group that fit into the manifest. Fail only the others."""
         if len(uploads) == 1:
             uploads[0].error = error
             return
@@ -531,7 +529,7 @@ class Producer:
 
 
 class _FlushMark:
-    """A flush request in the queue of calls: it covers every call before it."""
+    """A flush request in the queue of calls. It covers every call before it."""
 
     __slots__ = ("error", "reached", "watchers")
 

@@ -1,4 +1,4 @@
-"""Many queues under one name, so that one hot manifest is not the ceiling.
+"""Several queues under one name, for more throughput than one manifest allows.
 
 A shard is an ordinary queue with its own manifest and its own data folder:
 
@@ -6,7 +6,8 @@ A shard is an ordinary queue with its own manifest and its own data folder:
     {manifest_path}.shards/0003            manifest of shard 3
     {data_path_prefix}.shards/0003/        batches of shard 3
 
-Order holds within a shard. Calls with the same key go to the same shard; calls without one go round.
+Order holds within a shard. Calls with the same key go to the same shard. Calls without a key are distributed
+round robin.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shard_of(key: bytes, shards: int) -> int:
-    """Return the shard of a key, which is the same for every producer."""
+    """Return the shard of a key. Every producer computes the same one."""
     return int(xxhash.xxh3_64_intdigest(key)) % shards
 
 
@@ -79,7 +80,7 @@ def shard_config(config: C, shard: int) -> C:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards(Generic[C]):
-    """The shards of a queue, as `read_shards` has found them."""
+    """The shards of a queue, as `read_shards` found them."""
 
     config: C
     count: int | None
@@ -87,15 +88,15 @@ class Shards(Generic[C]):
 
     @property
     def configs(self) -> dict[int, C]:
-        """The settings of each shard; a queue without shards is its shard 0."""
+        """The configuration of each shard. A queue without shards is its own shard 0."""
         if self.count is None:
             return {0: self.config}
         return {shard: shard_config(self.config, shard) for shard in range(self.count)}
 
     def of_app(self, app: str) -> tuple[int | None, C]:
-        """Return the shard that takes all appends of an application, and its settings.
+        """Return the shard that takes all appends of an application, and the configuration of that shard.
 
-        So an application has one write at a time, in order, and one place to look up what it has committed.
+        One shard keeps the writes of the application in order, and records what it has committed.
         """
         if self.count is None:
             return None, self.config
@@ -104,9 +105,10 @@ class Shards(Generic[C]):
 
 
 async def read_shards(store: ObjectStore, config: C, *, sharded: bool | None = None) -> Shards[C]:
-    """Find out whether a queue has shards. `sharded=False` takes it as one queue without a request.
+    """Return the shards of a queue. With `sharded=False`, treat it as one queue and send no request.
 
-    Raises `ConfigError` if it should have shards and has none, and what `read_layout` raises.
+    Raise `ConfigError` if `sharded` is True and the queue has no shards. Also raise the errors of
+    `read_layout`.
     """
     count = None if sharded is False else await read_layout(store, config.manifest_key)
     if count is None and sharded:
@@ -133,7 +135,7 @@ async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
 
 
 async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
-    """Raise `SerializationError` if there are shards. Their number is stored before the first of them."""
+    """Raise `SerializationError` if there are shards: the layout is stored before the first shard."""
     folder = f"{manifest_path}.shards/"
     shards = sorted(
         info.key.removeprefix(folder)[:4]
@@ -148,7 +150,7 @@ async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
 
 
 async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | None) -> int:
-    """Read the number of shards, or store `shards` if there is none. Both must agree."""
+    """Return the stored number of shards, or store `shards` if there is none. Both must agree."""
     if shards is not None and not 1 <= shards <= SHARDS_MAX:
         raise ConfigError(f"shards must be between 1 and {SHARDS_MAX}, not {shards}")
     stored = await read_layout(store, manifest_path)
@@ -164,7 +166,7 @@ async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | N
             if stored is None:
                 raise  # a transient fault: the layout may exist
     if stored is None:
-        raise ConfigError(f"{manifest_path} is not a sharded queue yet: say how many shards it shall have")
+        raise ConfigError(f"{manifest_path} is not a sharded queue yet: set its number of shards")
     if shards is not None and stored != shards:
         raise ConfigError(f"{manifest_path} has {stored} shards, not {shards}; the number cannot change")
     return stored
@@ -189,7 +191,7 @@ class ShardedProducer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedProducer:
-        """Open all shards. `shards` is required the first time; later it must agree or be None."""
+        """Open all shards. `shards` is required the first time. Later it must be the same or None."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.append_deadline_s)
         async with _opening(store, config.manifest_key, owns_store=owns_store):
@@ -221,7 +223,7 @@ class ShardedProducer:
         return await self._producers[shard].produce(entries, metadata)
 
     async def flush(self) -> None:
-        """Flush every shard; the first error is raised after all were tried."""
+        """Flush every shard. Raise the first error after all flushes have ended."""
         await _all_of([producer.flush() for producer in self._producers])
 
     async def close(self) -> None:
@@ -234,7 +236,7 @@ class ShardedProducer:
 
 
 class ShardedConsumer:
-    """One `Consumer` per shard in one object; `batch.shard` is the shard of a batch."""
+    """One `Consumer` per shard. `batch.shard` is the shard of a batch."""
 
     def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
         self._consumers = consumers
@@ -253,15 +255,17 @@ class ShardedConsumer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedConsumer:
-        """Take over all shards. `last_acked` maps a shard to its stored sequence; others start at the
-        earliest entry."""
+        """Take over all shards. `last_acked` maps shards to their stored sequences.
+
+        Every other shard starts at its earliest entry.
+        """
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.retry_deadline_s)
         positions = dict(last_acked or {})
         async with _opening(store, config.manifest_key, owns_store=owns_store):
             count = await _settle_layout(store, config.manifest_key, None)
-            if strange := sorted(shard for shard in positions if not 0 <= shard < count):
-                raise InvalidInputError(f"last_acked names shard {strange[0]}, but there are only {count}")
+            if unknown := sorted(shard for shard in positions if not 0 <= shard < count):
+                raise InvalidInputError(f"last_acked names shard {unknown[0]}, but there are only {count}")
             consumers = [
                 Consumer(shard_config(config, shard), store, clock=clock, rng=rng, registry=registry)
                 for shard in range(count)
@@ -294,7 +298,7 @@ class ShardedConsumer:
             await self.close()
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """Return the next batch of any shard, in turn; None if all are empty."""
+        """Return the next batch, taking the shards in turn, or None if all are empty."""
         for _ in range(self.shards):
             shard = self._next
             self._next = (shard + 1) % self.shards
@@ -304,7 +308,10 @@ class ShardedConsumer:
         return None
 
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Return up to `limit` descriptors of each shard. If one shard fails, the others follow next time."""
+        """Return up to `limit` descriptors of each shard.
+
+        If a shard fails, the next call returns the descriptors already read from the others.
+        """
         handed, self._unclaimed = self._unclaimed, []
         claimed = {descriptor.shard for descriptor in handed}
         try:
@@ -335,7 +342,7 @@ class ShardedConsumer:
         await _all_of([self._consumers[shard].ack_through(seq) for shard, seq in positions.items()])
 
     def positions(self) -> dict[int, int]:
-        """The last acknowledged sequence of every shard that has one: store it with the rows."""
+        """Return the last acknowledged sequence of every shard that has one. Store it with the rows."""
         return {s: c.acked for s, c in enumerate(self._consumers) if c.acked is not None}
 
     async def flush(self) -> None:
@@ -356,7 +363,7 @@ class ShardedConsumer:
 
 
 async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
-    """Run all, and raise the first error when every one has ended."""
+    """Run all coroutines. Raise the first error after all have ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -365,7 +372,7 @@ async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
 
 @asynccontextmanager
 async def _opening(store: ObjectStore, manifest_path: str, *, owns_store: bool) -> AsyncIterator[None]:
-    """Raise errors as those of the buffer, and close a store that was opened here."""
+    """Convert errors to those of the buffer. After an error, close a store that was opened here."""
     try:
         yield
     except BaseException as error:

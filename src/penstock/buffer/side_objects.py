@@ -1,33 +1,35 @@
-"""The objects beside the manifest, without I/O but for dead letters: the garbage floor, the dequeued log.
+"""The objects beside the manifest: the garbage floor, the dequeued log and dead letters.
 
-The garbage floor (`.floor`) is the proof that an unreferenced batch can never be appended again.
+Only the functions for dead letters do I/O.
+
+The garbage floor (`.floor`) proves that an unreferenced batch can never be appended again.
 
 Age alone does not make a batch garbage: its producer may have stalled, or its clock may be wrong. The
 collector therefore publishes a floor in a side object and then changes the manifest's epoch, in this order:
 
     1. collector   floor := F                      (conditional, never lowered)
-    2. collector   manifest epoch := E + stride    (conditional: loses if anything was appended meanwhile)
-    3. collector   deletes what is at or below F and not in the manifest it wrote in 2
+    2. collector   manifest epoch := E + stride    (conditional: loses if anything was appended in between)
+    3. collector   deletes batches at or below F that are not in the manifest it wrote in 2
     a. producer    reads the manifest, epoch X
     b. producer    reads the floor, unless it already read it under epoch X
-    c. producer    re-uploads what is at or below the floor under a new name
+    c. producer    re-uploads batches at or below the floor under new names
     d. producer    conditional write on the manifest of a
 
 Suppose d succeeds after 2 with a batch at or below F. Then the manifest of a carried an epoch that became
 visible at 2 or later, so b came after 1 and saw F, and c renamed the batch: a contradiction. If d succeeds
 before 2, the batch is in the manifest of 2 and 3 spares it. No clock is part of the argument.
 
-`sealed_ms` is the highest floor known to have passed step 2, so that anyone may delete below it.
+`sealed_ms` is the highest floor known to have passed step 2. Any collector may delete at or below it.
 
-The dequeued log (`.ledger`) says which locations were dequeued lately, so that a producer can learn that its
-append landed. The consumer writes it *before* it dequeues. It has the manifest's own format, holding the last
-entries that left the queue, without metadata. What it says stays true (a number, once handed out, never
-changes its location), so even a fenced consumer cannot make it lie. It is replaced conditionally, so neither
-can one make it forget; only its length does.
+The dequeued log (`.ledger`) lists the locations that were dequeued recently, so that a producer can learn
+that its append landed. The consumer writes it *before* it dequeues. It has the format of the manifest and
+contains the last entries that left the queue, without metadata. An entry stays true, because an assigned
+number never changes its location. So even a fenced consumer cannot write a wrong one. The log is replaced
+conditionally, so a fenced consumer cannot remove entries either. Only the limit of its length removes them.
 
-Dead letters (`.dead/`) are batches that were set aside because they are missing or do not decode. Each leaves
-a JSON record, and a copy of its bytes if there are any, both stored before the consumer continues: the batch
-object itself is collected once it is dequeued.
+Dead letters (`.dead/`) are batches that were set aside because they are missing or do not decode. Each has a
+JSON record, and a copy of its bytes if there are any. Both are stored before the consumer continues, because
+the batch object itself is deleted as garbage after it is dequeued.
 """
 
 from __future__ import annotations
@@ -44,24 +46,24 @@ from penstock.buffer.manifest import Footer, NewEntry
 from penstock.objects import ObjectStore
 
 EPOCH_STRIDE = 1000
-"""The step by which a consumer changes its own epoch to seal a floor. A new consumer changes it by 1, so
-after an unknown outcome the value shows who wrote."""
+"""The step by which a consumer changes its own epoch to seal a floor. A new consumer changes it by 1. After
+an unknown outcome the value therefore shows which of the two wrote it."""
 
 _MS_END = 2**48  # the milliseconds of a batch name have 48 bits
 
 DEQUEUED_LOG_ENTRIES = 4096
-"""The number of entries in the dequeued log: about 250 KiB, and hours of appends by one producer."""
+"""The entries that the dequeued log keeps: about 250 KiB, or hours of appends by one producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The floor: batches minted in or before `floor_ms` must not be appended any more; -1 means no floor."""
+    """The garbage floor: batches minted at or before `floor_ms` must not be appended. -1 means no floor."""
 
     floor_ms: int
     sealed_ms: int
 
     def raised(self, floor_ms: int, sealed_ms: int) -> Floor:
-        """Raise the floor; it is never lowered."""
+        """Return the floor raised to these values. It is never lowered."""
         return Floor(floor_ms=max(self.floor_ms, floor_ms), sealed_ms=max(self.sealed_ms, sealed_ms))
 
 
@@ -79,8 +81,10 @@ def write_floor(floor: Floor) -> bytes:
 
 
 def read_floor(raw: bytes) -> Floor:
-    """Decode the floor. Raises `SerializationError`: without a readable floor nothing may be appended or
-    collected."""
+    """Decode the floor. Raise `SerializationError` if it is damaged.
+
+    Nothing may be appended or collected while the floor is unreadable.
+    """
     try:
         stored = msgspec.json.decode(raw, type=_StoredFloor)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -97,8 +101,7 @@ _EMPTY = Footer(entry_count=0, next_sequence=0, epoch=0).pack()
 
 @dataclass(frozen=True, slots=True)
 class DequeuedLog:
-    """The dequeued log as it is stored, and its content. `after` edits the bytes: old entries are not encoded
-    again."""
+    """The stored bytes of the dequeued log, and its content. `after` does not encode old entries again."""
 
     raw: bytes = _EMPTY
     known: Mapping[int, str] = field(default_factory=dict)
@@ -111,8 +114,8 @@ class DequeuedLog:
     def after(self, removed: Sequence[tuple[int, str]], *, epoch: int) -> DequeuedLog:
         """Return the dequeued log after `removed` (ascending) left the queue.
 
-        Numbers in the format rise by one, so entries before a hole are forgotten, and entries before the last
-        `DEQUEUED_LOG_ENTRIES`.
+        Only the last `DEQUEUED_LOG_ENTRIES` are kept. Numbers in the format rise by one, so entries before a
+        gap are dropped too.
         """
         following = manifest.read_footer(self.raw).next_sequence
         if not removed:
@@ -142,7 +145,7 @@ def read_dequeued_log(raw: bytes) -> dict[int, str]:
 def encode_dequeued_log(
     known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epoch: int
 ) -> tuple[bytes, dict[int, str]]:
-    """Return the log after `removed` (ascending) left the queue, and its content. Encodes all of it."""
+    """Encode the whole log after `removed` (ascending) left the queue. Return it and its content."""
     log = _merged(known, removed, epoch=epoch)
     return log.raw, dict(log.known)
 
@@ -163,7 +166,7 @@ def _merged(known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A batch that was skipped, and the location of its remains."""
+    """A batch that was set aside, and the keys of its record and its copy."""
 
     sequence: int
     location: str
@@ -183,7 +186,7 @@ async def store_dead_letter(
     data: memoryview | None,
     now_ms: int,
 ) -> DeadLetter:
-    """Write the copy first, then the record that names it. Safe to repeat."""
+    """Store a dead letter: first the copy, then the record that names it. Safe to repeat."""
     base = f"{manifest_path}.dead/{sequence:020d}"
     letter = DeadLetter(
         sequence=sequence,
@@ -200,9 +203,9 @@ async def store_dead_letter(
 
 
 async def dead_sequences(store: ObjectStore, manifest_path: str) -> set[int]:
-    """Return the numbers of the batches that were set aside. Raises the errors of the store.
+    """Return the sequences of the batches that were set aside. Raise the errors of the store.
 
-    Folders below have letters of single records, whose numbers mean something else.
+    Subfolders are skipped: they contain dead letters of single records, whose numbers are not sequences.
     """
     folder = f"{manifest_path}.dead"
     names = [info.key.rpartition("/")[2] for info in await store.list(folder) if is_own(info.key, folder)]

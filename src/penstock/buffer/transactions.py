@@ -1,38 +1,40 @@
-"""Appending under a transaction: a writer that starts again appends nothing twice.
+"""Appending under a transaction: a writer that restarts does not append anything twice.
 
 A transaction is (application, version), for example a streaming query and the number of its micro-batch. The
-entries of an append carry it as a tag in their tail. What leaves the queue leaves its tag in the transaction
-log, a side object. An append under (app, version):
+entries of an append carry it as a tag in their tail. When an entry leaves the queue, its tag is kept in the
+transaction log, a side object. An append under (app, version):
 
     1. reads the manifest M, and in it the newest tag of app
     2. reads the log, and in it the last version of app
     3. last := the greater of both. Equal to version: it is committed, nothing is done. Greater: refused
-    4. conditional write on M, with every entry tagged. Conflict, or no answer: from 1, with a fresh manifest
-    5. enters version in the log (not needed for the argument, see below)
+    4. conditional write on M, with every entry tagged. Conflict, or no reply: from 1, with a fresh manifest
+    5. enters version in the log (not needed for the proof, see below)
 
 and a consumer that dequeues tagged entries:
 
-    a. enters their tags in the log, which only ever rises
+    a. enters their tags in the log, whose versions only rise
     b. conditional write of the manifest without them
 
-Suppose (app, version) landed at some write W of the manifest, and 4 succeeds once more for the same pair. Its
-M was the manifest at 4, so W came before M. Either the entries of W are in M, and 1 saw their tag; or a
-consumer removed them between W and M, at b. Its a came before that b, b before M was there to be read, and 2
-after that: so 2 saw the tag. Either way 3 ended it: a contradiction. Numbers in the manifest only rise, so
-no later manifest has the same bytes as M, and "M was the manifest at 4" is what the condition of 4 says.
+Suppose (app, version) landed at some write W of the manifest, and 4 succeeds again for the same pair. Its M
+was the manifest at 4, so W came before M. If the entries of W are in M, then 1 saw their tag. Otherwise a
+consumer removed them between W and M, at b. Its a came before that b, b came before the read of M, and 2 came
+after that read, so 2 saw the tag. In both cases 3 ended the append: a contradiction. Numbers in the manifest
+only rise, so no later manifest has the same bytes as M. The condition of 4 therefore means that M was still
+the manifest.
 
-So `last` in 3 is the last version at the moment of 4. A writer whose versions are not counted one by one,
-but are places in something that it reads, may therefore also demand that `last` is the version it continues
-from: of two such writers at the same time one is refused, also when their steps end at different places.
+So `last` in 3 is the last version at the moment of 4. The versions of some writers are positions in their
+input instead of consecutive numbers. Such a writer can also require that `last` is the version from which it
+continues. Of two such writers at the same time one is then refused, even if their steps end at different
+positions.
 
-The log also shows that the manifest was replaced by an older copy. Entries leave the queue from the oldest
-on, so while an entry of a version is queued, those of every later version are too. If the newest tag of app
-in M is below its version in the log, and M still is the manifest after the log was read, nothing is
-appended.
+The log also shows whether the manifest was replaced by an older copy. The oldest entries leave the queue
+first: while an entry of one version is queued, the entries of every later version are queued too. If the
+newest tag of app in M is below its version in the log, and M is still the manifest after the log was read,
+nothing is appended.
 
-A consumer of the format that knows no log skips a. Step 5 leaves it only the moment between 4 and 5: if the
-writer dies there, and that consumer dequeues the entries before the writer is started again, the
-transaction is forgotten.
+A consumer of another implementation that does not know the log skips a. With step 5, a transaction is then
+lost only if the writer dies between 4 and 5, and that consumer dequeues the entries before the writer
+restarts.
 
     tag   4 bytes magic "PTX1" | u16 body_len | u64 version | app (UTF-8)        body_len = 8 + len(app)
 """
@@ -62,11 +64,10 @@ APP_BYTES_MAX: Final = 200
 """Limit of the name, because each entry has a tag, and every append transfers all entries."""
 VERSION_MAX: Final = 2**63 - 1
 NO_VERSION: Final = -1
-"""The version of an application that has committed none."""
+"""The value of `follows` for an application that has not committed a version."""
 
 TRANSACTION_LOG_APPS: Final = 10_000
-"""The number of applications that are remembered: at most 2.5 MB, and more than write to one queue at a time.
-"""
+"""The applications that the log keeps: at most 2.5 MB, and more than write to one queue at a time."""
 
 MAGIC: Final = b"PTX1"
 _LENGTH = struct.Struct("<H")
@@ -77,9 +78,9 @@ _APP_START = _BODY_START + _VERSION.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """An application, and the number of one of its steps. Versions of an application only rise.
+    """An application, and the version of one of its steps. Versions of an application only rise.
 
-    Raises `InvalidInputError` unless `app` has 1 to 200 bytes of UTF-8 and `version` is 0 to 2**63 - 1.
+    Raise `InvalidInputError` unless `app` has 1 to 200 bytes of UTF-8 and `version` is 0 to 2**63 - 1.
     """
 
     app: str
@@ -90,7 +91,7 @@ class Transaction:
             size = len(self.app.encode())
         except (AttributeError, UnicodeEncodeError):
             raise InvalidInputError(
-                f"the application of a transaction is text that UTF-8 can hold, not {self.app!r}"
+                f"the application of a transaction is text that UTF-8 can encode, not {self.app!r}"
             ) from None
         if not 1 <= size <= APP_BYTES_MAX:
             raise InvalidInputError(
@@ -112,13 +113,13 @@ def _head(app: str) -> bytes:
 
 
 def find_tag(tail: bytes) -> Transaction | None:
-    """Decode the tag in a tail, which may have other bytes before and after it; None if there is none."""
-    place = tail.find(MAGIC)
-    while place >= 0:
-        tag = _read_tag(tail, place)
+    """Return the tag in a tail, or None. The tail may have other bytes before and after the tag."""
+    start = tail.find(MAGIC)
+    while start >= 0:
+        tag = _read_tag(tail, start)
         if tag is not None:
             return tag
-        place = tail.find(MAGIC, place + 1)
+        start = tail.find(MAGIC, start + 1)
     return None
 
 
@@ -137,7 +138,7 @@ def _read_tag(tail: bytes, start: int) -> Transaction | None:
 
 
 def newest_version(raw: bytes, app: str) -> int | None:
-    """Return the version in the newest tag of `app` in the manifest `raw`; None if there is none."""
+    """Return the version in the newest tag of `app` in the manifest `raw`, or None."""
     for _, tail in manifest.tails(raw, _head(app)):
         tag = find_tag(tail)
         if tag is not None and tag.app == app:
@@ -146,7 +147,7 @@ def newest_version(raw: bytes, app: str) -> int | None:
 
 
 def tags(raw: bytes, through: int) -> dict[str, int]:
-    """Return the highest version of every application among the entries up to `through`, oldest first."""
+    """Return the highest version of each application in the entries up to `through`, oldest first."""
     found: dict[str, int] = {}
     for _, tail in manifest.tails(raw, MAGIC, through):
         tag = find_tag(tail)
@@ -165,10 +166,10 @@ def write_transaction_log(versions: Mapping[str, int]) -> bytes:
 
 
 def read_transaction_log(raw: bytes) -> dict[str, int]:
-    """Decode the log as application to version, newest last. Raises `SerializationError`.
+    """Decode the log as application to version, newest last. Raise `SerializationError` if it is damaged.
 
-    With an unreadable log nothing may be appended under a transaction, and nothing dequeued that has a tag:
-    starting a new one in its place would forget what must not be appended again.
+    While the log is unreadable, nothing may be appended under a transaction, and no tagged entry may be
+    dequeued. A new log in its place would allow committed transactions to be appended again.
     """
     try:
         stored = msgspec.json.decode(raw, type=_StoredLog)
@@ -187,20 +188,20 @@ def read_transaction_log(raw: bytes) -> dict[str, int]:
 
 
 def merge_versions(known: Mapping[str, int], versions: Mapping[str, int]) -> dict[str, int] | None:
-    """Add `versions` to `known`, or return None if it has them already. No version is ever lowered."""
-    risen = {app: version for app, version in versions.items() if version > known.get(app, -1)}
-    if not risen:
+    """Return `known` with `versions` added, or None if that changes nothing. No version is ever lowered."""
+    newer = {app: version for app, version in versions.items() if version > known.get(app, -1)}
+    if not newer:
         return None
-    merged = {app: version for app, version in known.items() if app not in risen} | risen
+    merged = {app: version for app, version in known.items() if app not in newer} | newer
     return dict(list(merged.items())[-TRANSACTION_LOG_APPS:])
 
 
 class TransactionLog:
-    """The transaction log: the last version of each application, after its entries may have left the queue.
+    """The transaction log: the last version of each application, even after its entries left the queue.
 
-    A side object of the manifest (`.txn`), replaced conditionally: by the consumer before it dequeues tagged
-    entries, and by a writer after it has appended some. Its content stays true, because versions only rise.
-    If there are too many applications, the one with the oldest change is forgotten.
+    It is a side object of the manifest (`.txn`). The consumer replaces it conditionally before it dequeues
+    tagged entries, and a writer does so after it has appended some. Its content stays true, because versions
+    only rise. If there are too many applications, the one with the oldest change is dropped.
     """
 
     __slots__ = ("_file", "path")
@@ -210,13 +211,15 @@ class TransactionLog:
         self.path = file.transactions_path
 
     async def read(self) -> dict[str, int]:
-        """Read the log as application to version, empty while there is none. Raises `SerializationError` with
-        advice."""
+        """Return the log as application to version; empty if there is none.
+
+        Raise `SerializationError`, whose message says what to do.
+        """
         versions, _ = await self._read()
         return versions
 
     async def _read(self) -> tuple[dict[str, int], Version | None]:
-        """Read the log; one that does not decode is read once more, because it may have been truncated."""
+        """Read the log. Read it again if it does not decode: the response may have been truncated."""
         raw, version = await self._file.read_side(self.path)
         try:
             return ({} if raw is None else read_transaction_log(raw)), version
@@ -231,10 +234,9 @@ class TransactionLog:
             ) from error
 
     async def enter(self, versions: Mapping[str, int]) -> None:
-        """Add `versions` in one conditional write, or none if they are present. Raises the errors of the
-        store.
+        """Add `versions` in one conditional write, or write nothing if they are present.
 
-        Doing it again is harmless, whatever the outcome was.
+        Raise the errors of the store. The call is safe to repeat after any outcome.
         """
         known, version = await self._read()
         merged = merge_versions(known, versions)
@@ -242,7 +244,7 @@ class TransactionLog:
             await self._file.write_side(self.path, write_transaction_log(merged), version)
 
     async def last_version(self, snapshot: Snapshot, app: str) -> int | None:
-        """Do steps 1 to 3 of this module: the manifest was read; read the log now.
+        """Return the last version of `app`: steps 1 to 3 above. `snapshot` is the manifest of step 1.
 
         Raises `SerializationError` if the log proves that the manifest is an older copy.
         """
@@ -268,7 +270,7 @@ class TransactionLog:
 
 
 class TransactionGuard:
-    """The check that a transaction is not committed twice. Without a transaction it allows everything."""
+    """Prevents a second commit of a transaction. Without a transaction it allows everything."""
 
     def __init__(self, file: ManifestFile, transaction: Transaction | None, follows: int | None) -> None:
         self._path = file.path
@@ -296,13 +298,13 @@ class TransactionGuard:
             assert self._transaction is not None
             app = self._transaction.app
             raise StaleTransaction(
-                f"{app!r} stands at version {_worded(last)} in {self._path}, and this step continues from "
-                f"{_worded(self._follows)}: another process works under the same name. Stop one of the two, "
-                "or look up the version and continue from there"
+                f"{app!r} is at version {_format_version(last)} in {self._path}, and this step continues "
+                f"from {_format_version(self._follows)}: another process uses the same name. Stop one of the "
+                "two, or look up the version and continue from there"
             )
 
     async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:
-        """Do step 5. The append is complete without it, so a failure is only logged as a warning."""
+        """Do step 5. The append is complete without it, so a failure is only logged."""
         if self._transaction is None:
             return
         versions = {self._transaction.app: self._transaction.version}
@@ -311,11 +313,11 @@ class TransactionGuard:
             await retry(lambda: self._transactions.enter(versions), policy, clock=clock, rng=rng, on=passing)
         except errors.PenstockError as error:
             _log.warning(
-                "%s was not written (%s); a Penstock consumer will do it, others may dequeue too early",
+                "%s was not written (%s); a Penstock consumer will write it, others may dequeue too early",
                 self._transactions.path,
                 error,
             )
 
 
-def _worded(version: int | None) -> str:
+def _format_version(version: int | None) -> str:
     return "none" if version == NO_VERSION else str(version)

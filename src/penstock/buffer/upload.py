@@ -1,8 +1,8 @@
-"""The upload of a batch: its calls and their watchers, and storing its records.
+"""The upload of a batch: its `produce` calls with their watchers, and the storage of its records.
 
-`store_batch` stores records as a batch that is not in the queue yet: a task uploads it, and its driver
-appends it with `append_batches`. The two run on different machines, so the value that is passed between them
-is small and can be pickled; the records are in the store.
+`store_batch` stores records as a batch that is not in the queue yet. A task uploads it, and the task's driver
+appends it with `append_batches`. The two run on different machines, so the value passed between them is small
+and can be pickled. The records are in the store.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BATCH_WEIGHT_MAX = BATCH_BYTES_MAX - 64
 """The largest size of a batch that a consumer decodes with its default limit."""
 
 FRAMING_BYTES = 8
-"""The most bytes of a record besides its data: its header and its entry in the length table."""
+"""Limit of the bytes of a record besides its data: its header and its entry in the length table."""
 
 STALE_AFTER_S = 300.0
-"""Half of the usual grace period. Collectors that do not know the floor use the age alone, so a batch that
+"""Half of the usual grace period. Collectors that do not know the floor use only the age, so a batch that
 waited this long is stored again before it is referenced."""
 
 INLINE_BYTES = 256 * 1024
@@ -46,7 +46,7 @@ StoredRecords: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray | Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOutcome:
-    """The result of a `produce` call: on success, the position of its first record."""
+    """The result of a `produce` call: an error, or the position of its first record."""
 
     error: BufferError | None = None
     sequence: int | None = None
@@ -59,9 +59,10 @@ class WriteOutcome:
 
 
 class DurabilityWatcher:
-    """The handle of a `produce` call: settled once by the producer, and awaited any number of times.
+    """The handle that reports the outcome of a `produce` call.
 
-    Cancelling a waiter affects neither the write nor other waiters.
+    The producer settles it once. It may be awaited any number of times. Cancelling a waiter affects neither
+    the write nor other waiters.
     """
 
     __slots__ = ("_outcome", "_waiters")
@@ -71,11 +72,11 @@ class DurabilityWatcher:
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def result(self) -> WriteOutcome | None:
-        """None while pending, then the result."""
+        """Return the outcome, or None while it is pending."""
         return self._outcome
 
     async def await_durable(self) -> WriteOutcome:
-        """Wait until the records are stored and in the queue. Raises the error if they are not."""
+        """Wait until the records are stored and in the queue. Raise the error if the call failed."""
         if self._outcome is None:
             waiter = asyncio.get_running_loop().create_future()
             if self._waiters is None:
@@ -132,11 +133,12 @@ class ProduceCall:
 
 @dataclass(slots=True, kw_only=True)
 class OpenBatch:
-    """The batch that is being filled: calls in order, with one metadata item each (or per run of equal ones,
-    when merging). No I/O, no clock.
+    """The batch that is being filled. It uses no I/O and no clock.
 
-    Its age is counted from `opened_at`, the moment the first call was taken into it. The calls themselves
-    may be older: they waited while uploads were slow, and are all to be stored together.
+    Its calls are in order. Each has one metadata item; with `merge`, a run of equal ones shares an item.
+
+    Its age is counted from `opened_at`, when it took its first call. The calls themselves may be older: they
+    waited while uploads were slow, and are stored together.
     """
 
     ordinal: int
@@ -152,7 +154,7 @@ class OpenBatch:
     weight: int = 0
 
     def add(self, call: ProduceCall, records: Sequence[bytes] | RecordChunk) -> None:
-        """Add a call with its records: a chunk, or a few records that share one with their neighbours."""
+        """Add a call with its records: a chunk, or a few records that are joined with their neighbours."""
         if not (self.merge and self._repeats(call)):
             self.metadata.append(
                 Metadata(
@@ -182,7 +184,7 @@ class OpenBatch:
         )
 
     def take_chunks(self) -> list[RecordChunk]:
-        """Take the records as chunks, small neighbours joined. The batch does not hold them afterwards."""
+        """Remove the records from the batch and return them as chunks. Join small neighbours."""
         chunks: list[RecordChunk] = []
         loose: list[bytes] = []
         for records in self.records:
@@ -200,7 +202,7 @@ class OpenBatch:
 
 
 class BatchUpload:
-    """Encodes and stores a sealed batch; keeps the bytes until the batch is in the queue."""
+    """Encodes and stores a sealed batch. It keeps the bytes until the batch is in the queue."""
 
     __slots__ = (
         "_clock",
@@ -250,11 +252,10 @@ class BatchUpload:
         return 0 if self._encoded is None else self._encoded.size
 
     async def run(self, floor_ms: int) -> None:
-        """Encode and store the batch. Keeps an `error` instead of raising it, because only the committer
-        reads it.
+        """Encode and store the batch. Keep an error in `error` for the committer instead of raising it.
 
-        There is an error until the batch is known to be stored. So a batch whose upload ended early is never
-        taken for one that can be referenced.
+        `error` is set until the batch is known to be stored, so a batch whose upload ended early is never
+        referenced.
         """
         try:
             self._encoded = await self._encode()
@@ -262,7 +263,7 @@ class BatchUpload:
             self.error = None
         except errors.PenstockError as error:
             self.error = storage_error(error, f"storing a batch under {self._prefix}")
-        except Exception as error:  # noqa: BLE001  a defect of a store or of ours fails this batch alone
+        except Exception as error:  # noqa: BLE001  a defect here or in a store fails only this batch
             self.error = StorageError(f"storing a batch of {self.batch.count} records failed: {error!r}")
         finally:
             self.finished = True
@@ -270,7 +271,7 @@ class BatchUpload:
     async def _encode(self) -> EncodedBatch:
         chunks = self.batch.take_chunks()
         if self._compression is CompressionType.NONE or self.batch.record_bytes < INLINE_BYTES:
-            return encode_batch(chunks, self._compression)  # uncompressed, the store's thread encodes
+            return encode_batch(chunks, self._compression)  # uncompressed: encoded by the store's thread
         return await asyncio.to_thread(encode_batch, chunks, self._compression)
 
     async def _put(self, floor_ms: int) -> None:
@@ -299,8 +300,7 @@ class StoredBatch:
 
     location: str
     minted_ms: int
-    """The millisecond in the name: if it is at or below the garbage floor, the object must be copied first.
-    """
+    """The time in the name. If it is at or below the garbage floor, the object must be copied first."""
     record_count: int
     record_bytes: int
     size: int
@@ -319,11 +319,11 @@ async def store_batch(
     rng: random.Random = SYSTEM_RNG,
     policy: RetryPolicy | None = None,
 ) -> StoredBatch:
-    """Store records as one batch object below `prefix`, durably; `append_batches` puts it into the queue.
+    """Store records durably as one batch object below `prefix`. `append_batches` appends it to the queue.
 
-    Until then, and if that never comes, the object is garbage that the consumer collects. `metadata` is one
-    payload for all records, or items that say where each starts. Passing faults are retried. Raises
-    `InvalidInputError` for no records or more than a batch holds, and `StorageError`.
+    Without that append, the consumer deletes the object as garbage. `metadata` is one payload for all
+    records, or items with their start indexes. Transient faults are retried. Raise `InvalidInputError` if
+    there are no records or more than a batch can hold, and `StorageError`.
     """
     chunks = _chunks(records)
     count = sum(map(len, chunks))
@@ -375,5 +375,5 @@ def _items(metadata: bytes | Sequence[Metadata], count: int, clock: Clock) -> li
         return [Metadata(start_index=0, ingestion_time_ms=clock.now_ms(), payload=metadata)]
     starts = [item.start_index for item in metadata]
     if starts != sorted(starts) or (starts and starts[-1] >= count):
-        raise InvalidInputError(f"metadata of {count} records must start at rising places within them")
+        raise InvalidInputError(f"metadata of {count} records must have rising start indexes within them")
     return list(metadata)

@@ -1,7 +1,7 @@
-"""Blocks of `(u32 length | data)*` and the length table that lets them decode without a walk.
+"""Blocks of `(u32 length | data)*`, and the length table for decoding them without a walk.
 
-The format shows where the next record starts only after the current one is read. A walk over the records in
-Python costs more than everything else together, so blocks written here end with a table of lengths:
+The start of a record is known only after the header of the record before it is read. Such a walk in Python
+costs more than everything else together, so blocks written here end with a table of lengths:
 
     lengths  count x width bytes (u8, u16 or u32, little-endian)
     width    u8 (1, 2 or 4)
@@ -9,8 +9,8 @@ Python costs more than everything else together, so blocks written here end with
     magic    8 bytes, "PSTKLEN1"
 
 Readers ignore bytes after the last record, so the table does not affect readers that do not know it. A table
-is used only if every length in it equals that of the record's header. By induction from offset 0, such a
-table names exactly the records that the walk would find.
+is used only if every length in it equals the length in the record's header. By induction from offset 0, it
+then gives exactly the records that the walk would find.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 def as_binary_array(values: object) -> pa.BinaryArray:
     """Convert records in any supported form into one `binary` array.
 
-    Takes a sequence of `bytes`, or a pyarrow array (or chunked array) of binary, large_binary,
-    fixed_size_binary or binary_view without nulls. Raises `InvalidInput` naming the first offence.
+    The records are a sequence of `bytes`, or a pyarrow array (or chunked array) of binary, large_binary,
+    fixed_size_binary or binary_view without nulls. Raise `InvalidInput`, which names the first invalid one.
     """
     if isinstance(values, pa.ChunkedArray):
         values = _one_chunk(values)
@@ -79,13 +79,13 @@ def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
 
 
 def check_records(records: Sequence[bytes]) -> int:
-    """Return the size of all records. Raises `InvalidInput` naming the first that is not `bytes`."""
+    """Return the size of all records. Raise `InvalidInput`, which names the first that is not `bytes`."""
     try:
-        return sum(map(bytes.__len__, records))  # one pass for both: this `len` takes nothing else
+        return sum(map(bytes.__len__, records))  # one pass sums and checks: this `len` accepts only bytes
     except TypeError:
-        place, wrong = next((i, v) for i, v in enumerate(records) if not isinstance(v, bytes))
+        number, wrong = next((i, v) for i, v in enumerate(records) if not isinstance(v, bytes))
         raise InvalidInput(
-            f"record {place} is {type(wrong).__name__}; records are bytes (encode it first)"
+            f"record {number} is {type(wrong).__name__}; records are bytes (encode it first)"
         ) from None
 
 
@@ -101,7 +101,7 @@ def _checked_array(values: pa.Array) -> pa.BinaryArray:
             f"an array of {kind} cannot be stored as records; cast it to pyarrow.binary() first"
         )
     if values.null_count:
-        raise InvalidInput(f"the array holds {values.null_count} nulls; a record is bytes, possibly empty")
+        raise InvalidInput(f"the array has {values.null_count} nulls; a record is bytes, possibly empty")
     if pa.types.is_binary(kind):
         return values
     try:
@@ -129,7 +129,7 @@ def record_lengths(values: pa.BinaryArray) -> Lengths:
 
 
 def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> memoryview:
-    """Encode `(u32 length | data)*` of all values, whose lengths may be known already."""
+    """Encode all values as `(u32 length | data)*`. `lengths` avoids computing their lengths again."""
     count = len(values)
     if count == 0:
         return memoryview(b"")
@@ -150,7 +150,7 @@ def _header_offsets(count: int) -> npt.NDArray[np.int32]:
 
 
 def length_table(lengths: Lengths) -> bytes:
-    """Encode the table after the records of a block; empty for a block that is too small to need one."""
+    """Encode the table that follows the records of a block. It is empty for a block with few records."""
     count = len(lengths)
     if count < TABLE_RECORDS_MIN:
         return b""
@@ -166,9 +166,9 @@ class Block:
     data: pa.Buffer
     lengths: Lengths
     starts: Positions
-    """The offset of each header and, as the last, the end of the records."""
+    """The offset of each header, and then the end of the records."""
     heads: npt.NDArray[np.uint64] | None = None
-    """The eight bytes from each header on, if checking the table has read them already."""
+    """The eight bytes from the start of each header, if the check of the table has read them."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -200,8 +200,8 @@ class Block:
     def to_arrow_view(self) -> pa.Array:
         """Return a `binary_view` array that points into the block, without a copy of the data.
 
-        The eight bytes from the header of a record on are `length | first four data bytes`, which is the
-        first half of an Arrow view. Blocks with records short enough to be stored inside the view are copied.
+        The eight bytes from the start of a record's header are `length | first four data bytes`, which is the
+        first half of an Arrow view. A block with records short enough to be stored inside the view is copied.
         """
         count = len(self.lengths)
         if count == 0 or int(self.lengths.min()) <= _INLINE_BYTES_MAX or len(self.data) > _OFFSET_MAX:
@@ -214,9 +214,9 @@ class Block:
 
 
 def index_block(data: pa.Buffer, count: int) -> Block:
-    """Find the `count` records of a block. Raises `Corrupt` when they overrun it.
+    """Find the `count` records of a block. Raise `Corrupt` if they extend beyond it.
 
-    Nothing is allocated from `count` before it is checked against the bytes there are.
+    `count` is checked against the size of the block before any memory is allocated for it.
     """
     if count * 4 > len(data):
         raise Corrupt(f"block of {len(data)} bytes cannot hold {count} records")
@@ -229,7 +229,7 @@ def index_block(data: pa.Buffer, count: int) -> Block:
 
 
 def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions:
-    """Return the header positions for records of these lengths, and the end of the last."""
+    """Return the header positions for records of these lengths, and the end of the last record."""
     starts = _scratch(len(lengths) + 1, "<i8")
     framed = starts[1:]
     starts[0] = 0
@@ -241,21 +241,21 @@ def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions
 def _scratch(count: int, kind: str) -> npt.NDArray[np.int64]:
     """Allocate an uninitialised array from Arrow's memory pool.
 
-    The pool reuses freed memory. The C library returns a megabyte to the system immediately, and the page
-    faults of allocating it again cost as much as the work on it.
+    The pool reuses freed memory. The C library returns a freed megabyte to the system immediately, and the
+    page faults of the next allocation cost as much as the work on it.
     """
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
 def _heads(data: pa.Buffer, starts: Positions) -> npt.NDArray[np.uint64]:
-    """Return the u64 at every header. The caller guarantees that eight bytes are there."""
+    """Return the u64 at every header. The caller guarantees that eight bytes follow each position."""
     # Every u64 of the block at every byte offset, without a copy.
     words = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
     return words[starts[:-1]]
 
 
 def _by_table(data: pa.Buffer, count: int) -> Block | None:
-    """Find the records by the table; None if there is none that the headers confirm."""
+    """Find the records by the table. Return None without a table that the headers confirm."""
     size = len(data)
     if count < TABLE_RECORDS_MIN or size < _TAIL.size:
         return None
@@ -270,12 +270,12 @@ def _by_table(data: pa.Buffer, count: int) -> Block | None:
     if int(starts[-1]) != table_start:
         return None
     heads = _heads(data, starts)  # in bounds: the table's own tail follows the last record
-    lengths = heads.astype("<u4")  # the low half of each
+    lengths = heads.astype("<u4")  # the low half of each value
     return Block(data, lengths, starts, heads) if bool((lengths == table).all()) else None
 
 
 def _by_stride(data: pa.Buffer, count: int) -> Block | None:
-    """Find the records if all are as long as the first, with one strided comparison."""
+    """Find the records with one strided comparison if all have the length of the first. Else return None."""
     if count < TABLE_RECORDS_MIN:
         return None
     (first,) = _HEADER.unpack_from(data, 0)
@@ -289,18 +289,19 @@ def _by_stride(data: pa.Buffer, count: int) -> Block | None:
 
 
 def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
-    """Find the records by many parallel walks, with one numpy step for all; None leaves the block to
-    `_by_walk`.
+    """Find the records by many parallel walks, with one numpy step for all.
 
-    Each walk starts at a guessed header and ends where the next one starts. A guess is used only if the walk
-    before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked one
-    record at a time. So a wrong guess changes the speed and never the result.
+    Return None to leave the block to `_by_walk`.
+
+    Each walk starts at a guessed header and ends where the next walk starts. A guess is used only if the walk
+    before it, itself confirmed back to offset 0, arrives exactly there. Otherwise that part is walked one
+    record at a time. A wrong guess therefore affects the speed and never the result.
     """
     if count < MANY_WALKS_MIN:
         return None
     begins = _guessed_starts(data, count)
     if len(begins) < count**0.5 / 2:
-        return None  # headers are hard to guess here
+        return None  # the headers of this block are hard to guess
     ends = np.append(begins[1:], len(data) - 3)  # past the last position of a header
     rows = _walk_together(data, begins, ends, steps_max=8 * (count // len(begins) + 1))
     positions = np.stack(rows, axis=1)  # one line per walk
@@ -314,7 +315,7 @@ def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
         chain, end = _stitched(data, begins, ends, positions, lengths, arrivals, finished)
     starts = np.append(chain[: count + 1], end)[: count + 1]
     if len(starts) <= count or int(starts[-1]) > len(data):
-        return None  # too short: the plain walk says where
+        return None  # too short: the plain walk finds the position for the error
     return Block(data, (np.diff(starts) - 4).astype("<u4"), starts)
 
 
@@ -330,7 +331,7 @@ def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
         longest = max(longest, length)
         position += 4 + length
     longest = min(4 * longest + 64, 1 << 16)
-    zeros = 2 if longest >= 1 << 8 else 3  # a header of a usual record ends with this many
+    zeros = 2 if longest >= 1 << 8 else 3  # the zero bytes at the end of a usual record's header
     needle = bytes(zeros)
     window_bytes = (_HOPS + 2) * longest
     begins = [0]
@@ -339,12 +340,12 @@ def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
             break
         first = max(near, begins[-1] + 1)
         window = raw[first : first + window_bytes].tobytes()
-        place = -1
+        hit = -1
         for _ in range(_GUESSES):
-            place = window.find(needle, place + 1)
-            if place < 0:
+            hit = window.find(needle, hit + 1)
+            if hit < 0:
                 break
-            guess = place + zeros - 4
+            guess = hit + zeros - 4
             if guess >= 0 and _is_plausible(window, guess, longest):
                 begins.append(first + guess)
                 break
@@ -426,10 +427,10 @@ def _by_walk(data: pa.Buffer, count: int) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """Records to encode: an Arrow array that is encoded later, or a list that is encoded already.
+    """Records to encode: an Arrow array that is encoded later, or an encoded list.
 
-    An array costs nothing to keep, so it is encoded in pieces while the block is written. A list should be
-    read only once: its objects are scattered over memory, and reaching them costs more than copying them.
+    An array costs nothing to keep, so it is encoded in pieces while the block is written. A list is encoded
+    immediately, because its objects are scattered over memory and accessing them costs more than a copy.
     """
 
     values: pa.BinaryArray | None
@@ -438,12 +439,12 @@ class RecordChunk:
 
     @classmethod
     def of_array(cls, values: pa.BinaryArray) -> RecordChunk:
-        """Make a chunk of a `binary` array without nulls."""
+        """Create a chunk from a `binary` array without nulls."""
         return cls(values, record_lengths(values))
 
     @classmethod
     def of_list(cls, records: Sequence[bytes]) -> RecordChunk:
-        """Make a chunk of records that have been checked to be `bytes`."""
+        """Create a chunk from records that were checked to be `bytes`."""
         values = pa.array(records, pa.binary())
         lengths = record_lengths(values)
         return cls(None, lengths, encode_records(values, lengths))
@@ -456,7 +457,7 @@ class RecordChunk:
         return int(self.lengths.sum(dtype=np.int64))
 
     def pieces(self, piece_bytes: int) -> Iterator[RecordChunk]:
-        """Split into slices of about `piece_bytes`, at least one record long, without a copy."""
+        """Split the chunk without a copy, into slices of about `piece_bytes` and at least one record."""
         values = self.values
         if values is None or self.record_bytes <= piece_bytes:
             yield self
@@ -470,7 +471,7 @@ class RecordChunk:
             start = stop
 
     def encode(self) -> memoryview:
-        """Encode `(u32 length | data)*` of all records."""
+        """Return all records encoded as `(u32 length | data)*`."""
         if self.encoded is not None:
             return self.encoded
         return encode_records(self.values, self.lengths)

@@ -1,4 +1,4 @@
-"""Zstandard with a context per thread, and a limit of the output that a hostile frame cannot exceed."""
+"""Zstandard with a context per thread, and an output limit that also holds for malicious frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _contexts = threading.local()
 
 
 def compress(parts: Iterable[memoryview], *, size: int) -> bytes:
-    """Compress all parts, `size` bytes together, into a single frame with its size and a checksum."""
+    """Compress all parts, `size` bytes in total, into one frame that includes its size and a checksum."""
     # A context shared by two threads crashes the process, so each thread keeps its own.
     context = getattr(_contexts, "compressor", None)
     if context is None:
@@ -35,8 +35,8 @@ def compress(parts: Iterable[memoryview], *, size: int) -> bytes:
 def decompress(data: memoryview, *, bytes_max: int) -> pa.Buffer:
     """Decompress one or more concatenated frames.
 
-    Raises `LimitExceeded` before more than `bytes_max` bytes are produced, `Corrupt` when the frames are
-    damaged, truncated or followed by something that is not a frame.
+    Raise `LimitExceeded` for more than `bytes_max` bytes of output. Raise `Corrupt` if a frame is damaged or
+    truncated, or if other data follows the frames.
     """
     declared = _declared_size(data)
     if declared is not None and declared > bytes_max:

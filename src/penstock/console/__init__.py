@@ -1,4 +1,4 @@
-"""The console: what runs, how records flow, and where each of them is."""
+"""The console, which shows the parts of a fleet, the flow of records, and the path of each record."""
 
 from __future__ import annotations
 

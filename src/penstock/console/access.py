@@ -3,11 +3,11 @@
 With keys, every request sends one. Without keys, the console listens only on the loopback address and prints
 a token for one session. A page of another site must not be able to use either:
 
-- a name that points at this machine (DNS rebinding) is refused by its `Host`,
-- a request that another origin sends is refused by `Sec-Fetch-Site` and `Origin`,
-- the session is a cookie that only the console's own pages send (`SameSite=Strict`).
+- A request through another name of this machine (DNS rebinding) is refused by its `Host`.
+- A request from another origin is refused by `Sec-Fetch-Site` and `Origin`.
+- The session is a cookie that only the console's own pages send (`SameSite=Strict`).
 
-Sessions survive a restart within a day of their beginning: a file that only the owner can read has their
+Sessions survive a restart within a day of their start. A file that only the owner can read stores their
 digests.
 """
 
@@ -85,11 +85,11 @@ class Access:
         return len(self._keys) > 0
 
     def bound(self, port: int) -> None:
-        """Name the cookie after the port, as cookies are shared by all ports of a host."""
+        """Name the cookie after the port, because all ports of a host share cookies."""
         self._cookie = f"penstock_console_{port}"
 
     def new_token(self) -> str:
-        """Return a token for one session; the previous one becomes invalid."""
+        """Return a token for one session. The previous token becomes invalid."""
         token = secrets.token_urlsafe(32)
         self._token = _digest(token.encode())
         return token
@@ -101,7 +101,7 @@ class Access:
             raise Forbidden(refusal)
 
     def principal(self, request: Request) -> Principal:
-        """Return the sender of a request. Raises `Unauthorized`, or `Forbidden` for other sites."""
+        """Return the sender of a request. Raise `Unauthorized`, or `Forbidden` for other sites."""
         authorization = request.headers.get(b"authorization")
         if request.method not in _SAFE:
             self._check_origin(request, is_ambient=authorization is None)
@@ -112,9 +112,9 @@ class Access:
         raise Unauthorized("open the address that was printed at the start: it contains a one-time token")
 
     def begin_session(self, request: Request, token: str) -> tuple[bytes, bytes]:
-        """Return the cookie's header for a client with the token, which becomes invalid.
+        """Return the cookie header for a client that sends the token. The token becomes invalid.
 
-        Raises `Unauthorized`, or `Forbidden` for other sites.
+        Raise `Unauthorized`, or `Forbidden` for other sites.
         """
         self._check_origin(request, is_ambient=False)
         if self.asks_keys:
@@ -157,7 +157,7 @@ class Access:
 
 
 def _remembered(path: str, now_ms: int) -> dict[bytes, int]:
-    """Return the digests of sessions that began within a day; none if they cannot be read."""
+    """Return the digests of sessions that began within a day, or none if the file cannot be read."""
     if not path:
         return {}
     try:
@@ -195,24 +195,27 @@ def _digest(secret: bytes) -> bytes:
 def _cookies(request: Request, name: bytes) -> Iterator[bytes]:
     """Yield the values of a cookie. Other programs on this machine may add cookies in any form."""
     for pair in re.split(rb"[;,]", request.headers.get(b"cookie", b"")):
-        has, _, value = pair.strip().partition(b"=")
-        if has == name:
+        key, _, value = pair.strip().partition(b"=")
+        if key == name:
             yield value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """The console's settings. `ConfigError` if others could connect without a key, or a key has a prefix."""
+    """The console's settings.
+
+    Raise `ConfigError` if other machines could connect without a key, or if a key has a prefix.
+    """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    """0 takes a free port."""
+    """The port, or 0 for a free one."""
     keys: Keyring = field(default_factory=Keyring)
     """`read` allows viewing; a redrive requires `write`."""
     allowed_hosts: tuple[str, ...] = ()
-    """Accepted `Host` and `Origin` besides addresses, localhost and this machine's name; `*` for any."""
+    """Accepted `Host` and `Origin` besides addresses, localhost and this machine's name. `*` accepts any."""
     sessions_file: str = ""
-    """The file that stores the digests of sessions; without it, they end with the process."""
+    """The file that stores the digests of sessions. Without it, sessions end with the process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 40.0
-"""Time limit of a request, as a part or a store may hang; for a stream, the limit until it begins."""
+"""Time limit of a request, because a part or a store may hang. For a stream, the limit until it begins."""
 TEXT_BYTES_MAX: Final = 4096
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -107,7 +107,7 @@ def json_answer(value: object, status: int = 200, headers: HeaderList = ()) -> R
 
 
 def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int) -> int:
-    """Return a whole number in the query, at most `most`. Raises `InvalidInput`."""
+    """Return a whole number of the query, limited to `most`. Raise `InvalidInput`."""
     text = call.query.get(name, "")
     if not text:
         return default
@@ -117,7 +117,7 @@ def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int)
 
 
 def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the body as JSON. Raises `InvalidInput`, `UnsupportedMediaType`."""
+    """Decode the body as JSON. Raise `InvalidInput` or `UnsupportedMediaType`."""
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise UnsupportedMediaType("send the body as Content-Type: application/json")
@@ -153,7 +153,7 @@ class ConsoleApp(App[Call]):
         return self._access.principal(request)
 
     def _static_page(self, request: Request) -> Response | None:
-        """Return a file of the page, which contains no secret."""
+        """Return a static file or a redirect, neither of which contains a secret, or None."""
         path = request.path
         if path.startswith(_API) or request.method not in (b"GET", b"HEAD"):
             return None
@@ -192,7 +192,7 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
 
 
 def text_fields(data: bytes, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
-    """Return bytes as text, or None if they are not text, and whether the text was cut."""
+    """Return fields with the bytes as text, or None if they are not text, and whether the text was cut."""
     cut = len(data) > most
     shown = data[:most]
     try:
@@ -204,7 +204,7 @@ def text_fields(data: bytes, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
 
 
 def payload_fields(data: bytes | None, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
-    """Return bytes as text and in base64."""
+    """Return fields with the bytes as text and in base64."""
     if data is None:
         return {"text": None, "cut": False, "bytes_b64": None, "size": None}
     packed = base64.b64encode(data[:most]).decode()
@@ -228,7 +228,7 @@ class StaticFiles:
         self._files: dict[str, _File] = {}
 
     def answer(self, request: Request, name: str) -> Response | None:
-        """Return the file, or 304 if the browser has it; None if there is no such file."""
+        """Return the file, 304 if the browser has it, or None if it does not exist."""
         file = self._file(name)
         if file is None:
             return None

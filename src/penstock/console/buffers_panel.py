@@ -107,14 +107,14 @@ class BuffersPanel:
         places, collector = self._sources.places, self._sources.collector_place
         known, unknown = {}, [relay.part for relay in places.relays if relay.queue == queue]
         unknown += [place.part for place in places.pipelines if place.queue == queue]
-        told = [
+        reporting = [
             (place.part, self._sources.databases[place.name])
             for place in places.databases
             if place.queue == queue
         ]
         if collector is not None and queue in collector.queues:
-            told.append((collector.part, self._sources.collector))
-        for part, source in told:
+            reporting.append((collector.part, self._sources.collector))
+        for part, source in reporting:
             value = source.main.reading.value
             if value is None:
                 unknown.append(part)
@@ -124,7 +124,7 @@ class BuffersPanel:
 
 
 async def _records(watch: QueueWatch, reading: QueueReading) -> int | None:
-    """Count all records in the queue by the footers of its batches; None if there are too many batches."""
+    """Count all records in the queue by the footers of its batches. Return None for too many batches."""
     if reading.depth > _COUNTED_MAX:
         return None
     indexes = await watch.source.indexes()

@@ -63,7 +63,7 @@ class Console:
         clock: Clock = SYSTEM_CLOCK,
         front: Callable[[Application], Application] = lambda app: app,
     ) -> None:
-        """`front` may wrap the console's application, to serve more on the same port."""
+        """Create the console. `front` may wrap its application, to serve more on the same port."""
         self._front = front
         self._settings = settings
         self._clock = clock
@@ -85,7 +85,7 @@ class Console:
         self._noting: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Start serving and return the address. Raises `Unavailable` if the port is in use."""
+        """Start serving and return the address. Raise `Unavailable` if the port is in use."""
         self._sources.refresh()
         self._live = LiveHub(self._sources)
         app = ConsoleApp(self._access, StaticFiles(_STATIC), self._routes(self._live))
@@ -105,7 +105,7 @@ class Console:
 
     @property
     def url(self) -> str:
-        """The address of the page. Without keys, its fragment has a token for one session."""
+        """The URL of the page. Without keys, its fragment contains a token for one session."""
         assert self._address is not None, "the console is not started"
         host, port = self._address
         shown = f"[{host}]" if ":" in host else host
@@ -113,12 +113,12 @@ class Console:
         return f"http://{shown}:{port}/console{fragment}"
 
     def new_url(self) -> str:
-        """Return `url` with a new token. The previous token becomes invalid; sessions stay open."""
+        """Return `url` with a new token. The previous token becomes invalid. Sessions stay open."""
         self._token = "" if self._access.asks_keys else self._access.new_token()
         return self.url
 
     async def close(self) -> None:
-        """Notify all viewers and stop. May be called again."""
+        """Notify all viewers and stop. Idempotent."""
         if self._noting is not None:
             self._noting.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -104,30 +104,30 @@ class DatabasesPanel:
         }
 
     async def query(self, call: Call) -> Response:
-        """Forward a PromQL query; return the database's own response."""
+        """Forward a PromQL query, and return the database's own response."""
         source = self._of_kind(call, PartKind.TIMESERIES)
-        asked = read_body(call, _QUERY)
-        if not asked.query.strip() or len(asked.query) > _QUERY_MAX:
+        request = read_body(call, _QUERY)
+        if not request.query.strip() or len(request.query) > _QUERY_MAX:
             raise InvalidInput(f"query: expected PromQL of at most {_QUERY_MAX} characters")
-        is_range = asked.start is not None or asked.end is not None or asked.step is not None
-        if is_range and None in (asked.start, asked.end, asked.step):
+        is_range = request.start is not None or request.end is not None or request.step is not None
+        if is_range and None in (request.start, request.end, request.step):
             raise InvalidInput("a range needs start, end and step")
         names = ("start", "end", "step") if is_range else ("time",)
-        form = {name: value for name in names if (value := getattr(asked, name)) is not None}
+        form = {name: value for name in names if (value := getattr(request, name)) is not None}
         path = "/api/v1/query_range" if is_range else "/api/v1/query"
-        body = urlencode({"query": asked.query, **form}).encode()
+        body = urlencode({"query": request.query, **form}).encode()
         return await _passed_on(source, path, body, _FORM)
 
     async def search(self, call: Call) -> Response:
-        """Forward a vector search; return the database's own response."""
+        """Forward a vector search, and return the database's own response."""
         source = self._of_kind(call, PartKind.VECTOR)
-        asked = read_body(call, _SEARCH)
+        request = read_body(call, _SEARCH)
         body = msgspec.json.encode(
             {
-                "vector": asked.vector,
-                "k": asked.k,
-                **({} if asked.filter is None else {"filter": asked.filter}),
-                **({} if asked.include_fields is None else {"includeFields": asked.include_fields}),
+                "vector": request.vector,
+                "k": request.k,
+                **({} if request.filter is None else {"filter": request.filter}),
+                **({} if request.include_fields is None else {"includeFields": request.include_fields}),
             }
         )
         return await _passed_on(source, "/api/v1/vector/search", body, "application/json")

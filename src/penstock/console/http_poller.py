@@ -1,7 +1,8 @@
 """Polls parts over HTTP on persistent connections, and reads their `/metrics`.
 
-Polls must not take CPU time from ingest. A general HTTP client needs one to two milliseconds for a request,
-this one a tenth of that. It supports only the responses of parts: a status, a length, a body.
+Polls must not take CPU time from ingest. A general HTTP client needs one to two milliseconds of CPU time for
+a request. This one needs a tenth of that, but supports only the responses of parts: a status, a length and a
+body.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Answer:
 
 
 class _Reader(asyncio.StreamReader):
-    """Counts received bytes, so that unsolicited data is noticed."""
+    """Counts received bytes, to detect unsolicited data."""
 
-    heard_bytes = 0
+    received_bytes = 0
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         piece = bytes(data)
-        self.heard_bytes += len(piece)
+        self.received_bytes += len(piece)
         super().feed_data(piece)
 
 
@@ -62,30 +63,30 @@ class _Line:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it seems open and has no unread data, which could not be the next response."""
-        return self.reader.heard_bytes == self.read_bytes and not self.reader.at_eof()
+        """Whether the connection seems open and has no unread data, which could not be the next response."""
+        return self.reader.received_bytes == self.read_bytes and not self.reader.at_eof()
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the head of a response says about its body."""
+    """The status of a response, and the size of its body."""
 
     status: int
     size: int
     is_last: bool
-    """The server closes the connection after this response."""
+    """Whether the server closes the connection after this response."""
 
 
 class HttpPoller:
-    """Requests to one server. Concurrent requests use separate connections.
+    """A client of one server. Concurrent requests use separate connections.
 
-    Only for idempotent requests: one may be sent twice.
+    It is only for idempotent requests, because a request may be sent twice.
     """
 
     def __init__(
         self, name: str, url: str, key: str | None, *, timeout_s: float, idle_s: float = _IDLE_S
     ) -> None:
-        """`name` is the server's name in errors. The address is `http://host[:port][/path]`.
+        """Create the client. `name` is the server's name in errors. `url` is `http://host[:port][/path]`.
 
         Connections are closed after `idle_s` without a request.
         """
@@ -105,12 +106,12 @@ class HttpPoller:
     async def ask(self, path: str, body: bytes | None = None, *, accept: str = "application/json") -> Answer:
         """Send a GET, or a POST of JSON, and return the response with any status.
 
-        Raises `Unavailable`, `LimitExceeded`.
+        Raise `Unavailable` or `LimitExceeded`.
         """
-        question = self._question(path, body, accept)
+        request = self._request(path, body, accept)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._answer(question)
+                return await self._answer(request)
         except TimeoutError as error:
             raise Unavailable(f"{self._name} did not respond in time") from error
         except (OSError, EOFError) as error:
@@ -136,23 +137,23 @@ class HttpPoller:
             self._resting.cancel()
         self._resting = asyncio.get_running_loop().call_later(self._idle_s, self._rest)
 
-    def _question(self, path: str, body: bytes | None, accept: str) -> bytes:
+    def _request(self, path: str, body: bytes | None, accept: str) -> bytes:
         method = "GET" if body is None else "POST"
         sent = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         head = f"{method} {self._root}{path} HTTP/1.1\r\n{self._headers}Accept: {accept}\r\n{sent}\r\n"
         return head.encode() + (body or b"")
 
-    async def _answer(self, question: bytes) -> Answer:
+    async def _answer(self, request: bytes) -> Answer:
         while self._idle:
             line = self._idle.pop()
             if not line.is_quiet:
                 line.writer.close()
                 continue
             try:
-                return await self._over(line, question)
+                return await self._over(line, request)
             except (ConnectionError, EOFError):  # closed while it was idle: retry on another one
                 continue
-        return await self._over(await self._dial(), question)
+        return await self._over(await self._dial(), request)
 
     async def _dial(self) -> _Line:
         if not self._is_plain:
@@ -163,10 +164,10 @@ class HttpPoller:
         transport, _ = await loop.create_connection(lambda: protocol, self._host, self._port)
         return _Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
-    async def _over(self, line: _Line, question: bytes) -> Answer:
+    async def _over(self, line: _Line, request: bytes) -> Answer:
         is_kept = False
         try:
-            line.writer.write(question)
+            line.writer.write(request)
             text = await line.reader.readuntil(_HEAD_END)
             head = self._parsed(text)
             answer = Answer(head.status, await line.reader.readexactly(head.size))
@@ -227,7 +228,7 @@ class HttpSource:
         await self._http.aclose()
 
     async def look(self) -> Exposition:
-        """Return its `/metrics`. Raises `Unavailable`, `PermissionDenied`, `LimitExceeded`."""
+        """Return the part's `/metrics`. Raise `Unavailable`, `PermissionDenied` or `LimitExceeded`."""
         if self._poller is None:
             raise self._absent
         answer = await self._poller.ask("/metrics", accept="text/plain")
@@ -238,7 +239,7 @@ class HttpSource:
     async def pass_on(
         self, path: str, *, body: bytes, kind: str, timeout_s: float
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Return the part's response to a POST, with any status. Raises `Unavailable`, `LimitExceeded`."""
+        """Return the part's response to a POST, with any status. Raise `Unavailable` or `LimitExceeded`."""
         allowed = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         headers = {**allowed, "Content-Type": kind, "Accept": "application/json"}
         async with self._http.stream(
@@ -272,9 +273,9 @@ class HttpSource:
 
 
 class Exposition:
-    """The samples of one scrape, without those that do not parse or are not finite.
+    """The samples of one scrape, except those that do not parse or are not finite.
 
-    Few of a part's hundreds of samples are shown, so a line is parsed only when it is requested.
+    Only a few of a part's hundreds of samples are shown, so a line is parsed on request.
     """
 
     def __init__(self, text: str) -> None:
@@ -297,19 +298,19 @@ class Exposition:
             at = self._text.find(start, at + 1)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Return the sum of a metric's samples with these labels; None if there is none."""
+        """Return the sum of a metric's samples with these labels, or None if there are none."""
         values = [
             value
-            for has, value in self._of(name)
-            if all(has.get(key) == text for key, text in labels.items())
+            for found, value in self._of(name)
+            if all(found.get(key) == text for key, text in labels.items())
         ]
         return sum(values) if values else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Return the sums of a metric by one of its labels."""
         totals: dict[str, float] = {}
-        for has, value in self._of(name):
-            key = has.get(label, "")
+        for labels, value in self._of(name):
+            key = labels.get(label, "")
             totals[key] = totals.get(key, 0.0) + value
         return totals
 

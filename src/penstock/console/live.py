@@ -1,6 +1,6 @@
 """The live stream: changes of the overview, parts and log lines, without silent gaps.
 
-The last events are kept in a ring buffer with increasing ids: a client that reconnects gets the events that
+The last events are kept in a ring buffer with increasing ids. A client that reconnects gets the events that
 it missed, or a gap event.
 """
 
@@ -27,13 +27,13 @@ _LOG = logging.getLogger(__name__)
 LOG_LINES_FIRST: Final = 200
 STREAMS_MAX: Final = 64
 _LINES_HELD: Final = 500
-"""How many earlier lines are taken over at the start."""
+"""The number of earlier log lines that are added at the start."""
 _EVENTS_MAX: Final = 4000
 _BYTES_MAX: Final = 16 << 20
 _TICK_S: Final = 1.0
 _BEAT_S: Final = 10.0
 _PIECE_BYTES: Final = 1 << 18
-"""Bytes prepared for a client at a time: a slow client must not hold a copy of all events."""
+"""Bytes prepared for a client at a time, so that a slow client does not hold a copy of all events."""
 _TEXT_MAX: Final = 4096
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BEAT: Final = b": still here\n\n"
@@ -53,7 +53,7 @@ class Event:
 class Missed:
     """The events after an id: a gap, if events were evicted, and the kept events in the order of their ids.
 
-    Kept events may lie inside the gap: another lane keeps events for longer.
+    Kept events may be inside the gap, because another lane keeps events for longer.
     """
 
     gap: tuple[int, int] | None
@@ -61,7 +61,7 @@ class Missed:
 
     @property
     def gap_ident(self) -> int:
-        """The id of the gap, which is sent before the events: a client that resumes after it misses none."""
+        """The id of the gap, which is sent before the events. A client that resumes after it misses none."""
         assert self.gap is not None
         last = self.gap[1]
         return min(last, self.events[0].ident - 1) if self.events else last
@@ -83,12 +83,12 @@ class _Lane:
         events.append(one)
         self._bytes += len(one.data)
         while len(events) > events_max or (self._bytes > bytes_max and len(events) > 1):
-            gone = events.popleft()
-            self._bytes -= len(gone.data)
-            self.lost = gone.ident
+            evicted = events.popleft()
+            self._bytes -= len(evicted.data)
+            self.lost = evicted.ident
 
     def after(self, ident: int) -> Iterator[Event]:
-        """Yield the events, newest first."""
+        """Yield the events after an id, newest first."""
         for one in reversed(self.events):
             if one.ident <= ident:
                 return
@@ -99,8 +99,8 @@ class RingBuffer:
     """Keeps the last events, by count and by bytes.
 
     Names in `apart` have their own lane with the same limits, so that other events do not evict theirs. Ids
-    increase over all lanes. They begin with the time of the start, so that they increase over restarts too:
-    the ids of an earlier process are lower, and the events in between are reported as a gap.
+    increase over all lanes. They begin with the start time, so they increase over restarts too: the ids of an
+    earlier process are lower, and the events in between are reported as a gap.
     """
 
     def __init__(self, start_ms: int, *, events_max: int, bytes_max: int, apart: Iterable[str] = ()) -> None:
@@ -112,7 +112,7 @@ class RingBuffer:
 
     @property
     def last(self) -> int:
-        """The newest id; before the first event, one below it."""
+        """The newest id, or before the first event the id below it."""
         return self._next - 1
 
     def _lane(self, name: str) -> _Lane:
@@ -125,13 +125,13 @@ class RingBuffer:
         return one
 
     def after(self, ident: int) -> Missed:
-        """Return the events after `ident`. For an unknown id from the future, return all events."""
-        behind = ident if ident <= self.last else -1
+        """Return the events after `ident`. For an id that was not assigned yet, return all events."""
+        start = ident if ident <= self.last else -1
         lanes = (self._common, *self._apart.values())
-        events = [one for lane in lanes for one in lane.after(behind)]
+        events = [one for lane in lanes for one in lane.after(start)]
         events.sort(key=lambda one: one.ident)
         lost = max(lane.lost for lane in lanes)
-        return Missed(gap=(behind + 1, lost) if behind < lost else None, events=events)
+        return Missed(gap=(start + 1, lost) if start < lost else None, events=events)
 
     def newest(self, name: str, limit: int) -> list[Event]:
         """Return the last events of one name, oldest first."""
@@ -150,7 +150,7 @@ def frame(one: Event) -> bytes:
 
 
 def in_pieces(events: Iterable[Event]) -> Iterator[bytes]:
-    """Yield frames of events, some at a time."""
+    """Yield the frames of events in pieces of limited size."""
     held: list[bytes] = []
     size = 0
     for one in events:
@@ -178,8 +178,8 @@ def log_fields(line: LogLine) -> dict[str, object]:
 class LiveHub:
     """Distributes events to all viewers. Part changes and log lines are kept even without a viewer.
 
-    Lines have their own lane, so that parts that change often do not evict them. The overview is not kept: a
-    new client gets the current one, and a slow client only the newest.
+    Log lines have their own lane, so that parts that change often do not evict them. The overview is not
+    kept: a new client gets the current one, and a slow client only the newest.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -193,30 +193,32 @@ class LiveHub:
         self._ticking: asyncio.Task[None] | None = None
         self._attention = Attention(sources)
         self._parts: dict[str, bytes] = {}
-        """Each part as it was sent last."""
+        """Each part as it was last sent."""
         self._compared: bytes = b""
         self._overview: bytes = b""
         self._overviews = 0
-        """How many events were pushed."""
+        """The number of overviews that were sent."""
         self._is_over = False
         for line in sources.fleet.log(limit=_LINES_HELD):
             self._ring.push("log", _ENCODE(log_fields(line)))
         self._unsubscribe = sources.fleet.subscribe(self.told)
 
     def told(self, change: FleetEvent) -> None:
-        """Push a part change or a log line. An unchanged part is skipped: a fleet reports every step of a
-        part's progress, which is not shown here."""
+        """Push a part change or a log line.
+
+        Skip a part whose fields have not changed: a fleet also reports progress that is not shown here.
+        """
         if isinstance(change, LogLine):
             self.push("log", log_fields(change))
             return
         fields = part_fields(change)
-        told = _ENCODE(fields)
-        if self._parts.get(change.name) != told:
-            self._parts[change.name] = told
+        encoded = _ENCODE(fields)
+        if self._parts.get(change.name) != encoded:
+            self._parts[change.name] = encoded
             self.push("part", fields)
 
     def push(self, name: str, fields: object) -> None:
-        """Send an event to every client, even to those that reconnect."""
+        """Send an event to every client, including those that reconnect later."""
         self._ring.push(name, _ENCODE(fields))
         self._wake()
 
@@ -242,7 +244,7 @@ class LiveHub:
             raise LimitExceeded(f"{STREAMS_MAX} live streams are open, which is the limit; close one")
 
     async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
-        """Yield frames for one client: after the id `after`, or the last log lines and the current state."""
+        """Yield frames for one client: events after `after`, or the last log lines and the current state."""
         try:
             self.check_room()  # check again: several may have passed the first check together
         except LimitExceeded as error:
@@ -272,7 +274,7 @@ class LiveHub:
                     seen = self._overviews
                     yield event(b"overview", now, b"%d" % after)
                 if self._ring.last != after or seen != self._overviews:
-                    continue  # it arrived while this client was being written to
+                    continue  # an event arrived during the writes to this client
                 if self._is_over:
                     return
                 if not await self._news():
@@ -283,14 +285,14 @@ class LiveHub:
                 self._rest()
 
     async def _news(self) -> bool:
-        """Wait for the next event; false after a while without one."""
+        """Wait for the next event. Return False after `_BEAT_S` without one."""
         if self._moved is None:
             self._moved = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait([self._moved], timeout=_BEAT_S)
         return bool(done)
 
     async def _first_look(self) -> None:
-        """Wait a moment for the sources; most respond within it."""
+        """Wait up to a second for the first readings of the sources."""
         waits = [asyncio.ensure_future(poller.renew(1.0)) for poller in self._sources.pollers()]
         if waits:
             await asyncio.wait(waits, timeout=1.0)
@@ -314,21 +316,21 @@ class LiveHub:
                 self._sources.refresh()
                 self._attention.follow()
                 self._show()
-            except Exception:  # noqa: BLE001 - one bad moment must not end the stream for everybody
+            except Exception:  # noqa: BLE001 - one failure must not end the stream for every client
                 _LOG.exception("the overview could not be sent")
 
     def _show(self) -> None:
         """Send the current overview to all clients if it has changed."""
         found = overview(self._sources)
-        told = _ENCODE({**found, "at_ms": 0})
-        if told != self._compared:
-            self._compared, self._overview = told, _ENCODE(found)
+        comparable = _ENCODE({**found, "at_ms": 0})
+        if comparable != self._compared:
+            self._compared, self._overview = comparable, _ENCODE(found)
             self._overviews += 1
             self._wake()
 
 
 def last_id(call: Call) -> int | None:
-    """Return the last id that the client has; None if it has none, or sends something else."""
+    """Return the last id that the client has, or None if it sends none or an invalid one."""
     header = call.request.headers.get(b"last-event-id", b"").decode("ascii", "replace")
     for text in (header, call.query.get("after", "")):
         if text.isascii() and text.isdigit() and len(text) <= 19:

@@ -23,7 +23,7 @@ _FINDINGS_MAX = 20
 
 
 def overview(sources: Sources) -> dict[str, object]:
-    """Return what the pollers know now, without a request."""
+    """Return the overview from the last readings of the pollers, without a request."""
     parts = sources.fleet.parts()
     figures = dict(_figures(sources))
     stored = dict(_stored(sources))
@@ -52,7 +52,7 @@ def part_fields(part: PartStatus) -> dict[str, object]:
 
 
 def balance_of(source: PipelineSource) -> list[dict[str, object]]:
-    """Return the accounts of a pipeline's sinks from the last audit; null before the first one."""
+    """Return the balance of each sink of a pipeline by the last audit. Its fields are null before that."""
     reading = source.balance.reading
     common: dict[str, object] = {
         "pipeline": source.place.name,
@@ -117,7 +117,7 @@ def _figures(sources: Sources) -> Iterator[tuple[EdgeKey, Figures]]:
 
 
 def _topics(sources: Sources) -> Reading[TopicsReading]:
-    """Return the last reading of the topics server; none while its part is down."""
+    """Return the last reading of the topics server. It has no value while the part is down."""
     reading, place = sources.topics.main.reading, sources.places.topics
     part = None if place is None else sources.part(place.part)
     if part is None or part.state is PartState.READY:
@@ -145,18 +145,18 @@ def _relayed(sources: Sources, relay: RelayPlace) -> Figures:
     state = topics.value.states.get(relay.topic)
     if state is None:
         return Figures(backlog=0, error=f"there is no topic {relay.topic} yet")
-    behind = records_behind(head=state.head_seq, earliest=state.earliest_seq, position=position)
+    backlog = records_behind(head=state.head_seq, earliest=state.earliest_seq, position=position)
     oldest = topics.value.oldest_ms.get(relay.topic)
     meter = queue.relays.get(relay.app)
     return Figures(
         rate_records_s=None if meter is None else meter.rate,
-        backlog=behind,
-        lag_s=0.0 if not behind else None if oldest is None else _age_s(sources, oldest),
+        backlog=backlog,
+        lag_s=0.0 if not backlog else None if oldest is None else _age_s(sources, oldest),
     )
 
 
 def records_behind(*, head: int, earliest: int, position: int | None) -> int:
-    """Return how many records a relay has still to read, without those that the topic has evicted. Pure."""
+    """Return the number of records that a relay has not read and the topic has not evicted. Pure."""
     return max(0, head - max(position or 0, earliest - 1))
 
 
@@ -188,9 +188,9 @@ def _exported(sources: Sources, value: Exposition | None, quiver: str | None, qu
         error = sources.collector.main.reading.error
         return Figures(is_read=False, error=error or (None if watch is None else watch.main.reading.error))
     held = None if quiver is None else sources.quivers[quiver].main.reading.value
-    takers = [] if held is None else [look.subscriber for _, look in held.subscribers]
-    pending = None if held is None else max((taker.pending_segments for taker in takers), default=0)
-    oldest = [taker.oldest_pending_ns for taker in takers if taker.oldest_pending_ns is not None]
+    readers = [] if held is None else [look.subscriber for _, look in held.subscribers]
+    pending = None if held is None else max((reader.pending_segments for reader in readers), default=0)
+    oldest = [reader.oldest_pending_ns for reader in readers if reader.oldest_pending_ns is not None]
     lag = _age_s(sources, min(oldest) // 1_000_000) if oldest else 0.0 if held is not None else None
     return Figures(
         rate_records_s=watch.records.rate,
@@ -274,9 +274,9 @@ def feed_position(metrics: Exposition) -> int | None:
 
 
 def lines_rate(lines: Sequence[tuple[int, int]], now_ms: int) -> float | None:
-    """Return records per second over the last minute, from (time, count) of micro-batches; None without any.
+    """Return records per second over the last minute, from (time, count) of micro-batches, or None.
 
-    If the kept lines do not reach back that far, use the time that they cover.
+    If the lines do not reach back that far, use the time that they cover.
     """
     if not lines:
         return None

@@ -146,7 +146,7 @@ def position_text(position: tuple[int, int, int]) -> str:
 
 
 def position_of(text: str) -> tuple[int, int, int] | None:
-    """Parse `shard:sequence:index`; None for an empty text. Raises `InvalidInput`."""
+    """Parse `shard:sequence:index`. Return None for an empty text. Raise `InvalidInput`."""
     if not text:
         return None
     parts = text.split(":")

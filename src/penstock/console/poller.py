@@ -1,7 +1,7 @@
 """Pollers, which read a source at intervals while there are viewers, and rates of its counters.
 
-Each source has its own poller and time limit. A source that hangs is unknown, with the reason and the time,
-and does not delay others.
+Each source has its own poller and time limit. The state of a source that hangs is unknown, with the reason
+and the time. It does not delay others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _STALE_S: Final = 15.0
-"""Older readings are ignored, as they may no longer be true."""
+"""The age from which a reading is ignored, because it may no longer be true."""
 _SHARE: Final = 1 / 200
-"""The largest share of its source's time that a poller takes, if it may poll less often."""
+"""Limit of the share of a source's time that its poller uses, if it may poll less often."""
 _REMEMBERED: Final = 5
 _SPAN_S: Final = 10.0
 """The window of a rate: long enough to be steady, short enough to follow changes."""
@@ -46,16 +46,16 @@ class Pollable(Protocol):
     """The interface of all pollers."""
 
     def watched(self) -> AbstractContextManager[None]:
-        """Keep looking while this lasts."""
+        """Poll at intervals inside this context."""
         ...
 
     async def renew(self, wait_s: float) -> None:
-        """Poll now if the last reading is older than the interval; wait at most this long."""
+        """Poll if the last reading is older than the interval. Wait at most `wait_s`."""
         ...
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as one line for people."""
+    """Return an error as one line for display."""
     if isinstance(error, TimeoutError):
         return "it did not respond in time"
     if isinstance(error, httpx.HTTPError):
@@ -66,7 +66,7 @@ def reason_of(error: BaseException) -> str:
 class Poller(Generic[T]):
     """Polls one source. Not thread-safe: one event loop owns it.
 
-    A slow source is polled less often, down to every `interval_max_s`.
+    A slow source is polled less often, but at least every `interval_max_s`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Poller(Generic[T]):
 
     @property
     def _interval_s(self) -> float:
-        """Return the cost of a poll: the shortest of the last ones, as others waited for their turn."""
+        """The interval, from the shortest of the last polls, because the longer ones include waits."""
         return max(self._least_s, min(self._most_s, min(self._took_s, default=0.0) / _SHARE))
 
     @property
@@ -112,7 +112,7 @@ class Poller(Generic[T]):
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Keep looking while this lasts."""
+        """Poll at intervals inside this context."""
         self._watching += 1
         if self._polling is None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
@@ -125,7 +125,7 @@ class Poller(Generic[T]):
                 self._polling = None
 
     async def fresh(self, age_s: float | None = None, wait_s: float | None = None) -> Reading[T]:
-        """Return a reading at most `age_s` old, or after `wait_s` the last one."""
+        """Return a reading that is at most `age_s` old, or the last one after `wait_s`."""
         age_s = self._interval_s if age_s is None else age_s
         if self._looked_s is None or self._clock.monotonic() - self._looked_s > age_s:
             await asyncio.wait([self._begin()], timeout=self._timeout_s if wait_s is None else wait_s)
@@ -148,7 +148,7 @@ class Poller(Generic[T]):
             await self._clock.sleep(self._interval_s)
 
     def _begin(self) -> asyncio.Task[None]:
-        """Return the running poll, or start one: there is never more than one."""
+        """Return the running poll, or start one. There is never more than one."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._once())
         return self._looking
@@ -160,7 +160,7 @@ class Poller(Generic[T]):
                 value = await self._look()
         except (PenstockError, TimeoutError, OSError, httpx.HTTPError) as error:
             self._failed(reason_of(error))
-        except Exception:  # noqa: BLE001 - a bug in one look must not end the others
+        except Exception:  # noqa: BLE001 - a bug in one poll must not end the others
             _LOG.exception("a poll failed")
             self._failed("the console failed to poll it; see the console's log")
         else:
@@ -182,14 +182,14 @@ class _Point:
 
 
 def rate_between(before: float, before_s: float, after: float, after_s: float) -> float | None:
-    """Return the growth per second; None if no time has passed, or the counter was reset."""
+    """Return the growth per second, or None if no time has passed or the counter was reset."""
     if after_s <= before_s or after < before:
         return None
     return (after - before) / (after_s - before_s)
 
 
 class Meter:
-    """The last values of a counter. If the counter decreases, it was reset, and the rate starts over."""
+    """The last values of a counter. A counter that decreases was reset, and its rate starts over."""
 
     __slots__ = ("_points",)
 
@@ -197,7 +197,7 @@ class Meter:
         self._points: deque[_Point] = deque()
 
     def read(self, at_s: float, value: float | None) -> None:
-        """Add a reading. None is a failed reading, which clears the rate."""
+        """Add a reading. None means a failed reading, which clears the rate."""
         points = self._points
         if value is None or (points and value < points[-1].value):
             points.clear()
@@ -209,7 +209,7 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
-        """Return the rate per second over the last readings; None before there are two."""
+        """The rate per second over the last readings, or None with fewer than two."""
         if len(self._points) < 2:
             return None
         first, last = self._points[0], self._points[-1]

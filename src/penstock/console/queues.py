@@ -1,4 +1,4 @@
-"""Reads a queue: its manifest by conditional requests, and its batches on demand."""
+"""Reads a queue for the console: its manifest by conditional requests, and its batches on demand."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _Readers: TypeAlias = dict[int, tuple[QueueReader, str]]
 _SIZES_KEPT: Final = 20_000
 _AT_ONCE: Final = 8
 _COUNTED_PER_LOOK: Final = 64
-"""How many new batches are counted at each poll; with more, the rate is unknown."""
+"""Limit of the new batches that one poll counts. With more, the rate is unknown."""
 _RETRY_S: Final = 1.0
 LAYOUT_AGAIN_S: Final = 60.0
-"""How soon a queue without shards is checked for shards again: it is drained before it gets them."""
+"""How often a queue without shards is checked for them. A queue is drained before it gets shards."""
 _SEARCHED_BYTES: Final = 16 << 20
 _GRACE_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """The contents of a batch object. None: it is missing or damaged."""
+    """The size of a batch. The fields are None if its object is missing or damaged."""
 
     records: int | None
     bytes: int | None
@@ -80,7 +80,7 @@ class QueueReading:
     positions: Mapping[str, int | None]
     """The last committed version of each application of interest."""
     seen_records: int | None
-    """Records of new batches; None if there were too many to count."""
+    """Records of new batches, or None if there were too many to count."""
     seen_bytes: int | None
 
     @property
@@ -105,7 +105,7 @@ class QueueReading:
 
     @property
     def epoch(self) -> int:
-        """The sum over all shards of a sharded queue, which rises with each of them."""
+        """The sum of the epochs of all shards, which rises with each of them."""
         return sum(shard.epoch for shard in self.shards)
 
     @property
@@ -115,7 +115,7 @@ class QueueReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """An entry of the manifest, with its batch's sizes and time."""
+    """An entry of the manifest, with the size and time of its batch."""
 
     shard: int
     sequence: int
@@ -128,7 +128,7 @@ class EntryView:
 
 
 class QueueSource:
-    """A queue of the fleet. It is only read: nothing is fenced, acknowledged or changed."""
+    """A queue of the fleet, which is only read. Nothing is fenced, acknowledged or changed."""
 
     def __init__(self, place: QueuePlace, clock: Clock) -> None:
         self.place = place
@@ -146,7 +146,7 @@ class QueueSource:
         self._layout_s = 0.0
         """When the number of shards was last read."""
         self._books: dict[int, tuple[Version | None, Mapping[str, int]]] = {}
-        """Per shard, the log of dequeued batches, and the manifest before it."""
+        """For each shard, the transaction log, and the version of the manifest that was read before it."""
         self._sizes: OrderedDict[str, BatchSize] = OrderedDict()
         self._counted: dict[int, int] = {}
         """The sequence per shard up to which batches are counted."""
@@ -166,13 +166,13 @@ class QueueSource:
 
     @property
     def _store(self) -> ObjectStore:
-        """Open the store on first use: wrong settings are an error of this queue only."""
+        """The store, opened on first use, so that wrong settings affect only this queue."""
         if self._opened is None:
             self._opened = open_store(replace(self._store_config, retries=1))
         return self._opened
 
     async def readers(self) -> _Readers:
-        """Return reader and folder of each shard; a queue without shards is its shard 0."""
+        """Return the reader and folder of each shard. A queue without shards is its own shard 0."""
         if not self._knows_layout():
             shards = await read_shards(self._store, self._config)
             self._layout_s = self._clock.monotonic()
@@ -184,9 +184,9 @@ class QueueSource:
         return self._readers
 
     def _knows_layout(self) -> bool:
-        """Return whether the known shards need no request.
+        """Return whether the shards are known without a request.
 
-        Their number never changes, and a manifest without shards is trusted for a while.
+        Their number never changes. A manifest without shards is trusted for `LAYOUT_AGAIN_S`.
         """
         if self._is_sharded or not self._readers:
             return self._is_sharded
@@ -205,8 +205,8 @@ class QueueSource:
     async def look(self) -> QueueReading:
         """Read the queue: one conditional request per shard, and two for each new batch.
 
-        If it changed and batches of a relay have left it, there is one more request per shard. While there is
-        no queue, and once a minute without shards, there is one more for the layout.
+        If the queue changed and batches of a relay have left it, this takes one more request per shard. While
+        there is no queue, and once a minute without shards, it takes one more for the layout.
         """
         readers = await self.readers()
         indexes = self._indexes = await _indexes_of(readers)
@@ -237,7 +237,7 @@ class QueueSource:
         )
 
     async def relayed(self, app: str, topic: str, seq: int) -> Relayed | None:
-        """Return the batch into which an application put a record of a topic, if it was seen in the queue."""
+        """Return the batch with a topic's record from an application, if it was seen in the queue."""
         placed = self._memory.find(app, topic, seq)
         if placed is None:
             return None
@@ -247,10 +247,11 @@ class QueueSource:
         return placed.place_of(seq, end)
 
     async def search(self, seq: int) -> Relayed | None:
-        """Find the batch with a record of the only topic that is relayed here, by the records themselves.
+        """Find the batch with a record of a topic by the sequences in the records.
 
-        By default, a relay stores records in order and with their sequences, so a binary search finds the
-        batch among the stored ones. Only an exact match counts.
+        The topic must be the only one that is relayed here. By default, a relay stores records in order and
+        with their sequences, so a binary search over the stored batches finds the record. Only an exact match
+        counts.
         """
         for shard, (reader, _) in (await self.readers()).items():
             index = await reader.index()
@@ -275,7 +276,7 @@ class QueueSource:
         return None
 
     async def _seqs(self, reader: QueueReader, location: str) -> list[int] | None:
-        """Return the sequences in the records of a batch, if they have any; None if the batch is gone."""
+        """Return the sequences in the records of a batch, if they have any, or None without the batch."""
         size = (await self.sizes([location]))[location]
         if size.bytes is None:
             return None
@@ -292,21 +293,21 @@ class QueueSource:
         return (await self.indexes())[shard].footer.next_sequence
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """Fetch a batch. Raises `BufferError`."""
+        """Fetch a batch. Raise `BufferError`."""
         reader, _ = next(iter((await self.readers()).values()))
         return await reader.fetch(descriptor)
 
     def oldest_from(self, reached: Mapping[int, int]) -> int | None:
-        """Return the time of the oldest unread entry by the last poll; None if all are read."""
+        """Return the time of the oldest unread entry at the last poll, or None if all are read."""
         found = [
-            entry_time_ms(index[place - index.first])
+            entry_time_ms(index[sequence - index.first])
             for shard, index in self._indexes.items()
-            if (place := max(reached.get(shard, 0), index.first)) < index.footer.next_sequence
+            if (sequence := max(reached.get(shard, 0), index.first)) < index.footer.next_sequence
         ]
         return min((ms for ms in found if ms is not None), default=None)
 
     async def _position(self, readers: _Readers, app: str) -> int | None:
-        """Return the last commit of `app`, from the queue or the log of transactions."""
+        """Return the last version that `app` committed, from the queue or the transaction log."""
         best: int | None = None
         for shard, (reader, _) in readers.items():
             queued = newest_version(_known(reader).raw, app)
@@ -317,10 +318,10 @@ class QueueSource:
         return best
 
     async def _book(self, shard: int, reader: QueueReader) -> Mapping[str, int]:
-        """Return the log of dequeued batches, which is read again when the manifest has changed.
+        """Return the transaction log, which is read again when the manifest has changed.
 
-        A batch is entered there before it leaves the queue. So a log that was read after a manifest contains
-        every batch that has left the manifest.
+        A tag is entered there before its entry leaves the queue. A log that was read after a manifest
+        therefore contains the tag of every entry that has left the manifest.
         """
         version = _known(reader).version
         held = self._books.get(shard)
@@ -329,16 +330,16 @@ class QueueSource:
         return held[1]
 
     async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:
-        """Add up the input since the last poll. Too much input restarts the count."""
+        """Add the input since the last poll. Too much input restarts the count."""
         fresh: list[str] = []
-        came = 0
+        new = 0
         for shard, index in indexes.items():
             last = index.footer.next_sequence - 1
             known = self._counted.get(shard, last)
-            came += max(0, last - known)
+            new += max(0, last - known)
             fresh += [entry.location for entry in index.after(known, _COUNTED_PER_LOOK)]
             self._counted[shard] = last
-        if len(fresh) < came or came > _COUNTED_PER_LOOK:  # more than can be counted, or already dequeued
+        if len(fresh) < new or new > _COUNTED_PER_LOOK:  # too many to count, or already dequeued
             self._seen = None
             return
         sizes = await self.sizes(fresh)
@@ -351,7 +352,7 @@ class QueueSource:
         self._seen = (before[0] + sum(records), before[1] + sum(amounts))
 
     async def sizes(self, locations: Iterable[str]) -> dict[str, BatchSize]:
-        """Return records and bytes of batches. A batch never changes, so each is read once."""
+        """Return the sizes of batches. A batch never changes, so each is read once."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(location: str) -> tuple[str, BatchSize]:
@@ -380,7 +381,7 @@ class QueueSource:
         return [view_of(shard, entry, sizes[entry.location]) for shard, entry in found]
 
     async def surveys(self) -> list[QueueSurvey]:
-        """Return the objects of each shard. This costs one listing each, so do not call it every second."""
+        """Return the statistics of each shard. Each costs a listing, so do not call this every second."""
         now = self._clock.now_ms()
         return [
             await survey(reader, prefix, now_ms=now, grace_ms=_GRACE_MS)
@@ -388,7 +389,7 @@ class QueueSource:
         ]
 
     async def find(self, shard: int, sequence: int) -> tuple[Entry | None, str | None]:
-        """Return the entry of a sequence, or after its dequeue its location, if that is still logged."""
+        """Return the entry of a sequence, or its location if it was dequeued and is still in the log."""
         readers = await self.readers()
         if shard not in readers:
             raise NotFound(f"{self.place.name} has no shard {shard}")
@@ -399,11 +400,15 @@ class QueueSource:
         return None, (await reader.dequeued()).get(sequence)
 
     async def locate(self, text: str) -> tuple[int, int, str] | None:
-        """Find a batch by location or ULID, in the queue or just dequeued: (shard, sequence, location)."""
+        """Return (shard, sequence, location) of a batch with this location or ULID, or None.
+
+        The batch is in the queue or was dequeued recently.
+        """
         for shard, (reader, _) in (await self.readers()).items():
-            index, gone = await reader.index(), await reader.dequeued()
-            # In a thread: a queue without a consumer may have a hundred thousand entries.
-            found = await asyncio.to_thread(_named, itertools.chain(index.locations(), gone.items()), text)
+            index, dequeued = await reader.index(), await reader.dequeued()
+            entries = itertools.chain(index.locations(), dequeued.items())
+            # This runs in a thread because a queue without a consumer may have a hundred thousand entries.
+            found = await asyncio.to_thread(_named, entries, text)
             if found is not None:
                 return shard, *found
         return None

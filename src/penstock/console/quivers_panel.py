@@ -18,7 +18,7 @@ _GAPS_SHOWN: Final = 500
 
 
 class QuiversPanel:
-    """Handlers for the directories of the fleet."""
+    """Handlers for the Quiver directories of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -50,7 +50,7 @@ class QuiversPanel:
         return json_answer(fields)
 
     def _metrics(self, source: QuiverSource) -> Exposition | None:
-        """Return the metrics of the process that has the directory open, if it has any."""
+        """Return the metrics of the process that has the directory open, or None."""
         collector = self._sources.collector_place
         if collector is None or source.place.name not in collector.quivers:
             return None
@@ -94,7 +94,8 @@ class _Mark:
 
 
 def segment_states(seqs: Iterable[int], looks: Iterable[SubscriberLook]) -> list[str]:
-    """Return `done` if every subscriber has resolved it, `partly` if some have, else `pending`."""
+    """Return the state of each segment: `done` if every subscriber has resolved it, `partly` if some have, or
+    `pending`."""
     marks = [_Mark.of(look) for look in looks]
     states = []
     for seq in seqs:
@@ -130,7 +131,7 @@ def _segment(info: SegmentInfo, state: str, now_ms: int) -> dict[str, object]:
 
 
 def gaps_of(look: SubscriberLook) -> list[tuple[int, int]]:
-    """Return ranges after the mark that are unresolved although a later segment is resolved."""
+    """Return the unresolved ranges between the high-water mark and the last resolved segment."""
     reached = max([last for _, last in look.complete] + list(look.partial), default=look.subscriber.hwm)
     return Ranges(look.complete).missing(look.subscriber.hwm + 1, reached)
 
@@ -163,7 +164,7 @@ def _subscriber(
 
 
 def _live(metrics: Exposition, name: str) -> Mapping[str, int | None]:
-    """Return the bundles in flight, which only the process knows."""
+    """Return the numbers of bundles in flight and deferred, which only the process knows."""
     found: dict[str, int | None] = {}
     for field in ("in_flight", "deferred"):
         value = metrics.by(f"quiver_subscriber_{field}", "subscriber").get(name)

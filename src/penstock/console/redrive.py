@@ -1,4 +1,4 @@
-"""Redrives of dead letters from the console: the command as a child process, one per pipeline."""
+"""Redrives of dead letters from the console. Each runs the command in a child process, one per pipeline."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Job:
 
 def redrive_arguments(file: str, positions: Sequence[str], reason: str | None) -> list[str]:
     """Return the command line. A value is never mistaken for an option. Pure."""
-    chosen = [f"--position={position}" for position in positions]
-    because = [] if reason is None else [f"--reason={reason}"]
-    return ["redrive", "--json", *chosen, *because, "--", file]
+    selected = [f"--position={position}" for position in positions]
+    filters = [] if reason is None else [f"--reason={reason}"]
+    return ["redrive", "--json", *selected, *filters, "--", file]
 
 
 def why_failed(outcome: CommandOutcome) -> str:
-    """Return the error of a redrive. For a killed command, its output is not the reason. Pure."""
+    """Return the error of a redrive. The output of a killed command is not the reason. Pure."""
     code = outcome.exit_code
     if code < 0:
         return f"the command was killed by signal {-code}; the next redrive finishes its work"
@@ -81,7 +81,7 @@ def why_failed(outcome: CommandOutcome) -> str:
 
 
 class RedrivePanel:
-    """Handlers for redrives, and the jobs that they started."""
+    """Handlers for redrives, and the jobs that they have started."""
 
     def __init__(self, sources: Sources, live: LiveHub) -> None:
         self._sources = sources
@@ -92,7 +92,7 @@ class RedrivePanel:
         self._begun = 0
 
     async def close(self) -> None:
-        """Stop the running jobs: the next redrive finishes an interrupted one."""
+        """Stop the running jobs. The next redrive finishes an interrupted one."""
         for task in list(self._running.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -131,12 +131,12 @@ class RedrivePanel:
         return json_answer(job.fields(), 202)
 
     async def _run(self, job: Job, arguments: Sequence[str]) -> None:
-        def tell(line: str) -> None:
+        def on_line(line: str) -> None:
             job.lines.append(line[:500])
             self._live.push("redrive", job.fields())
 
         try:
-            outcome = await run_command(arguments, tell, self._sources.environment)
+            outcome = await run_command(arguments, on_line, self._sources.environment)
             job.state = "done" if outcome.exit_code == 0 else "failed"
             if outcome.exit_code == 0:
                 with contextlib.suppress(msgspec.MsgspecError):

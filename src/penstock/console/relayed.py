@@ -1,7 +1,7 @@
 """Maps records of a topic to the batches of a queue, by observed metadata or by the records. Pure.
 
 A relay stores the mapping in the metadata of its batches, which leaves the manifest together with the batch.
-So the last runs of records are remembered here.
+The last runs of records are therefore kept here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEQ: Final = msgspec.json.Decoder(_Sequenced)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Records `first` to `last` of a topic, from the metadata of a relay's batch."""
+    """The records `first` to `last` of a topic, from the metadata of a relay's batch."""
 
     topic: str
     first: int
@@ -38,7 +38,7 @@ class Run:
 
 
 def run_of(start_index: int, payload: bytes) -> Run | None:
-    """Decode the metadata of a relay; None for other metadata."""
+    """Decode the metadata of a relay. Return None for other metadata."""
     found = decode_run(payload)
     if found is None or found.first is None or found.last is None:
         return None
@@ -46,7 +46,7 @@ def run_of(start_index: int, payload: bytes) -> Run | None:
 
 
 def sequences_in(records: Iterable[bytes]) -> list[int]:
-    """Return the sequences in relayed records; empty if one of them has none."""
+    """Return the sequences in relayed records, or an empty list if a record has none."""
     try:
         return [_SEQ.decode(record).seq for record in records]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -68,13 +68,13 @@ class PlacedRun:
 
     run: Run
     end: int | None
-    """The index after its last record; None is the end of the batch."""
+    """The index after its last record. None means the end of the batch."""
     shard: int
     sequence: int
     location: str
 
     def place_of(self, seq: int, end: int | None) -> Relayed:
-        """Return the place of the record; for a run with gaps, only the batch."""
+        """Return the batch and index of the record. For a run with gaps, the index is unknown."""
         run = self.run
         is_whole = end is not None and end - run.start_index == run.last - run.first + 1
         index = run.start_index + seq - run.first if is_whole else None
@@ -94,8 +94,8 @@ class RelayMemory:
             return
         for shard, index in indexes.items():
             last = index.footer.next_sequence - 1
-            behind = max(self._seen.get(shard, -1), last - _READ_AT_ONCE)
-            for entry in index.after(behind, _READ_AT_ONCE):
+            start = max(self._seen.get(shard, -1), last - _READ_AT_ONCE)
+            for entry in index.after(start, _READ_AT_ONCE):
                 self._take(shard, entry, apps)
             self._seen[shard] = last
 
@@ -114,6 +114,6 @@ class RelayMemory:
                 runs.appendleft(placed)
 
     def find(self, app: str, topic: str, seq: int) -> PlacedRun | None:
-        """Return the newest run with a record."""
+        """Return the newest run that contains a record, or None."""
         runs = self._runs.get((app, topic), ())
         return next((placed for placed in runs if placed.run.first <= seq <= placed.run.last), None)

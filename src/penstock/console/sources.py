@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 LINES_SHOWN: Final = 200
 COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
-"""The counters in `/metrics` of which rates are taken."""
+"""The counters in `/metrics` whose rates are computed."""
 _HISTORY: Final = 1080
-"""Points of history: three hours, with one point every ten seconds."""
+"""Points of the history: three hours, with one point every ten seconds."""
 _EPOCHS_KEPT: Final = 50
 _SLOWEST_S: Final = 10.0
 """The longest interval between polls of a topics server with many topics, and the window of its rates."""
@@ -51,7 +51,7 @@ S = TypeVar("S", bound="_Source")
 N = TypeVar("N", bound="_Named")
 _FILES_MAX: Final = 200_000
 _READERS: Final = threading.local()
-"""The state of each thread about the directory that it reads. Each source has its own thread, so the state
+"""The per-thread state of the directory that a thread reads. Each source has its own thread, so the state
 belongs to one source and ends with it."""
 
 
@@ -98,7 +98,7 @@ class QueueWatch:
         return reading
 
     def note(self) -> None:
-        """Return a point of the history; none while the queue cannot be read."""
+        """Add a point to the history, unless the queue cannot be read."""
         reading = self.main.reading.value
         if reading is not None:
             self.history.add(self._clock.now_ms(), reading.depth, reading.manifest_bytes)
@@ -184,7 +184,7 @@ class QuiverSource:
 
 
 class PipelineSource:
-    """A pipeline's ledger and tables; each kind of query has its own thread."""
+    """A pipeline's ledger and tables. Each kind of query has its own thread."""
 
     def __init__(self, place: PipelinePlace, clock: Clock, environment: Mapping[str, str]) -> None:
         from penstock.spark import PipelineBooks
@@ -229,7 +229,7 @@ class Sources:
         self.pipelines: dict[str, PipelineSource] = {}
         self.databases: dict[str, MetricsSource] = {}
         self.collector = MetricsSource("the collector", clock)
-        self._gone: list[_Source] = []
+        self._removed: list[_Source] = []
 
     def refresh(self) -> FleetMap:
         """Follow changes of the fleet: add and remove sources, and update addresses."""
@@ -266,10 +266,10 @@ class Sources:
         return next((part for part in self.fleet.parts() if part.name == name), None)
 
     def _follow(self, known: dict[str, S], places: Iterable[N], make: Callable[[N], S]) -> None:
-        wanted = {place.name: place for place in places}
-        for name in [name for name in known if name not in wanted]:
-            self._gone.append(known.pop(name))
-        for name, place in wanted.items():
+        current = {place.name: place for place in places}
+        for name in [name for name in known if name not in current]:
+            self._removed.append(known.pop(name))
+        for name, place in current.items():
             if name not in known:
                 known[name] = make(place)
 
@@ -279,7 +279,7 @@ class Sources:
         return None if reading is None else reading.positions.get(app)
 
     def pollers(self) -> Iterator[Pollable]:
-        """Return the nodes and edges of the data flow."""
+        """Yield the pollers of the nodes and edges of the data flow."""
         if self.places.topics is not None:
             yield self.topics.numbers
         if self.places.topics is not None and self.places.relays:
@@ -297,7 +297,7 @@ class Sources:
             yield pipeline.balance
 
     def queue(self, name: str) -> QueueWatch:
-        """Return a source by name. Like the others, raises `NotFound` for a name outside the fleet."""
+        """Return a source by name. This and the methods below raise `NotFound` for an unknown name."""
         return _found(self.queues, name, "queue")
 
     def quiver(self, name: str) -> QuiverSource:
@@ -311,7 +311,7 @@ class Sources:
         return next(place for place in self.places.databases if place.name == name), source
 
     async def close(self) -> None:
-        sources: list[_Source] = [*self._gone, self.topics, self.collector]
+        sources: list[_Source] = [*self._removed, self.topics, self.collector]
         sources += [*self.queues.values(), *self.quivers.values()]
         sources += [*self.pipelines.values(), *self.databases.values()]
         for source in sources:
@@ -327,10 +327,10 @@ class Attention:
 
     def follow(self) -> None:
         """Poll the current sources and stop polling removed ones."""
-        wanted = set(self._sources.pollers())
-        for poller in [poller for poller in self._watched if poller not in wanted]:
+        current = set(self._sources.pollers())
+        for poller in [poller for poller in self._watched if poller not in current]:
             self._watched.pop(poller).__exit__(None, None, None)
-        for poller in wanted:
+        for poller in current:
             if poller not in self._watched:
                 context = self._watched[poller] = poller.watched()
                 context.__enter__()
@@ -349,7 +349,7 @@ def _found(known: Mapping[str, T], name: str, what: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuiverReading:
-    """The state of a directory, which lags behind its writer by what is not synced."""
+    """The synced state of a directory, which lags behind its writer."""
 
     segments: tuple[SegmentInfo, ...]
     damaged: tuple[str, ...]
@@ -364,9 +364,9 @@ class QuiverReading:
 
 
 def read_quiver(place: QuiverPlace) -> QuiverReading:
-    """Read a directory (blocking). Raises `NotFound` if it does not exist, and errors of damaged files.
+    """Read a directory (blocking). Raise `NotFound` if it does not exist, and errors for damaged files.
 
-    The metadata of a segment is read only once in each thread.
+    Each thread reads the metadata of a segment only once.
     """
     root = os.path.abspath(place.path)
     if not os.path.isdir(root):
@@ -397,7 +397,7 @@ def _segments_of(root: str) -> LocalSegments:
 
 
 def _disk_bytes(root: str) -> int:
-    """Return the disk space of the files; a file that is removed meanwhile counts as zero."""
+    """Return the disk space of the files. A file that is removed during the call counts as zero."""
     total = seen = 0
     for folder, _, names in os.walk(root):
         for name in names:

@@ -1,7 +1,7 @@
 """The live tail of a topic: the server's watch, converted to events of the console.
 
 Ids are sequences, so a client that reconnects continues after its last one. Missing records, and those that
-arrive too fast to be read, are sent as gaps. The newest records are always shown, at most a moment later.
+arrive too fast to be read, are sent as gaps. The newest records are always shown, at most a second later.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from penstock.topics import NODE_BYTES_MAX, TAG_BYTES_MAX, Record, WatchEvent, c
 
 TAILS_MAX: Final = 32
 RECORDS_PER_S: Final = 500
-"""The most records shown per second, which a person can read and a browser can draw."""
+"""Limit of the records shown per second, which a browser can still draw."""
 _HEARTBEAT_MS: Final = 10_000
 _BEAT_S: Final = 10.0
-"""A client considers a tail lost if it is silent for three times as long."""
+"""The interval of heartbeats. A client considers a tail lost after three times as long without an event."""
 _BEAT: Final = b": still here\n\n"
 _ENCODE: Final = msgspec.json.Encoder().encode
 _EVENTS: Final = b"text/event-stream"
 
 
 class Pace:
-    """Limits the records per second. Of the excess, the newest wait for the next second."""
+    """Limits the records per second. The newest of the excess records wait for the next second."""
 
     def __init__(self, clock: Clock, per_s: int) -> None:
         self._clock = clock
@@ -47,12 +47,12 @@ class Pace:
         self._second = clock.monotonic()
         self._left = per_s
         self._held: deque[Record] = deque()
-        self._gone: tuple[int, int] | None = None
-        """Return the first and last sequence that are omitted before the held records."""
+        self._omitted: tuple[int, int] | None = None
+        """The first and last sequence that are omitted before the held records."""
 
     @property
     def wait_s(self) -> float | None:
-        """Return how long until held records may pass; None if there are none."""
+        """The seconds until held records may pass, or None without held records."""
         if not self._held:
             return None
         return max(0.0, self._second + 1.0 - self._clock.monotonic())
@@ -60,7 +60,7 @@ class Pace:
     def take(self, records: Iterable[Record] = ()) -> tuple[tuple[int, int] | None, Sequence[Record]]:
         """Return the first and last omitted sequence, and the records to show after them.
 
-        The newest records are held back, as many as pass in a second; older ones are omitted.
+        The newest records are held, up to the limit of a second. Older ones are omitted.
         """
         now = self._clock.monotonic()
         if now - self._second >= 1.0:
@@ -68,20 +68,20 @@ class Pace:
         self._held.extend(records)
         while len(self._held) > self._per_s:
             seq = self._held.popleft().seq
-            self._gone = (seq if self._gone is None else self._gone[0], seq)
+            self._omitted = (seq if self._omitted is None else self._omitted[0], seq)
         passed = min(self._left, len(self._held))
         self._left -= passed
         return self._passed(passed)
 
     def rest(self) -> tuple[tuple[int, int] | None, Sequence[Record]]:
-        """Return all held records in the form of `take`, before an event that must not overtake them."""
+        """Return all held records, like `take`, before an event that must not overtake them."""
         return self._passed(len(self._held))
 
     def _passed(self, count: int) -> tuple[tuple[int, int] | None, Sequence[Record]]:
         if not count:
             return None, ()
-        gone, self._gone = self._gone, None
-        return gone, [self._held.popleft() for _ in range(count)]
+        omitted, self._omitted = self._omitted, None
+        return omitted, [self._held.popleft() for _ in range(count)]
 
 
 class TailPanel:
@@ -122,7 +122,7 @@ class TailPanel:
                 include_tags=True,
                 heartbeat_ms=_HEARTBEAT_MS,
             )
-            async with aclosing(watching) as told, aclosing(frames(told, node, pace)) as pieces:
+            async with aclosing(watching) as events, aclosing(frames(events, node, pace)) as pieces:
                 async for piece in pieces:
                     yield piece
         except (PenstockError, OSError) as error:
@@ -139,69 +139,68 @@ def _filter(call: Call, name: str, bytes_max: int) -> str | None:
 
 
 async def frames(
-    told: AsyncGenerator[WatchEvent, None], node: str | None, pace: Pace, beat_s: float = _BEAT_S
+    events: AsyncGenerator[WatchEvent, None], node: str | None, pace: Pace, beat_s: float = _BEAT_S
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a watch at the client's pace, and a heartbeat after `beat_s` of silence."""
+    """Yield the events of a watch at the limited rate, and a heartbeat after `beat_s` without an event."""
     loop = asyncio.get_running_loop()
-    spoke = loop.time()
-    coming: asyncio.Task[WatchEvent | None] | None = None
+    sent_s = loop.time()
+    pending: asyncio.Task[WatchEvent | None] | None = None
     try:
         while True:
-            if coming is None:
-                coming = loop.create_task(_next(told))
-            wait_s = spoke + beat_s - loop.time()
+            if pending is None:
+                pending = loop.create_task(_next(events))
+            wait_s = sent_s + beat_s - loop.time()
             if pace.wait_s is not None:
                 wait_s = min(wait_s, pace.wait_s)
-            await asyncio.wait([coming], timeout=max(0.0, wait_s))
-            if coming.done():
-                one, coming = coming.result(), None
+            await asyncio.wait([pending], timeout=max(0.0, wait_s))
+            if pending.done():
+                one, pending = pending.result(), None
                 if one is None:
                     break
                 piece = _frames(one, node, pace)
             else:
                 piece = _shown(*pace.take())
-            if not piece and loop.time() - spoke >= beat_s:
+            if not piece and loop.time() - sent_s >= beat_s:
                 piece = _BEAT
             if piece:
                 yield piece
-                spoke = loop.time()
+                sent_s = loop.time()
         if piece := _shown(*pace.rest()):
             yield piece
     finally:
-        if coming is not None:
-            coming.cancel()
+        if pending is not None:
+            pending.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError, OSError):
-                await coming
+                await pending
 
 
-async def _next(told: AsyncGenerator[WatchEvent, None]) -> WatchEvent | None:
-    return await anext(told, None)
+async def _next(events: AsyncGenerator[WatchEvent, None]) -> WatchEvent | None:
+    return await anext(events, None)
 
 
-def _frames(told: WatchEvent, node: str | None, pace: Pace) -> bytes:
-    if told.kind == "records":
-        return _shown(*pace.take(one for one in told.records() if node is None or one.node == node))
-    if (
-        told.kind == "caught_up"
-    ):  # without an id while records wait: a client that reconnects then must get them
-        ident = b"%d" % told.to_seq if pace.wait_s is None else None
-        return event(b"caught_up", _ENCODE({"head": told.head_seq}), ident)
-    return _shown(*pace.rest()) + _other(told)
+def _frames(one: WatchEvent, node: str | None, pace: Pace) -> bytes:
+    if one.kind == "records":
+        return _shown(*pace.take(record for record in one.records() if node is None or record.node == node))
+    if one.kind == "caught_up":
+        # Without an id while records wait, so that a client that reconnects still gets them.
+        ident = b"%d" % one.to_seq if pace.wait_s is None else None
+        return event(b"caught_up", _ENCODE({"head": one.head_seq}), ident)
+    return _shown(*pace.rest()) + _other(one)
 
 
-def _other(told: WatchEvent) -> bytes:
-    if told.kind == "gap" and told.tombstone is not None:
-        gone = told.tombstone
-        return _gap(gone.gap_from, gone.gap_to, gone.reason, told.to_seq)
-    if told.kind == "deleted":
-        return event(b"deleted", _ENCODE({"topic": told.topic}))
-    return event(b"error", _ENCODE({"message": told.message}))
+def _other(one: WatchEvent) -> bytes:
+    if one.kind == "gap" and one.tombstone is not None:
+        tombstone = one.tombstone
+        return _gap(tombstone.gap_from, tombstone.gap_to, tombstone.reason, one.to_seq)
+    if one.kind == "deleted":
+        return event(b"deleted", _ENCODE({"topic": one.topic}))
+    return event(b"error", _ENCODE({"message": one.message}))
 
 
-def _shown(left_out: tuple[int, int] | None, records: Sequence[Record]) -> bytes:
+def _shown(omitted: tuple[int, int] | None, records: Sequence[Record]) -> bytes:
     pieces = [event(b"record", _ENCODE(record_fields(one)), b"%d" % one.seq) for one in records]
-    if left_out is not None:
-        first, last = left_out
+    if omitted is not None:
+        first, last = omitted
         pieces.insert(0, _gap(first, last, "too_fast", last))
     return b"".join(pieces)
 

@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["live", "tombstone", "deleted", "evicted", "expired"]
 
 _KINDS: Final[dict[str, Kind]] = {"cap": "evicted", "ttl": "expired"}
 _DELETED: Final = "deleted, or sequences without a record"
-"""A killed server continues after the sequences that it had reserved."""
+"""A server that was killed continues after its reserved sequences, which leaves some without a record."""
 _REASONS: Final = {
     "cap": "evicted by the topic's cap",
     "ttl": "expired by the topic's age limit",
@@ -131,7 +131,7 @@ class TopicsPanel:
         return self._trails[name]
 
     async def _queue(self, state: TopicState) -> dict[str, object] | None:
-        """Return counts of leases, and the newest dead letters."""
+        """Return the numbers of jobs by state, and the newest dead letters."""
         if state.queue is None:
             return None
         config = state.config
@@ -175,7 +175,7 @@ class TopicsPanel:
 
 
 def record_fields(record: Record) -> dict[str, object]:
-    """Return a record with its text, which is cut if it is long."""
+    """Return the fields of a record. A long text is cut."""
     meta = record.meta
     return {
         "seq": record.seq,
@@ -204,7 +204,7 @@ def _retention(config: TopicConfig) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Sequences `first` to `last`, inclusive. `live` of them can be read."""
+    """The sequences `first` to `last`, inclusive. `live` of them can be read."""
 
     first: int
     last: int
@@ -224,8 +224,8 @@ def sequence_line(
 ) -> list[Stretch]:
     """Return the ranges of the line from 1 to `head`.
 
-    `tombstone` is what a reader from the beginning gets. `scanned` are the live sequences from `scanned_from`
-    on, ascending; without them the live part is one range, with gaps if `count` is smaller.
+    `tombstone` is the tombstone that a reader from the beginning gets. `scanned` are the live sequences from
+    `scanned_from`, ascending. Without them the live part is one range, which has gaps if `count` is smaller.
     """
     line = list(_lost(tombstone))
     begun = line[-1].last + 1 if line else 1

@@ -1,4 +1,4 @@
-"""Reads the topics server through its API, without an effect on the priority of topics."""
+"""Reads the topics server through its API, without affecting the priority of topics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FIRST_AFTER: Final = b'{"from_seq":%d,"limit":1,"include_meta":false}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsNumbers:
-    """Figures of the whole server, which it collects from all of its topics."""
+    """The figures of the whole server, over all topics."""
 
     topics: int
     frames: int
@@ -65,7 +65,7 @@ class TopicsReading:
     states: Mapping[str, TopicState]
     """Only topics that exist."""
     oldest_ms: Mapping[str, int]
-    """The time of the first record that is not relayed yet, for topics in which a relay lags."""
+    """The time of the first record that is not relayed yet, for each topic whose relay lags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +127,13 @@ class TopicsSource:
 
     @property
     def client(self) -> Client:
-        """Return the client for occasional requests. Raises `Unavailable` without an address."""
+        """The client for occasional requests. Raise `Unavailable` without an address."""
         if self._client is None:
             raise _absent()
         return self._client
 
     async def _ask(self, path: str, topic: str | None = None, body: bytes | None = None) -> bytes:
-        """Send a frequent request. Raises the errors of `Client`, and `Unavailable`."""
+        """Send a frequent request. Raise the errors of `Client`, or `Unavailable`."""
         poller = self._poller
         if poller is None:
             raise _absent()
@@ -159,15 +159,15 @@ class TopicsSource:
         """Read the relayed topics."""
         found = await asyncio.gather(*(self._state(topic) for topic in self.relayed))
         states = {state.topic: state for state in found if state is not None}
-        behind = {
+        lagging = {
             topic: position or 0
             for topic, position in self.relayed.items()
             if topic in states and (position or 0) < states[topic].head_seq
         }
-        ages = await asyncio.gather(*(self._first_ms(topic, seq) for topic, seq in behind.items()))
+        ages = await asyncio.gather(*(self._first_ms(topic, seq) for topic, seq in lagging.items()))
         return TopicsReading(
             states=states,
-            oldest_ms={topic: ms for topic, ms in zip(behind, ages, strict=True) if ms is not None},
+            oldest_ms={topic: ms for topic, ms in zip(lagging, ages, strict=True) if ms is not None},
         )
 
     async def _state(self, topic: str) -> TopicState | None:
@@ -191,7 +191,7 @@ class TopicsSource:
     ) -> tuple[list[tuple[TopicSummary, TopicConfig | None, float | None]], str | None]:
         """Return topics by name with configuration and rate, and the start of the next page.
 
-        Each configuration is a request to the server: without them, a long list is fast.
+        Each configuration takes a request to the server. Without them, a long list is fast.
         """
         query = {"prefix": prefix, "page_size": str(limit), "touch": "false"}
         more = {"cursor": cursor} if cursor else {}
@@ -211,7 +211,7 @@ class TopicsSource:
         limit = asyncio.Semaphore(_AT_ONCE)
         now = self._clock.monotonic()
 
-        async def learn(topic: str) -> None:
+        async def fetch(topic: str) -> None:
             async with limit:
                 state = await self._state(topic)
             if state is None:
@@ -220,7 +220,7 @@ class TopicsSource:
                 self._configs.keep(topic, (now, state.config))
 
         old = [topic for topic in topics if self._config_age_s(topic, now) >= _CONFIG_KEPT_S]
-        await asyncio.gather(*(learn(topic) for topic in old))
+        await asyncio.gather(*(fetch(topic) for topic in old))
         known = (self._configs.get(topic) for topic in topics)
         return [None if each is None else each[1] for each in known]
 
@@ -229,11 +229,14 @@ class TopicsSource:
         return math.inf if known is None else now - known[0]
 
     async def state(self, topic: str) -> TopicState:
-        """Read the state of a topic. Raises `TopicNotFound`."""
+        """Read the state of a topic. Raise `TopicNotFound`."""
         return read_topic_state(await self._ask(f"{_path(topic)}?touch=false", topic))
 
     async def scan(self, state: TopicState) -> tuple[Tombstone | None, list[int], int | None]:
-        """Return the tombstone for a reader from the beginning, and the last sequences if there are gaps."""
+        """Return the tombstone for a reader from the beginning, the last sequences, and where those start.
+
+        Sequences are read only if there are gaps.
+        """
         first = await self.client.diff(state.topic, 0, limit=1, include_meta=False, max_batch_bytes=1)
         span = state.head_seq - state.earliest_seq + 1
         if not state.count or span == state.count:
@@ -247,7 +250,7 @@ class TopicsSource:
         return first.tombstone, [record.seq for record in page.records()], start
 
     async def newest(self, topic: str, limit: int) -> Page:
-        """Read the last records of a topic. Raises `TopicNotFound`."""
+        """Read the last records of a topic. Raise `TopicNotFound`."""
         state = await self.state(topic)
         after = max(0, state.head_seq - limit)
         return await self.client.diff(
@@ -255,7 +258,7 @@ class TopicsSource:
         )
 
     async def routers(self) -> list[RouterView]:
-        """Read every router. Configurations are read rarely: that makes the server copy records."""
+        """Read every router. Configurations are read rarely, because a read makes the server copy records."""
         found: list[RouterSummary] = []
         async for summary in self.client.routers():
             found.append(summary)

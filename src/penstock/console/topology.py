@@ -1,7 +1,7 @@
 """The graph of the data flow, with the figures of its edges. Pure.
 
-An unknown figure is null, never zero: an edge whose part is down, or that could not be read, has `known`
-false and no rates. Figures from durable state, such as a backlog, are kept.
+An unknown figure is null, never zero. An edge whose part is down, or that could not be read, has no rates and
+`known` is false. Figures from durable state, such as a backlog, are kept.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, TypeAlias
 from penstock.up import CollectorPlace, FleetMap, PartState, PartStatus, reachable
 
 EdgeKey: TypeAlias = tuple[str, str, str]
-"""From, to (ids of nodes), and the part that moves the records."""
+"""The ids of the source and target node, and the part that moves the records."""
 
 _UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of an edge. `error` has the reason for unknown ones."""
+    """The figures of an edge. `error` is the reason for unknown ones."""
 
     rate_records_s: float | None = None
     rate_bytes_s: float | None = None
@@ -29,12 +29,12 @@ class Figures:
     lag_s: float | None = None
     error: str | None = None
     is_read: bool = True
-    """False if nothing could be read; `error` has the reason."""
+    """False if nothing could be read. `error` is then the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the graph. `state` is that of its part; without a part, `ready` or `unknown`."""
+    """A node of the graph. `state` is the state of its part, or without a part `ready` or `unknown`."""
 
     id: str
     kind: str
@@ -117,8 +117,8 @@ def topology_of(
 ) -> Topology:
     """Return the graph of a fleet.
 
-    `stored` has for each node without a process whether it could be read. `sinks` has the known sinks of
-    each pipeline as (name, kind).
+    `stored` maps each node without a process to whether it could be read. `sinks` maps each pipeline to its
+    known sinks as (name, kind).
     """
     known = {part.name: part for part in parts}
     nodes = list(_nodes(places, collector, known, stored, sinks))
@@ -196,7 +196,7 @@ def _edge(arrow: _Arrow, parts: Mapping[str, PartStatus], figures: Mapping[EdgeK
     read = figures.get((arrow.source, arrow.target, arrow.part), Figures(is_read=False))
     known = is_up and read.is_read
     error = read.error
-    if part is not None and not is_up:  # a part that has recovered shows no error
+    if part is not None and not is_up:  # a recovered part shows no error
         error = part.last_error or error or f"{part.name} is {state_of(part)}"
     return Edge(
         source=arrow.source,

@@ -1,7 +1,7 @@
-"""The journey of one record: topic, relay, batch, micro-batch, table or database, dead letter.
+"""The path of one record: topic, relay, batch, micro-batch, table or database, dead letter.
 
-A step is `here` if the record is in it now, `passed` if it went through, `gone` if it was there and was
-removed, `unknown` otherwise; the text has the reason.
+A step is `here` if the record is in it now, `passed` if it went through, and `gone` if it was removed.
+Otherwise it is `unknown`, and its text gives the reason.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TracePanel:
         return steps
 
     async def _or_unknown(self, queue: str, steps: Awaitable[list[Step]]) -> list[Step]:
-        """Search one queue. If it cannot be read or hangs, the search continues elsewhere."""
+        """Search one queue. If it hangs or cannot be read, return an unknown step, to search elsewhere."""
         try:
             async with asyncio.timeout(_QUEUE_S):
                 return await steps
@@ -114,7 +114,7 @@ class TracePanel:
         if found is None:
             text = (
                 f"its batch left the queue {relay.queue} before the console read it, or was collected, and a "
-                "queue does not keep which records of a topic its past batches held"
+                "queue does not record which topic records its past batches contained"
             )
             return [*steps, Step(stage="buffer", state="unknown", text=text, detail={"queue": relay.queue})]
         return [*steps, *await self._sequence(watch, found.shard, found.sequence, found.index)]
@@ -151,7 +151,7 @@ class TracePanel:
     async def _stored(
         self, watch: QueueWatch, entry: Entry | None, location: str | None, index: int | None
     ) -> Step:
-        """Return the steps of the batch object and the record in it."""
+        """Return the step of the batch object and the record in it."""
         if location is None:
             text = "the location of its batch is no longer known"
             return Step(stage="batch", state="unknown", text=text)
@@ -265,7 +265,7 @@ def _in_queue(
 
 
 async def _record(watch: QueueWatch, location: str, index: int) -> dict[str, object]:
-    """Return the record's text, or why the batch cannot be read."""
+    """Return the record's text, or the reason why the batch cannot be read."""
     try:
         batch = await watch.source.fetch(BatchDescriptor(sequence=0, location=location, metadata=()))
         return text_fields(bytes(batch.entries[index]))
@@ -282,7 +282,7 @@ def _number(call: Call, name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of the journey."""
+    """One step of a record's path."""
 
     stage: Stage
     state: State
@@ -292,7 +292,7 @@ class Step:
 
 
 def topic_step(topic: str, seq: int, page: Page) -> Step:
-    """Read a record of a topic, from the page after the previous record."""
+    """Return the step of a record in its topic. `page` is the page after the previous record."""
     detail: dict[str, object] = {"topic": topic, "seq": seq, "head": page.head_seq}
     records = page.records()
     if records and records[0].seq == seq:
@@ -308,9 +308,9 @@ def topic_step(topic: str, seq: int, page: Page) -> Step:
     if seq > page.head_seq:
         text = f"{topic} ends at {page.head_seq}: record {seq} is not written yet"
         return Step(stage="topic", state="unknown", text=text, detail=detail)
-    gone = page.tombstone
-    if gone is not None and gone.gap_from <= seq <= gone.gap_to:
-        why = {"cap": "evicted by the topic's cap", "ttl": "expired by age"}.get(gone.reason, gone.reason)
+    lost = page.tombstone
+    if lost is not None and lost.gap_from <= seq <= lost.gap_to:
+        why = {"cap": "evicted by the topic's cap", "ttl": "expired by age"}.get(lost.reason, lost.reason)
         return Step(stage="topic", state="gone", text=f"record {seq} was {why}", detail=detail)
     return Step(
         stage="topic",
@@ -321,7 +321,7 @@ def topic_step(topic: str, seq: int, page: Page) -> Step:
 
 
 def relay_step(topic: str, seq: int, queue: str, app: str, position: int | None) -> Step:
-    """Return whether a relay has moved a record."""
+    """Return the step of a relay, which may have moved the record."""
     detail: dict[str, object] = {"app": app, "queue": queue, "position": position}
     if position is not None and seq <= position:
         text = f"relayed into the queue {queue}, which has {topic} up to {position}"
@@ -332,7 +332,7 @@ def relay_step(topic: str, seq: int, queue: str, app: str, position: int | None)
 
 
 def micro_batch_step(pipeline: str, line: BatchLine | None, reached: Mapping[int, int] | None) -> Step:
-    """Return the step of the micro-batch that read a sequence; `reached` is the pipeline's position."""
+    """Return the step of the micro-batch that read a sequence. `reached` is the pipeline's position."""
     if line is None:
         if reached is None:
             text = f"the pipeline {pipeline} has no micro-batch yet"
@@ -358,7 +358,7 @@ def micro_batch_step(pipeline: str, line: BatchLine | None, reached: Mapping[int
 
 
 def table_step(commit: SinkCommit, letter: Letter | None) -> Step:
-    """Return the step of a sink; a record that became a dead letter is not in it."""
+    """Return the step of a sink. A record that became a dead letter is not in it."""
     detail: dict[str, object] = {
         "sink": commit.sink,
         "kind": commit.kind,
@@ -407,9 +407,9 @@ def database_step(
 
 
 def verdict(steps: Sequence[Step]) -> tuple[bool, str]:
-    """Return whether anything was found, and where the record is now as a sentence."""
-    seen = [step for step in steps if step.state != "unknown"]
-    if not seen:
+    """Return whether anything was found, and a sentence that says where the record is."""
+    found = [step for step in steps if step.state != "unknown"]
+    if not found:
         return False, steps[-1].text if steps else "nothing of the plan knows it"
-    here = [step for step in seen if step.state == "here"]
-    return True, (here or seen)[-1].text
+    here = [step for step in found if step.state == "here"]
+    return True, (here or found)[-1].text

@@ -1,20 +1,20 @@
-"""A directory as an object store: the blocking core, one system call after the other.
+"""A directory as an object store: the blocking core.
 
-Every object is a plain file at its key, and its version is the hash of its bytes. Beside the objects stands
-`.penstock/` with 64 lock files, shared out among the keys by hash, and the files being staged.
+Every object is a plain file at its key, and its version is the hash of its bytes. The folder `.penstock/`
+beside the objects contains 64 lock files, among which the keys are distributed by hash, and the staged files.
 
-A conditional write, all of it under the lock of its key: read and compare, stage, datasync, rename, sync the
-directory. A plain write stages first and holds the lock for the rename only. A lock that is not released in
+A conditional write holds the lock of its key throughout: read and compare, stage, datasync, rename, sync the
+directory. A plain write stages first and holds the lock only for the rename. A lock that is not released in
 time raises `LockHeld`, which names the holder. Nothing was written then, and the caller may try again.
 
-Why reads sync the directory too: a rename is visible before it is durable. Without it,
+Reads sync the directory too, because a rename is visible before it is durable. Without that sync,
 
 1. a producer renames a manifest with entry 7 into place and dies before its directory sync;
 2. a consumer reads entry 7, applies it and remembers the sequence 7;
 3. the power goes, and the old manifest is back: there is no entry 7;
-4. the next producer appends another entry 7, which the consumer regards as done: a lost record.
+4. the next producer appends another entry 7, which the consumer regards as done: a record is lost.
 
-With the sync, data that was read once survives any power failure. Syncing a clean directory is almost free.
+With the sync, data that was read survives any power failure. Syncing a clean directory costs almost nothing.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ SIDE_DIRECTORY: Final = ".penstock"
 _STRIPES: Final = 64
 _STALE_MS: Final = 3_600_000
 LOCK_WAIT_S: Final = 5.0
-"""Limit of the time that a write waits for the lock of its key. A holder needs milliseconds, unless it is
-stopped."""
+"""How long a write waits for the lock of its key. A holder needs milliseconds, unless it is stopped."""
 POOLED_BYTES_MIN: Final = 256 << 10
-"""From this size on an object is read into Arrow's memory; for smaller ones that costs more than it saves."""
+"""The size from which an object is read into Arrow's memory. For smaller ones the cost exceeds the gain."""
 
 
 class ObjectDirectory:
@@ -92,7 +91,7 @@ class ObjectDirectory:
         return ObjectInfo(key=key, size=len(data), modified_ms=stat.modified_ms, version=_version(data))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """See `ObjectStore.list`. Files whose names are not valid keys are left out."""
+        """See `ObjectStore.list`. Files whose names are not valid keys are skipped."""
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         return [
@@ -130,7 +129,7 @@ class ObjectDirectory:
         with self._writing(key), self._lock(key):
             current = self._current(key)
             if current is None:
-                raise Conflict(f"{key} is gone from {self.url}", definite=True)
+                raise Conflict(f"{key} no longer exists in {self.url}", definite=True)
             if current != version:
                 raise Conflict(f"{key} in {self.url} changed since it was read", definite=True)
             self._settle_names(os.path.dirname(self._path(key)))
@@ -148,11 +147,11 @@ class ObjectDirectory:
             else:
                 if folder is not None:
                     touched.setdefault(folder, []).append(key)
-        for folder, gone in touched.items():
+        for folder, deleted in touched.items():
             try:
                 self._fs.sync_dir(folder)
             except PenstockError as error:
-                failed.update(dict.fromkeys(gone, error))
+                failed.update(dict.fromkeys(deleted, error))
         return failed
 
     def _path(self, key: str) -> str:
@@ -167,8 +166,7 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _absent_as_not_found(self, key: str) -> Iterator[None]:
-        """Convert errors for a reader: a missing file, a folder at the key and an object above it are all
-        `NotFound`."""
+        """Raise `NotFound` for a missing file, for a folder at the key, and for an object above the key."""
         try:
             yield
         except (NotFound, InvalidInput) as error:
@@ -202,7 +200,7 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _staged(self, views: Iterable[memoryview]) -> Iterator[str]:
-        """Create a durable staging file; remove it unless the body has moved it, or may have moved it."""
+        """Create a durable staging file. After an error, remove it unless the body may have moved it."""
         path = os.path.join(self._staging, uuid.uuid4().hex)
         stage(self._fs, path, views)
         try:
@@ -216,7 +214,7 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
-        """Prepare a write: create the side directory, and raise errors that name the key."""
+        """Create the side directory for a write. Raise errors that name the key."""
         try:
             self._prepare()
             yield
@@ -228,7 +226,7 @@ class ObjectDirectory:
         except InvalidInput as error:
             raise InvalidInput(
                 f"{key} cannot be stored in {self.url}: it is the folder of another object, "
-                f"or another object stands where its folder should be, or a name in it is too long ({error})"
+                f"or another object is where its folder should be, or a name in it is too long ({error})"
             ) from error
 
     def _prepare(self) -> None:
@@ -253,15 +251,15 @@ class ObjectDirectory:
         self._settle_names(folder)
 
     def _settle(self, folder: str) -> None:
-        """Make durable every name in `folder`, and the path to it."""
+        """Make every name in `folder` durable, and the path to `folder`."""
         self._settle_names(folder)
         self._fs.sync_dir(folder)
 
     def _settle_names(self, folder: str) -> None:
         """Make the path to `folder` durable, once per process.
 
-        The process that made one of these directories, even above the root, may have died before its name was
-        durable.
+        The process that created one of these directories, even above the root, may have died before its name
+        was durable.
         """
         if folder in self._settled:
             return
@@ -279,7 +277,7 @@ def _own_key(key: str) -> str:
     key = normalise_key(key)
     if key.startswith(SIDE_DIRECTORY):
         raise InvalidInput(
-            f"object key {key!r} starts with {SIDE_DIRECTORY!r}, which the store keeps for itself"
+            f"object key {key!r} starts with {SIDE_DIRECTORY!r}, which is reserved for the store"
         )
     return key
 
@@ -292,7 +290,7 @@ def _is_own_key(key: str) -> bool:
 
 
 class _Hashed:
-    """Buffers that are written to the disk and hashed at the same time."""
+    """Buffers that are hashed while they are written."""
 
     def __init__(self, views: Iterable[memoryview]) -> None:
         self._views = views
@@ -311,8 +309,8 @@ class _Hashed:
 def _memory(size: int) -> memoryview:
     """Allocate the memory for an object. Large blocks come from Arrow's pool, which reuses freed blocks.
 
-    The C library allocates each block from the system again, and the page faults cost more than reading the
-    object.
+    The C library would allocate each block from the system again, and the page faults cost more than reading
+    the object.
     """
     if size < POOLED_BYTES_MIN:
         return memoryview(bytearray(size))

@@ -1,7 +1,7 @@
 """The classification of a remote store's failures.
 
-Pure: uses only the class and the text of an error. The text may hold signed URLs, so messages include nothing
-of it but the HTTP status and the error code of the store.
+The functions are pure and use only the class and the text of an error. The text may contain signed URLs, so
+messages include only the HTTP status and the store's error code from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BucketNotFound(NotFound):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The known facts of a failed request."""
+    """The facts about a failed request that its error shows."""
 
     kind: str
     status: int | None = None
@@ -58,14 +58,14 @@ class Fault:
     def __str__(self) -> str:
         if self.status is not None:
             return f"HTTP {self.status}" + (f" {self.code}" if self.code else "")
-        return {"Connect": "no connection", "Timeout": "no answer in time"}.get(
+        return {"Connect": "no connection", "Timeout": "no reply in time"}.get(
             self.transport or "", "the connection broke" if self.transport else self.kind
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
-    """The request that failed."""
+    """The request that failed, as its error message describes it."""
 
     doing: str
     url: str
@@ -80,7 +80,7 @@ class FailedRequest:
 
 
 def read_fault(kind: str, text: str) -> Fault:
-    """Parse an error. Only its own structure is trusted, because the reply of a server may imitate it."""
+    """Parse an error. Trust only its own structure, because the reply of a server may imitate it."""
     _, found, structure = text.rpartition("\n\nDebug source:\n")
     status = _STATUS.search(structure) if found else _STATUS_TEXT.search(text)
     transport = _KIND.search(structure)
@@ -98,23 +98,25 @@ def read_fault(kind: str, text: str) -> Fault:
 
 
 def is_not_modified(fault: Fault) -> bool:
-    """Whether the object is still in the given version."""
+    """Return whether the object still has the given version."""
     return fault.kind == "NotModifiedError" or fault.status == 304
 
 
 def is_beyond_end(fault: Fault) -> bool:
-    """Whether the range starts at the end of the object, or later."""
+    """Return whether the range starts at or after the end of the object."""
     return fault.status == 416 or fault.beyond_end
 
 
 def is_not_partial(text: str) -> bool:
-    """Whether this is the response of some servers to a range of an empty object: the whole object."""
+    """Return whether the server sent the whole object, as some do for a range of an empty one."""
     return "source: NotPartial" in text
 
 
 def translate(fault: Fault, call: FailedRequest) -> PenstockError:
-    """Return the error to raise. A conditional write is `OutcomeUnknown` unless the failure is known to be
-    definite."""
+    """Return the error to raise.
+
+    For a conditional write it is `OutcomeUnknown` unless the failure is known to be definite.
+    """
     return (
         _refused(fault, call)
         or _not_sent(fault, call)
@@ -136,7 +138,7 @@ def _refused(fault: Fault, call: FailedRequest) -> PenstockError | None:
     hint = {
         "ExpiredToken": "renew the session token",
         "RequestTimeTooSkewed": "set this machine's clock",
-    }.get(fault.code or "", "check the access key, the secret and what they may do on this bucket")
+    }.get(fault.code or "", "check the access key, the secret and their permissions on this bucket")
     return PermissionDenied(f"{call}: the store refused the credentials ({fault}); {hint}")
 
 
@@ -147,7 +149,7 @@ def _not_sent(fault: Fault, call: FailedRequest) -> PenstockError | None:
         return Unavailable(f"{call}: nothing listens at its endpoint; check the address and the network")
     if fault.kind == "InvalidPathError":
         return InvalidInput(
-            f"{call}: the store does not take this key; use letters, digits, '-', '_', '.' and '/'"
+            f"{call}: the store does not accept this key; use letters, digits, '-', '_', '.' and '/'"
         )
     return None
 
@@ -169,8 +171,8 @@ def _lost(fault: Fault, call: FailedRequest) -> PenstockError | None:
     known = ("AlreadyExistsError", "PreconditionError", "FileNotFoundError", "NotFoundError")
     if fault.kind not in known and fault.status not in (404, 409, 412):
         return None
-    # Conditional writes are sent once. A 409 decides nothing, because two writes came at the same moment,
-    # unless Azure says with it that the blob was there before.
+    # Conditional writes are sent once. A 409 means that two writes arrived at the same moment, so it is not
+    # definite, unless Azure reports with it that the blob already existed.
     return Conflict(
         f"{call}: it is not in the expected state ({fault}); read it again",
         definite=fault.status in (404, 412) or fault.code == "BlobAlreadyExists",

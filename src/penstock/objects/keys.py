@@ -1,4 +1,4 @@
-"""Object keys: a normal form, and only characters that every client reads back unchanged."""
+"""Object keys: their normal form, and a check for characters that not every client reads back unchanged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.errors import InvalidInput, LimitExceeded
 from penstock.limits import KEY_BYTES_MAX
 
 FORBIDDEN_CHARACTERS: Final = frozenset('\\{^}%`]">[~<#|*?')
-"""Other clients encode these when writing and again when reading, and never find the key."""
+"""Other clients encode these once when writing and again when reading, and then do not find the key."""
 
 
 def normalise_key(text: str) -> str:
-    """Return the normal form of a key: `/`-joined, without a leading slash and empty segments.
+    """Return the normal form of a key: `/`-joined, without a leading slash or empty segments.
 
-    Raises `InvalidInput` for a forbidden character, a `.` or `..` segment or an empty key, and
-    `LimitExceeded` for a key longer than `KEY_BYTES_MAX` bytes.
+    Raise `InvalidInput` for a forbidden character, a `.` or `..` segment or an empty key, and `LimitExceeded`
+    for a key longer than `KEY_BYTES_MAX` bytes.
     """
     key = check_prefix(text)
     if not key:
@@ -26,7 +26,10 @@ def normalise_key(text: str) -> str:
 
 
 def check_prefix(text: str) -> str:
-    """Return the normal form of a folder, without outer slashes; "" is the whole store. Raises as above."""
+    """Return the normal form of a folder, without outer slashes. "" is the whole store.
+
+    Raise the same errors as `normalise_key`, except for an empty folder.
+    """
     if not isinstance(text, str):
         raise InvalidInput(f"an object key is a str, not {type(text).__name__}")
     segments = [segment for segment in text.split("/") if segment]

@@ -39,8 +39,7 @@ class LocalStore:
         clock: Clock = SYSTEM_CLOCK,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
-        """Open the directory. `lock_wait_s` limits the wait for another writer's lock; then a write raises
-        `LockHeld`."""
+        """Open the directory. A write that waits `lock_wait_s` for another's lock raises `LockHeld`."""
         self._core = ObjectDirectory(str(root), fs=fs or OsFileSystem(), clock=clock, lock_wait_s=lock_wait_s)
         self._workers = Workers("local", _THREADS)
 
@@ -79,7 +78,7 @@ class LocalStore:
 class Workers:
     """A pool of threads for blocking calls, started on demand, and again in a forked child.
 
-    A pool belongs to one process: its threads do not survive a fork, the pool object does.
+    A pool belongs to one process: its threads do not survive a fork, but the pool object does.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -97,7 +96,7 @@ class Workers:
         )
 
     def close(self) -> None:
-        """Release the threads once their running calls are done; does not wait for them. Idempotent."""
+        """Release the threads after their running calls, without waiting for these. Idempotent."""
         self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
@@ -105,7 +104,7 @@ class Workers:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pid != os.getpid():
-            # In a forked child, the mutex may be held by a thread that does not exist any more.
+            # In a forked child, the mutex may be held by a thread that no longer exists.
             self._mutex, self._pool, self._pid = threading.Lock(), None, os.getpid()
         with self._mutex:
             if self._closed:

@@ -1,4 +1,4 @@
-"""An object store in memory: exact, immediate and deterministic. It ends with the process."""
+"""An object store in memory: exact, immediate and deterministic. Its content ends with the process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MemoryStore:
                 raise Conflict(
                     f"{key} in {self.url} changed since it was read"
                     if entry
-                    else f"{key} is gone from {self.url}",
+                    else f"{key} no longer exists in {self.url}",
                     definite=True,
                 )
             return self._write(key, data)
@@ -117,8 +117,7 @@ _NAMED_MUTEX = threading.Lock()
 
 
 def named_memory_store(name: str) -> MemoryStore:
-    """Return the store of this name, of which a process has one, so that `memory://x` means the same
-    everywhere."""
+    """Return the process's only store of this name, so that `memory://x` means the same everywhere."""
     with _NAMED_MUTEX:
         return _NAMED.setdefault(name, MemoryStore(name))
 

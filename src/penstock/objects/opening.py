@@ -1,7 +1,7 @@
 """Opening a store, and checking that it honours conditional writes.
 
-Some stores with the S3 API return 200 and overwrite. There, two writers silently undo each other, so each
-store is checked once before it is used.
+Some stores with the S3 API ignore conditions: they return 200 and overwrite the object. Two writers would
+silently undo each other's changes there, so each store is checked once before it is used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ADVICE = "use a store with strongly consistent conditional writes"
 def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
     """Open the store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
 
-    An `ObjectStore` is returned as it is. No connection is made yet. `deadline_s` is how long the caller
-    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
+    Return an `ObjectStore` unchanged. No connection is made yet. `deadline_s` is how long the caller retries:
+    a directory waits no longer than that for another writer's lock. Raise `ConfigError`.
     """
     if isinstance(spec, str):
         spec = StoreConfig(url=spec)
@@ -52,9 +52,9 @@ def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | Non
 
 
 async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
-    """Try every condition on a new object below `folder`, which is removed afterwards.
+    """Try every condition on a new object below `folder`. Remove the object afterwards.
 
-    Raises `Unsupported` naming the condition that was ignored, or the error of the store.
+    Raise `Unsupported`, which names the condition that was ignored, or the error of the store.
     """
     key = join_key(folder, f"probe-{uuid.uuid4().hex}")
     try:
@@ -63,7 +63,7 @@ async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
         await _replace(store, key, first)
         await _must_conflict_on_replace(store, key, first)
         if bytes((await store.get(key)).data) != b"second":
-            raise Unsupported(f"{store.url} does not return what was stored a moment ago; {_ADVICE}")
+            raise Unsupported(f"{store.url} does not return data that was just stored; {_ADVICE}")
     finally:
         await store.delete_many([key])
 
@@ -71,7 +71,7 @@ async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
 async def ensure_conditional_writes(store: ObjectStore, folder: str) -> None:
     """Check a remote store once per process. Local stores are known to honour conditions.
 
-    Raises `Unavailable` if the store could not be reached; then call it again.
+    Raise `Unavailable` if the store could not be reached. Then call this again.
     """
     checked = (os.getpid(), store.url)
     if store.url.partition("://")[0] not in REMOTE_SCHEMES or checked in _CHECKED:

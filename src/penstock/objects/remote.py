@@ -1,11 +1,11 @@
 """Object stores over the network: S3, Azure Blob Storage and Google Cloud Storage.
 
 Each store has two handles. The data handle retries failed requests. The handle for conditional writes does
-not: if the first attempt was stored and its response lost, a retry would be refused, and the own write would
-look like that of another client.
+not: if the first attempt was stored and its response lost, a retry would be refused, and the client's own
+write would look like that of another client.
 
-Calls block in threads, because that is several times cheaper than the coroutines of the client, which can
-abort the interpreter at its exit.
+Calls block in threads. That is several times cheaper than the coroutines of the client library, which can
+also abort the interpreter at exit.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _RUNTIME = NativeRuntime("an object store")
 class RemoteStore:
     """An `ObjectStore` in a bucket, or in a folder of one.
 
-    Plain writes may be sent twice and large ones in parts; a conditional write is one request. Buffers are
+    A plain write may be sent twice, and a large one in parts. A conditional write is one request. Buffers are
     not copied: do not change them before the call ends.
     """
 
@@ -160,17 +160,17 @@ class RemoteStore:
                     return None
                 raise
 
-    def _get_range(self, key: str, wanted: ByteRange) -> Blob:
-        if wanted.length < 0 or (wanted.start is not None and wanted.start < 0):
-            raise InvalidInput(f"a byte range has no negative numbers: {wanted}")
-        if wanted.length == 0:
+    def _get_range(self, key: str, byte_range: ByteRange) -> Blob:
+        if byte_range.length < 0 or (byte_range.start is not None and byte_range.start < 0):
+            raise InvalidInput(f"a byte range has no negative numbers: {byte_range}")
+        if byte_range.length == 0:
             self._head(key)
             return _part(b"")
-        if wanted.start is not None:
-            return self._read_span(key, wanted.start, wanted.length)
+        if byte_range.start is not None:
+            return self._read_span(key, byte_range.start, byte_range.length)
         if self._address.scheme == "az":
-            return self._read_tail_by_head(key, wanted.length)
-        return self._read_tail(key, wanted.length)
+            return self._read_tail_by_head(key, byte_range.length)
+        return self._read_tail(key, byte_range.length)
 
     def _read_span(self, key: str, start: int, length: int) -> Blob:
         with self._translated(self._request("read", key)):
@@ -201,8 +201,10 @@ class RemoteStore:
         return _part(self._get(key).data[-length:])
 
     def _read_tail_by_head(self, key: str, length: int) -> Blob:
-        """Read a suffix. Azure has no suffix ranges; the etag keeps a replaced object from being cut at the
-        old size."""
+        """Read a suffix by its absolute range, because Azure has no suffix ranges.
+
+        The etag prevents a read of a replaced object with the old size.
+        """
         call = self._request("read", key)
         for _ in range(_TAIL_ATTEMPTS):
             info = self._head(key)
@@ -267,18 +269,18 @@ class RemoteStore:
 
     def _delete_many(self, keys: Sequence[str]) -> dict[str, PenstockError]:
         failed: dict[str, PenstockError] = {}
-        wanted: list[str] = []
+        valid: list[str] = []
         for key in keys:
             try:
-                wanted.append(normalise_key(key))
+                valid.append(normalise_key(key))
             except PenstockError as error:
                 failed[key] = error
-        for start in range(0, len(wanted), _DELETE_MANY):
-            failed.update(self._delete_some(wanted[start : start + _DELETE_MANY]))
+        for start in range(0, len(valid), _DELETE_MANY):
+            failed.update(self._delete_some(valid[start : start + _DELETE_MANY]))
         return failed
 
     def _delete_some(self, keys: Sequence[str]) -> dict[str, PenstockError]:
-        """Delete all in one request; if that fails for some, one by one to find out which."""
+        """Delete all in one request. If that fails, delete them one by one to find out which fail."""
         try:
             self._delete(keys)
         except PermissionDenied as error:
@@ -293,7 +295,7 @@ class RemoteStore:
             try:
                 self._delete([key])
             except Unavailable as error:
-                # The store is unavailable: trying the others would take as long again for each.
+                # The store is unavailable: each of the others would take as long to fail.
                 failed.update(dict.fromkeys(keys[index:], error))
                 break
             except PenstockError as error:
@@ -310,7 +312,7 @@ class RemoteStore:
         return ObjectInfo(key=key, size=meta["size"], modified_ms=modified_ms, version=self._version(meta))
 
     def _version(self, result: ObjectMeta | PutResult) -> Version:
-        # Only Google compares generations; elsewhere the field differs between calls for the same state.
+        # Only Google compares generations. Elsewhere calls return different values for the same state.
         generation = result["version"] if self._address.scheme == "gs" else None
         return Version(etag=result["e_tag"], generation=generation)
 
@@ -340,8 +342,7 @@ _ALLOW_HTTP: Final = {"az": "AZURE_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "s3":
 
 
 def _with_environment(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment settings that the client does not read itself, because our own timeout hides
-    them."""
+    """Add the setting that the client does not read from the environment if a timeout is passed to it."""
     from_environment = os.environ.get(_ALLOW_HTTP[scheme])
     return ({"allow_http": from_environment} if from_environment else {}) | dict(options)
 

@@ -18,10 +18,10 @@ SCHEMES: Final = ("az", "file", "gs", "memory", "s3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """The address of a store, and the settings that an address cannot hold.
+    """The address of a store, and the settings that an address cannot express.
 
-    `options` are the backend's own settings (for S3: `access_key_id`, `secret_access_key`, `region`,
-    `endpoint`, `allow_http`, ...); they win over the environment and are masked in `repr`.
+    `options` are the settings of the backend (for S3: `access_key_id`, `secret_access_key`, `region`,
+    `endpoint`, `allow_http`, ...). They override the environment and are masked in `repr`.
     """
 
     url: str
@@ -29,15 +29,15 @@ class StoreConfig:
     request_timeout: DurationLike = 30.0
     """Limit of one request, from connecting to the last byte: enough for a large batch on a slow network."""
     retries: int = 5
-    """How often a read or an unconditional write is retried. Conditional writes are not retried, because
+    """The number of retries of a read or an unconditional write. Conditional writes are not retried, because
     their outcome may be unknown."""
     threads: int = 16
-    """Requests in flight at the same time."""
+    """The number of concurrent requests."""
 
     request_timeout_s = seconds_of("request_timeout")
 
     def __post_init__(self) -> None:
-        StoreAddress.parse(self.url)  # a password in it must not get as far as a repr
+        StoreAddress.parse(self.url)  # refuses a password, which `repr` would show
         convert_units(self)
         if not self.request_timeout_s > 0:
             raise ConfigError(f"request_timeout: expected more than zero, found {self.request_timeout!r}")
@@ -69,7 +69,7 @@ class StoreAddress:
 
     @classmethod
     def parse(cls, url: str) -> StoreAddress:
-        """Parse a URL or a path. Raises `ConfigError` saying what is wrong and what is expected."""
+        """Parse a URL or a path. Raise `ConfigError` with the error and the expected form."""
         if "://" not in url:
             if not url:
                 raise ConfigError("store: expected a url or a path, found nothing")

@@ -1,8 +1,8 @@
-"""The interface of an object store: seven calls, and three outcomes of a conditional write.
+"""The interface of an object store, and the three outcomes of a conditional write.
 
-A conditional write returns (won), raises `Conflict` (lost: the object was not in the expected state), or
-raises `OutcomeUnknown` (it may have been applied: read again before doing anything). Every other error is
-definite: nothing was applied.
+A conditional write that succeeds returns. It raises `Conflict` if the object was not in the expected state.
+It raises `OutcomeUnknown` if it may have been applied: read the object again before doing anything else.
+Every other error is definite: nothing was applied.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from penstock.errors import InvalidInput, PenstockError
 Data: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """The data of an object: one buffer, or several that are stored one after the other.
 
-A sequence may build its buffers on demand: a store iterates over it once per attempt, and holds as few of
-them as possible.
+A sequence may build its buffers on demand. A store iterates over it once per attempt, and keeps as few
+buffers in memory as possible.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The version of an object, as the store calls it: opaque, only for comparing and for `put_if_match`."""
+    """The store's version of an object. It is opaque: use it only for comparisons and `put_if_match`."""
 
     etag: str | None = None
     generation: str | None = None
@@ -61,34 +61,34 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """The location of the store for people, without credentials."""
+        """The location of the store for display, without credentials."""
         ...
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
-        """Read an object, or part of it. Raises `NotFound`, `Unavailable`, `PermissionDenied`.
+        """Read an object, or part of it. Raise `NotFound`, `Unavailable` or `PermissionDenied`.
 
         A range beyond the end returns the existing bytes.
         """
         ...
 
     async def get_if_changed(self, key: str, version: Version) -> Blob | None:
-        """Read the object; None if it is still in `version`. Raises as `get`."""
+        """Read the object, or return None if it still has `version`. Raise the same errors as `get`."""
         ...
 
     async def put(self, key: str, data: Data) -> Version:
-        """Store the object, or replace it. Returns when it is durable. Safe to repeat."""
+        """Create or replace the object. It is durable on return. Safe to repeat."""
         ...
 
     async def put_if_absent(self, key: str, data: Data) -> Version:
-        """Create the object. Raises `Conflict` if the key exists, `OutcomeUnknown` if that is not known."""
+        """Create the object. Raise `Conflict` if the key exists, `OutcomeUnknown` if that is not known."""
         ...
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
-        """Replace `version`. Raises `Conflict` if it changed or is gone, `OutcomeUnknown` as above."""
+        """Replace `version`. Raise `Conflict` if it was replaced or deleted, `OutcomeUnknown` as above."""
         ...
 
     async def head(self, key: str) -> ObjectInfo:
-        """Read size, age and version without the bytes. Raises `NotFound`."""
+        """Return size, modification time and version without the bytes. Raise `NotFound`."""
         ...
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
@@ -96,7 +96,7 @@ class ObjectStore(Protocol):
         ...
 
     async def delete_many(self, keys: Iterable[str]) -> dict[str, PenstockError]:
-        """Delete objects; a missing one counts as deleted. Returns the error of each key that failed."""
+        """Delete objects, and return the error of each key that failed. A missing one counts as deleted."""
         ...
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class ObjectStore(Protocol):
 
 
 def flat_views(data: Data) -> list[memoryview]:
-    """Return the buffers of `data` in order, each as a byte view. Raises `InvalidInput` for other types."""
+    """Return the buffers of `data` in order, each as a byte view. Raise `InvalidInput` for other types."""
     try:
         buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
         return [memoryview(buffer).cast("B") for buffer in buffers]
@@ -116,7 +116,7 @@ def flat_views(data: Data) -> list[memoryview]:
 
 
 def lazy_views(data: Data) -> Iterable[memoryview]:
-    """Iterate over the buffers of `data`; those that are built on demand are built one at a time."""
+    """Iterate over the buffers of `data`. Build those that are made on demand one at a time."""
     if isinstance(data, bytes | bytearray | memoryview | list | tuple):
         return flat_views(data)
     return (memoryview(buffer).cast("B") for buffer in data)

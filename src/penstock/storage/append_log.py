@@ -1,13 +1,12 @@
 """An ordered stream of frames in preallocated files that stays correct after failed writes.
 
-After a crash of the process, `scan` finds every frame for which `append` returned; after a power failure it
-finds every frame that was synced. A frame that was not delivered never comes back once a later one was
-delivered.
+After a crash of the process, `scan` finds every frame for which `append` returned. After a power failure it
+finds every frame that was synced. An undelivered frame never reappears after a later frame was delivered.
 
 A failed write or sync breaks the active file: nothing more is appended to it, because it is unknown which
-bytes the kernel kept. The next append starts a new file. Its header says that the broken file counts up to
-the offset that was durable, and it begins with a copy of the frames that were delivered but not yet durable
-there. The log continues only when that file and its name are durable.
+bytes the kernel kept. The next append starts a new file. Its header says that the broken file is valid up to
+the offset that was durable. It begins with a copy of the frames that were delivered but not yet durable in
+the broken file. The log continues only when that file and its name are durable.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _ERASED_BYTES = 64
 _SPARE_BYTES = 64 * 1024
 """Reserve in every file for writes that must succeed when the device is full."""
 _BULK_BYTES = 512 * 1024
-"""Appends of at least this size make writing zeros in advance too expensive: a sync mostly writes data, and a
+"""The mean append size from which writing zeros in advance is too expensive: a sync mostly writes data, and a
 file is full before the next one is ready."""
 
 
 class AppendLog:
     """The log of one directory, open for appending.
 
-    One thread appends, syncs, marks and rotates, and reads the offsets of ends. Other threads may call
-    `view`, `files`, `drop_before` and `prepare_next`.
+    One thread appends, syncs, marks, rotates and reads the end offsets. Other threads may call `view`,
+    `files`, `drop_before` and `prepare_next`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class AppendLog:
         self._views: dict[int, memoryview | FileView] = {}
         self._keep: set[int] = set()
         self._uncarried: MediaError | None = None
-        """The reason why delivered frames that are not durable cannot be copied into the next file."""
+        """Why delivered frames that are not durable cannot be copied into the next file, if so."""
         self._strays: list[int] = []
         self._prepared: str | None = None
         self._preparing = False
@@ -83,7 +82,7 @@ class AppendLog:
         self._appends = 0
         """The number of frames in the active file."""
         self._frames_end = 0
-        """The end of its last frame that is not one of the log's own marks."""
+        """The end of the last frame in the active file that is not a mark."""
         self.rotations = 0
         self.syncs = 0
 
@@ -104,12 +103,15 @@ class AppendLog:
     ) -> AppendLog:
         """Continue the log after a scan, always in a new file.
 
-        `found` is the result of the scan, which runs here if it is not given. Cuts a torn tail, and removes
-        the remains of unfinished work. Reported damage stays in place: the caller decides whether to
-        continue. `next_frame` is a lower bound for the number of the new file. `layout` must be the one of
-        the scan; by default files are numbered. With `reserve_only` new files are not filled with zeros in
-        advance, which suits entries of many kilobytes. Without it they are, unless the appends to the last
-        file were large. An `extent` is kept up to date, so that the next scan can be compared with it.
+        This cuts a torn tail and removes the remains of unfinished work. Reported damage stays in place: the
+        caller decides whether to continue.
+
+        - `found` is the result of the scan. Without it, the scan runs here.
+        - `next_frame` is a lower bound for the number of the new file.
+        - `layout` must be that of the scan. By default files are numbered.
+        - With `reserve_only` new files are not filled with zeros in advance, which suits entries of many
+          kilobytes. Otherwise they are, unless the appends to the last file were large.
+        - `extent` is kept up to date, for a comparison with the next scan.
         """
         fs.make_dirs(directory)
         layout = layout or NumberedLayout(fmt)
@@ -132,7 +134,7 @@ class AppendLog:
             extent=extent,
         )
         log._clear_leftovers()
-        # An older snapshot may need them; `drop_before` removes them.
+        # An older snapshot may need these files. `drop_before` removes them.
         log._views = dict.fromkeys(found.older, memoryview(b""))
         log._views.update({file.number: file.view for file in found.files})
         log._keep = {damage.file for damage in found.damage}
@@ -160,7 +162,7 @@ class AppendLog:
 
     @property
     def room(self) -> int:
-        """The most bytes of an append that does not start a new file; -1 while no file can be created."""
+        """Limit of the bytes of an append that does not start a new file; -1 if no file can be written."""
         last_room = self._last_room
         if last_room <= self._spare_bytes:
             return -1 if last_room < 0 else 0
@@ -168,7 +170,7 @@ class AppendLog:
 
     @property
     def _last_room(self) -> int:
-        """The same limit including the reserve for writes that free space."""
+        """The same limit, including the reserve for urgent writes."""
         if self._file is None or self._broken:
             return -1
         return self._file.size - self._end - self._mark_bytes
@@ -181,10 +183,10 @@ class AppendLog:
         return self._end * 2 > self._file.size or self._file.size < self._file_bytes
 
     def reserve(self, byte_count: int, *, urgent: bool = False) -> None:
-        """Make sure that an append of this many bytes fits into the active file; start a new file if needed.
+        """Ensure that an append of `byte_count` bytes fits into the active file. Start a new file if needed.
 
         On a full device, an urgent append such as a deletion uses the reserve at the end of the file instead.
-        Raises the error of starting a file; delivered frames are unaffected then.
+        Raise the error if a new file cannot be started. Delivered frames are unaffected by it.
         """
         if self._broken:
             self._replace_broken(byte_count)
@@ -204,10 +206,10 @@ class AppendLog:
         sync: bool,
         urgent: bool = False,
     ) -> LogPosition:
-        """Write whole frames and return the offset of the first; with `sync` they are durable then.
+        """Write whole frames and return the position of the first. With `sync` they are durable on return.
 
-        After an error the frames are not delivered. They may come back after an immediate crash, but never
-        after a later append. Raises `StorageFull` or another error of the file system.
+        After an error the frames are not delivered. They may reappear after an immediate crash, but never
+        after a later append. Raise `StorageFull` or another error of the file system.
         """
         if byte_count > self.room:
             self.reserve(byte_count, urgent=urgent)
@@ -231,7 +233,7 @@ class AppendLog:
         return LogPosition(self._number, start)
 
     def sync(self) -> None:
-        """Sync everything appended so far. A failure breaks the file, but not the frames in it."""
+        """Sync everything appended so far. A failure breaks the file, but keeps its delivered frames."""
         if self._durable == self._end:
             return
         if self._broken:
@@ -247,20 +249,20 @@ class AppendLog:
         self._reached()
 
     def _reached(self) -> None:
-        """Record the durable offset in the extent. A failure to do so has no effect here."""
+        """Record the durable offset in the extent. A failure of that is ignored."""
         if self._extent is not None:
             self._extent.reach(self._frames_end)
 
     @property
     def wants_mark(self) -> bool:
-        """Whether `mark` has anything to do."""
+        """Whether a call of `mark` would write a mark."""
         return self._durable > self._vouched and self._durable == self._end and self.room >= 0
 
     def mark(self) -> None:
-        """Mark everything that is durable, and sync the mark, so that later damage can be told from a torn
-        write.
+        """Write and sync a mark that everything so far is durable.
 
-        Each append marks the sync before it; this is for a log that has nothing to append.
+        The mark distinguishes later damage from a torn write. Each append marks the sync before it, so this
+        is for a log without further appends.
         """
         if self.wants_mark:
             self.append([], 0, 0, sync=True)
@@ -269,7 +271,7 @@ class AppendLog:
                 self._extent.sync()
 
     def rotate(self) -> None:
-        """Start a new file, after making the old one durable."""
+        """Make the active file durable and start a new one."""
         if self._broken:
             self._replace_broken(0)
         else:
@@ -297,26 +299,26 @@ class AppendLog:
             self._discard(path)
 
     def view(self, file: int) -> memoryview | FileView:
-        """Return the bytes of a file. Raises `KeyError` for one that was dropped.
+        """Return the bytes of a file. Raise `KeyError` if it was dropped.
 
-        Do not keep the result: after a failed sync, the bytes of the file are kept in memory instead.
+        Do not keep the result: a failed sync replaces it with a copy in memory.
         """
         return self._views[file]
 
     def path(self, file: int) -> str | None:
-        """Return the path of a file; None if it was dropped, or if its bytes are kept in memory."""
+        """Return the path of a file, or None if it was dropped or its bytes are kept in memory."""
         is_read = isinstance(self._views.get(file), FileView)
         return self._path(self._layout.name(file)) if is_read else None
 
     def files(self) -> list[int]:
-        """The numbers of the existing files, in order; the last one is active."""
+        """Return the numbers of the existing files, in order. The last one is active."""
         with self._mutex:
             return sorted(self._views)
 
     def drop_before(self, file: int) -> None:
-        """Remove the files before this one, oldest first, durably. The active file always stays.
+        """Durably remove the files before this one, oldest first. The active file always stays.
 
-        A file that is damaged is renamed, not removed: it is evidence.
+        A damaged file is renamed instead, to keep it as evidence.
         """
         for number in self.files():
             if number >= min(file, self._number):
@@ -328,7 +330,7 @@ class AppendLog:
             self._extent.forget_before(min(file, self._number))
 
     def close(self) -> None:
-        """Release the active file, without a sync; call `sync` and `mark` first."""
+        """Release the active file without a sync. Call `sync` and `mark` first."""
         if self._extent is not None:
             is_known = self._durable == self._end and not self._broken
             self._extent.close(self._frames_end if is_known else None)
@@ -351,8 +353,8 @@ class AppendLog:
     def _break(self) -> None:
         """Stop using the active file, and keep its delivered frames readable from memory.
 
-        The start of the failed bytes is erased if possible, so that they do not come back even without a
-        later append. Otherwise a later append ensures that.
+        Erase the start of the failed bytes if possible, so that they do not reappear even without a later
+        append. If that fails, a later append ensures it.
         """
         self._broken = True
         self._keep_in_memory()
@@ -386,7 +388,7 @@ class AppendLog:
         self._start_file(b"", byte_count)
 
     def _start_file(self, carried: bytes, byte_count: int) -> None:
-        """Start an active file that begins with `carried` and has space for `byte_count` more.
+        """Start an active file that begins with `carried` and has space for `byte_count` more bytes.
 
         Everything that takes space is written before the new name is visible, so a full device leaves the
         old file as it was, with its reserve. After another failure the new file, if it is visible, says where
@@ -441,7 +443,7 @@ class AppendLog:
         self._clear_strays()
 
     def _staged(self, buffers: Sequence[Buffer], byte_count: int) -> tuple[str, LogFile]:
-        """Create a durable file with these first bytes, under a name that recovery ignores."""
+        """Create a durable file that starts with `buffers`, under a name that recovery ignores."""
         path = self._take_prepared() if byte_count <= self._file_bytes else None
         if path is None:
             path = self._allocate(max(byte_count, self._new_file_bytes))
@@ -457,7 +459,7 @@ class AppendLog:
         return path, file
 
     def _take_prepared(self) -> str | None:
-        """Take the file that was allocated in advance, waiting for it if needed; None if there is none."""
+        """Return the file that was allocated in advance, or None. Wait while it is being allocated."""
         with self._mutex:
             self._mutex.wait_for(lambda: not self._preparing)
             path, self._prepared = self._prepared, None
@@ -485,7 +487,7 @@ class AppendLog:
                 self._fs.rename(path, self._path(kept))
             else:
                 self._fs.unlink(path)
-        # One at a time: a power failure must not leave an older file before a gap.
+        # Sync each removal separately: a power failure must not leave an older file before a gap.
         self._fs.sync_dir(self._directory)
 
     def _is_damaged(self, number: int) -> bool:
@@ -493,8 +495,8 @@ class AppendLog:
         return number in self._keep or (isinstance(view, FileView) and bool(view.bad))
 
     def _clear_strays(self) -> None:
-        """Files that were started and not used, or are not needed any more. What fails is tried again with
-        the next file.
+        """Remove files that were started but not used, or are no longer needed. Retry failures with the next
+        file.
         """
         with contextlib.suppress(PenstockError):
             while self._strays:

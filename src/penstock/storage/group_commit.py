@@ -1,11 +1,11 @@
 """Group commit: a thread that commits all waiting entries of many writers with one sync, in order.
 
-A single entry is written and synced immediately, by the submitting thread if a sync takes no longer than
-waking another thread twice. While a sync runs, later entries queue up, and all of them share the next sync.
-The thread waits for more entries only where syncs are slow.
+A single entry is written and synced immediately. The submitting thread does that itself if a sync is about as
+fast as waking another thread. While a sync runs, later entries queue up and share the next sync. The commit
+thread waits for more entries only where syncs are slow.
 
-When a commit fails, every entry that is not committed fails, including those submitted later, until `resume`
-is called: their writers built on the entries that failed.
+When a commit fails, every uncommitted entry fails until `resume` is called. That includes entries submitted
+later, because these build on the entries that failed.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ _LOGGER = logging.getLogger(__name__)
 _BATCH_BYTES_MAX = 16 * 1024**2
 _SLICE_S = 0.0005
 _QUICK_SYNC_S = 0.0005
-"""The longest sync for which the submitting thread may wait itself."""
+"""The longest sync for which the submitting thread may wait."""
 _STALL_S = 0.01
 _WARY_FACTOR = 100
-"""After a stall, only the commit thread waits for the disk, for this many times the length of the stall. So
-the submitting thread loses at most a hundredth of its time to stalls, and one delay by a busy processor does
-not count for long."""
+"""After a stall, only the commit thread waits for the disk, for this multiple of the stall. The submitting
+thread therefore loses at most a hundredth of its time to stalls, and a single delay by a busy processor soon
+has no effect."""
 _SMALL_BYTES = 64 * 1024
-"""Up to this size, the amount of data does not affect the duration of a sync."""
+"""Data up to this size does not affect the duration of a sync."""
 
 
 class QueueFull(Unavailable):
-    """Too many entries wait for their commit; nothing was queued. Retry later."""
+    """Too many entries wait for their commit. Nothing was queued. Retry later."""
 
 
 class Entry(msgspec.Struct, eq=False):
-    """Frames that are committed together or not at all, and what became of them.
+    """Frames that are committed together or not at all, and their outcome.
 
-    `context` is the submitter's own. An `urgent` entry may use the reserve of a log whose device is full.
-    After delivery either `position` or `error` is set. `append_s` is how long the write took, `sync_s` how
-    long until it was durable; where one call does both it counts as sync. `held_s` is how long the commit
-    was held open for more because of `widen`. `submissions` is for the submitter to count in: how many of
-    its own this one is made of.
+    - `context` belongs to the submitter.
+    - `urgent` allows the entry to use the reserve of a log whose device is full.
+    - `submissions` is how many submissions the submitter has combined in this entry.
+    - `position` or `error` is set on delivery.
+    - `append_s` is the duration of the write, and `sync_s` that of the sync. A call that does both counts as
+      sync.
+    - `held_s` is how long the commit waited for more entries because of `widen`.
     """
 
     buffers: Sequence[Buffer]
@@ -70,7 +72,7 @@ class Entry(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitStats:
-    """Totals of one committer since it started, and its queue now."""
+    """The totals of a committer since it started, and the state of its queue."""
 
     entries: int
     frames: int
@@ -85,9 +87,9 @@ class CommitStats:
 
 
 def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | None:
-    """Write the entries with as few writes and syncs as the log's files allow; each learns what became of it.
+    """Write the entries with as few writes and syncs as the log's files allow, and set their outcomes.
 
-    Stops at the first failure: that entry and all after it get the error, which is returned too.
+    Stop at the first failure. Set the error in that entry and all later ones, and return it.
     """
     first = 0
     while first < len(entries):
@@ -108,7 +110,7 @@ def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | 
 
 
 def _fitting(entries: Sequence[Entry], first: int, room: int) -> tuple[int, int]:
-    """Return the end of the entries from `first` on that fit together, at least one, and their bytes."""
+    """Return the end of the entries from `first` that fit in `room`, at least one, and their size."""
     byte_count = entries[first].byte_count
     last = first + 1
     while last < len(entries) and byte_count + entries[last].byte_count <= room:
@@ -137,7 +139,7 @@ def _append(log: AppendLog, entries: Sequence[Entry], byte_count: int, start_s: 
         offset += entry.byte_count
 
 
-def _note_held(entries: Sequence[Entry], seconds: float) -> None:
+def _set_held(entries: Sequence[Entry], seconds: float) -> None:
     for entry in entries:
         entry.held_s = seconds
 
@@ -145,12 +147,14 @@ def _note_held(entries: Sequence[Entry], seconds: float) -> None:
 class GroupCommitter:
     """Commits the entries of one log in a thread.
 
-    `deliver` is called by that thread, or by `flush`, once per entry and in the order of submission; the
-    entries of one commit are delivered together. It must not raise. `submit`, `flush` and `resume` belong to
-    one thread, such as that of an event loop. Entries that need no sync are delivered after the write and
-    synced within `sync_interval_s`. `on_sync` receives the duration of each sync. Where a small sync usually
-    takes less than `quick_sync_s`, `flush` may wait for it itself, and no commit waits for more entries. With
-    `one_by_one` no entry shares its write or its sync with another.
+    That thread, or `flush`, calls `deliver` with the entries of one commit together, each entry once, in the
+    order of submission. `deliver` must not raise. Only one thread, such as that of an event loop, may call
+    `submit`, `flush` and `resume`.
+
+    Entries that need no sync are delivered after the write and synced within `sync_interval_s`. `on_sync`
+    receives the duration of each sync. Where a small sync usually takes less than `quick_sync_s`, `flush` may
+    do it in the calling thread, and no commit waits for more entries. With `one_by_one` no entry shares its
+    write or its sync with another.
     """
 
     def __init__(
@@ -184,7 +188,7 @@ class GroupCommitter:
         self._turn = threading.Lock()
         """Held while committing or syncing."""
         self._rests = False
-        """Whether the thread waits without a timeout."""
+        """Whether the commit thread waits without a timeout."""
         self._wary_until_s = 0.0
         self._window_s = 0.0
         self._generation = 0
@@ -201,18 +205,18 @@ class GroupCommitter:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start committing."""
+        """Start the commit thread."""
         self._thread.start()
 
     @property
     def generation(self) -> int:
-        """The number of calls of `resume`, which each entry records."""
+        """The number of calls of `resume`. Each entry records it."""
         return self._generation
 
     def submit(self, entry: Entry, *, hold: bool = False) -> None:
-        """Queue an entry; `deliver` receives its outcome. With `hold` the thread is not woken before `flush`.
+        """Queue an entry. `deliver` receives its outcome. With `hold` the thread is not woken before `flush`.
 
-        Raises `QueueFull`, or `Unavailable` once closed; then the entry is not queued.
+        Raise `QueueFull`, or `Unavailable` after `close`. The entry is not queued then.
         """
         depth = self._submitted - self._taken
         if depth >= self._queue_max:
@@ -229,16 +233,19 @@ class GroupCommitter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what was held: waking the thread once for many costs less than once for each."""
+        """Pass on the held entries. Waking the thread once for many costs less than once for each."""
         if self._held:
             entries, self._held = self._held, []
             if not self._commit_alone(entries):
                 self._queue.put(entries)
 
     def _commit_alone(self, entries: list[Entry]) -> bool:
-        """Commit a single durable entry in this thread, if no commit is in progress and the disk is quick."""
-        is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _SMALL_BYTES
-        if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:
+        """Commit a single small durable entry in this thread if no commit is in progress and syncs are quick.
+
+        Return whether the entry was committed.
+        """
+        is_single = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _SMALL_BYTES
+        if not is_single or self._submitted - self._taken != 1 or not self.is_quick:
             return False
         if not self._turn.acquire(blocking=False):
             return False
@@ -251,34 +258,36 @@ class GroupCommitter:
             self._turn.release()
         if self._rests:
             self._rests = False
-            self._queue.put([])  # wake it, to mark the commit when no entry waits
+            self._queue.put([])  # wake the thread, to mark the commit when no entry waits
         return True
 
     @property
     def is_quick(self) -> bool:
-        """Whether `flush` commits a single small entry itself, because a sync takes no longer than waking a
-        thread."""
+        """Whether `flush` commits a single small entry itself, because syncs are quick."""
         if self._window_s or not 0.0 < self._usual_sync_s < self._quick_sync_s:
             return False
         return time.monotonic() >= self._wary_until_s
 
     def widen(self, window_s: float) -> None:
-        """Let later commits wait up to this time for more entries, as long as more arrive.
+        """Let later commits wait up to `window_s` for more entries, while more arrive.
 
-        It has no effect where syncs are quick. 0 waits only where it reduces the number of syncs.
+        This has no effect where syncs are quick. With 0, commits wait only where that saves syncs.
         """
         self._window_s = window_s
 
     def resume(self) -> int:
-        """Continue after a failure, once what built on it is undone. Returns the new generation."""
+        """Accept entries again after a failure. The caller has undone everything that built on it.
+
+        Return the new generation.
+        """
         self._generation += 1
         return self._generation
 
     def rotate(self, then: Callable[[], None] = lambda: None) -> None:
-        """Let the log start a new file, between two commits. Raises what starting a file raises.
+        """Start a new file of the log between two commits. Raise the errors of `AppendLog.rotate`.
 
-        `then` is called before the next commit: everything that was written is delivered, and is in files
-        before the new one.
+        `then` is called before the next commit. At that point everything written is delivered, and is in
+        files before the new one.
         """
         with self._turn:
             self._log.rotate()
@@ -301,8 +310,8 @@ class GroupCommitter:
     def close(self) -> None:
         """Commit and sync everything that was submitted, and end the thread. The log stays open.
 
-        Called by the submitting thread, or after its last `flush`. Raises the error of the last sync. May be
-        called twice.
+        Call this in the submitting thread, or after its last `flush`. It may be called twice. Raise the error
+        of the last sync.
         """
         if not self._closed:
             self._closed = True
@@ -338,34 +347,34 @@ class GroupCommitter:
                     self._tend()
 
     def _rest_s(self) -> float | None:
-        # Set the flag before looking: a commit after that sees the flag, or its work is seen here.
+        # Set the flag before the check: a later commit sees the flag, and the check sees earlier commits.
         self._rests = True
         patience_s = self._patience_s()
         self._rests = patience_s is None
         return patience_s
 
     def _collect(self, first: list[Entry]) -> tuple[list[Entry], bool]:
-        """Take everything that waits.
+        """Take all waiting entries. Return them, and whether the committer is closing.
 
-        Where a sync takes longer than waiting for more entries, and fewer wait than last time, the others are
-        probably about to arrive: then wait a little.
+        If a sync takes longer than a short wait, and far fewer entries wait than last time, wait for others,
+        which are probably about to arrive.
         """
         batch = first
         self._taken += len(first)
         closing = self._drain(batch)
         expects_more = self._usual_sync_s > 2 * _SLICE_S and len(batch) * 2 < self._last_size
-        # A quick sync does not need a window: entries gather while the current sync runs.
+        # A quick sync needs no window: entries gather while the current sync runs.
         window_s = 0.0 if self._usual_sync_s < self._quick_sync_s else self._window_s
         if batch and not closing and (window_s or expects_more):
             start_s = time.perf_counter()
             closing = self._linger(batch, window_s or self._window_max_s)
             if window_s:
-                _note_held(batch, time.perf_counter() - start_s)
+                _set_held(batch, time.perf_counter() - start_s)
         self._last_size = len(batch)
         return batch, closing
 
     def _linger(self, batch: list[Entry], window_s: float) -> bool:
-        """Wait in slices while each one brings more entries, at most for the window."""
+        """Wait in slices while each one brings more entries, up to `window_s`."""
         give_up_s = time.monotonic() + window_s
         closing = False
         while not closing and time.monotonic() < give_up_s:
@@ -391,27 +400,27 @@ class GroupCommitter:
         return False
 
     def _commit(self, batch: list[Entry]) -> None:
-        going = batch
+        current = batch
         if batch[0].generation <= self._failed:
-            going = [entry for entry in batch if entry.generation > self._failed]
-            for entry in batch[: len(batch) - len(going)]:
+            current = [entry for entry in batch if entry.generation > self._failed]
+            for entry in batch[: len(batch) - len(current)]:
                 entry.error = self._failure
-        if going:
-            self._write(going)
+        if current:
+            self._write(current)
         try:
             self._deliver(batch)
         except Exception:
             _LOGGER.exception("a commit could not be delivered")
-        # The writers have their outcomes now; the rest is not urgent.
-        if going:
-            self._account(going)
+        # The writers have their outcomes; the rest is not urgent.
+        if current:
+            self._account(current)
             self._plan()
 
     def _write(self, entries: list[Entry]) -> None:
         try:
             failure = commit_entries(self._log, entries)
         except Exception as error:
-            # A defect of this program. Fail the waiting entries, or they would wait indefinitely.
+            # This is a defect of the program. Fail the entries, or their writers would wait indefinitely.
             _LOGGER.exception("a commit broke")
             failure = Unavailable(f"the commit broke: {error!r}")
             for entry in entries:
@@ -431,7 +440,7 @@ class GroupCommitter:
             self._prepared_in = self._log.end.file
             name = f"{self._thread.name}-next"
             self._preparer = threading.Thread(target=self._prepare, name=name, daemon=True)
-            # No thread can start when the process ends; then the rotation allocates its file.
+            # No thread can start while the process ends. The rotation then allocates its file itself.
             with contextlib.suppress(RuntimeError):
                 self._preparer.start()
 
@@ -452,7 +461,7 @@ class GroupCommitter:
         if seconds > _STALL_S:
             self._wary_until_s = time.monotonic() + seconds * _WARY_FACTOR
         if byte_count <= _SMALL_BYTES:
-            # Fall immediately, rise slowly: a sync that waited for the processor does not mean a slow disk.
+            # The average falls immediately and rises slowly: a slow sync may have waited for a processor.
             usual_s = self._usual_sync_s
             self._usual_sync_s = usual_s + (seconds - usual_s) / 64 if 0 < usual_s < seconds else seconds
         if self._on_sync is not None:
@@ -469,7 +478,7 @@ class GroupCommitter:
         return self._mark_after_s if self._log.wants_mark else None
 
     def _tend(self) -> None:
-        """Do the work that is due while no entry waits: sync what was only written, then mark it."""
+        """Do the work that is due while no entry waits: sync written entries, or mark the last sync."""
         try:
             if self._log.is_durable:
                 self._log.mark()

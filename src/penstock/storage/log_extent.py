@@ -1,11 +1,11 @@
-"""The recorded extent of a log, in a file next to it: a log that lost its end cannot detect that.
+"""The recorded extent of a log, in a file next to it, which reveals that the log has lost its end.
 
-The last file of a log ends where its frames end. If synced bytes are removed from it, no trace of them is
-left: it looks like an interrupted write. So a second file, `EXTENT`, names every file of the log with the
-most bytes it can have held, and the offset up to which the active file was durable.
+The last file of a log ends where its frames end. If its last synced bytes are removed, the rest looks like an
+interrupted write. A second file, `EXTENT`, therefore lists every file of the log with the limit of its bytes,
+and the offset up to which the active file was durable.
 
-The names and limits become durable when a file is started, which syncs anyway. The offset is written after
-every sync and is not synced itself, so it may be old after a power failure, but never ahead of the log.
+The list becomes durable when a file is started, which syncs anyway. The offset is written after every sync
+and is not synced itself, so after a power failure it may be old, but it is never ahead of the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALIGN: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class FileExtent:
-    """The extent of a file: durable at least up to `durable`, and without frames after `bound`."""
+    """The extent of a file: it is durable at least up to `durable`, and has no frames after `bound`."""
 
     durable: int
     bound: int
@@ -46,7 +46,7 @@ class FileExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The known facts about the files of a log, by number. `readable` is False for a damaged file."""
+    """The extents of the files of a log, by number. `readable` is False if `EXTENT` is damaged."""
 
     files: dict[int, FileExtent] = field(default_factory=dict)
     readable: bool = True
@@ -54,14 +54,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostBytes:
-    """At most `count` bytes of frames that are lost from `position` on."""
+    """At most `count` bytes of frames that are lost, starting at `position`."""
 
     position: LogPosition
     count: int
 
 
 def encode_table(files: dict[int, FileExtent]) -> bytes:
-    """Encode the durable part, padded so that the offset after it lies in another sector."""
+    """Encode the durable part, padded so that the offset after it is in another sector."""
     body = _HEAD.pack(_MAGIC, len(files))
     body += b"".join(_FILE.pack(number, one.durable, one.bound) for number, one in sorted(files.items()))
     body += _SUM.pack(xxh3_64_intdigest(body))
@@ -69,13 +69,13 @@ def encode_table(files: dict[int, FileExtent]) -> bytes:
 
 
 def encode_slot(number: int, durable: int, *, closed: bool) -> bytes:
-    """Encode the offset up to which the active file is durable; `closed` if nothing was appended after it."""
+    """Encode the offset up to which the active file is durable. `closed` means that the file ends there."""
     body = _SLOT.pack(number, durable, closed)
     return body + _SUM.pack(xxh3_64_intdigest(body))
 
 
 def decode_extent(raw: bytes) -> Extent:
-    """Decode the file; a torn slot counts as empty."""
+    """Decode the file. A torn slot counts as empty."""
     if len(raw) < _HEAD.size:
         return Extent(readable=False)
     magic, count = _HEAD.unpack_from(raw)
@@ -88,9 +88,9 @@ def decode_extent(raw: bytes) -> Extent:
         number: FileExtent(durable, bound)
         for number, durable, bound in _FILE.iter_unpack(raw[_HEAD.size : end])
     }
-    at = end + _SUM.size
-    at += -at % _ALIGN
-    slot = raw[at : at + _SLOT.size + _SUM.size]
+    slot_start = end + _SUM.size
+    slot_start += -slot_start % _ALIGN
+    slot = raw[slot_start : slot_start + _SLOT.size + _SUM.size]
     if len(slot) == _SLOT.size + _SUM.size:
         number, durable, closed = _SLOT.unpack_from(slot)
         is_sound = _SUM.unpack_from(slot, _SLOT.size)[0] == xxh3_64_intdigest(slot[: _SLOT.size])
@@ -100,7 +100,7 @@ def decode_extent(raw: bytes) -> Extent:
 
 
 def read_extent(fs: FileSystem, directory: str) -> Extent:
-    """Read the extent of the log in a directory; it is empty for a log that was written without one."""
+    """Read the extent of the log in a directory. It is empty for a log that was written without one."""
     try:
         return decode_extent(fs.read(os.path.join(directory, EXTENT)))
     except NotFound:
@@ -112,28 +112,28 @@ def read_extent(fs: FileSystem, directory: str) -> Extent:
 def lost_bytes(
     extent: Extent, found: LogScan, start: LogPosition, synced: LogPosition
 ) -> tuple[list[LogDamage], list[LostBytes]]:
-    """Compare a scan with the extent. Returns the missing durable data as damage, and how much may be lost.
+    """Compare a scan with the extent. Return the missing durable data as damage, and the bytes it may cost.
 
-    `start` is the position at which a snapshot replaces the log, and `synced` the position that the snapshot
-    knows to be durable; both are (0, 0) without a snapshot. Damage that the scan reported is counted and not
-    reported again. Data before `start` is not lost with the log.
+    `start` is the position up to which a snapshot replaces the log. `synced` is the position that the
+    snapshot recorded as durable. Both are (0, 0) without a snapshot. Damage that the scan reported is
+    counted, but not reported again. Data before `start` is not lost with the log.
     """
     damage: list[LogDamage] = []
     lost: list[LostBytes] = []
     ends = {file.number: file.end for file in found.files}
     missing = {one.file for one in found.damage if one.end is None}
 
-    def lose(number: int, low: int, bound: int) -> None:
+    def add_lost(number: int, low: int, bound: int) -> None:
         low = max(low, found.first_offset, start.offset if number == start.file else 0)
         if bound > low:
             lost.append(LostBytes(position=LogPosition(number, low), count=bound - low))
 
     for one in found.damage:
         if one.end is not None and one.file >= start.file:
-            lose(one.file, one.start, one.end)
-    named = {*extent.files, *missing, *([synced.file] if synced.file in ends else [])}
+            add_lost(one.file, one.start, one.end)
+    expected = {*extent.files, *missing, *([synced.file] if synced.file in ends else [])}
     # A file that was started and not used is in the extent if only the sync of its new name failed.
-    for number in sorted(number for number in named - {*found.strays} if number >= start.file):
+    for number in sorted(number for number in expected - {*found.strays} if number >= start.file):
         known = extent.files.get(number, FileExtent(0, 0))
         durable, end = known.durable, ends.get(number, 0)
         if number == synced.file:
@@ -143,11 +143,11 @@ def lost_bytes(
         if number in ends and end >= durable:
             continue
         if number in ends:
-            reason = "the file ends before what was durable in it"
+            reason = "the file ends before the end of its durable data"
             damage.append(_damage(found, number, end, durable, reason))
         elif number not in missing:
             damage.append(_damage(found, number, 0, None, "the file is missing"))
-        lose(number, end, max(known.bound or durable + FILE_BYTES_UNKNOWN, durable))
+        add_lost(number, end, max(known.bound or durable + FILE_BYTES_UNKNOWN, durable))
     return damage, lost
 
 
@@ -155,12 +155,12 @@ def _damage(found: LogScan, number: int, start: int, end: int | None, reason: st
     return LogDamage(file=number, start=start, end=end, reason=reason, name=found.name_of(number))
 
 
-def _is_blank_before(found: LogScan, place: LogPosition) -> bool:
-    """Return whether the frame that ended here is gone: its checksum is zero, or past the end of the file."""
-    view = next((file.view for file in found.files if file.number == place.file), None)
-    if view is None or place.offset <= found.first_offset:
+def _is_blank_before(found: LogScan, position: LogPosition) -> bool:
+    """Return whether the frame that ended here is lost: its checksum is zero, or past the end of the file."""
+    view = next((file.view for file in found.files if file.number == position.file), None)
+    if view is None or position.offset <= found.first_offset:
         return False
-    tail = view[place.offset - _SUM.size : place.offset]
+    tail = view[position.offset - _SUM.size : position.offset]
     return len(tail) < _SUM.size or not any(tail)
 
 
@@ -177,7 +177,7 @@ class _Prepared:
 class ExtentFile:
     """The extent of a log that is open for appending.
 
-    The loss of an update only makes it say less, so only `prepare` and `start_file` raise.
+    A lost update makes it less precise but never wrong, so only `prepare` and `start_file` raise.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -196,7 +196,7 @@ class ExtentFile:
         return max(self._files, default=0)
 
     def settle(self, found: LogScan) -> None:
-        """Record the files of a scan. One that lost its end keeps its recorded extent."""
+        """Record the files of a scan. A file that lost its end keeps its recorded extent."""
         for number in found.strays:
             self._files.pop(number, None)
         for file in found.files:
@@ -212,7 +212,7 @@ class ExtentFile:
     def prepare(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
         """Write what `start_file` will put in place, so that it then needs no more space.
 
-        The new active file replaces one that counts up to `replaced.offset`.
+        The new active file replaces a file that ends at `replaced.offset`.
         """
         files = {one: known for one, known in self._files.items() if one >= self._needed_from}
         if replaced.file and replaced.file == self._number:
@@ -248,17 +248,17 @@ class ExtentFile:
         self._write(durable, closed=False)
 
     def forget_before(self, number: int) -> None:
-        """Forget the files before this one. May be called from another thread."""
+        """Omit the files before this one from the next list. Any thread may call this."""
         self._needed_from = number
 
     def sync(self) -> None:
-        """Make the recorded offset durable; called when the log is idle."""
+        """Make the recorded offset durable. Called when the log is idle."""
         if self._file is not None:
             with contextlib.suppress(PenstockError):
                 self._file.datasync()
 
     def close(self, durable: int | None) -> None:
-        """Close the file. `durable` is the end of the log, None if it is unknown."""
+        """Close the file. `durable` is the end of the log, or None if that is unknown."""
         if durable is not None:
             self._write(durable, closed=True)
             self.sync()

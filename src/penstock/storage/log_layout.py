@@ -1,13 +1,13 @@
-"""The content of the files of a log: frames, headers, and the marks that confirm what precedes them.
+"""The content of the files of a log: frames, headers, and marks that confirm the frames before them.
 
-A `LogFormat` finds the bounds of frames; the package that knows their meaning provides it. A `LogLayout`
+A `LogFormat` finds the bounds of frames. The package that defines the frames provides it. A `LogLayout`
 determines the names of files, their headers, and how a file becomes the active one. The log decides when a
-file is started, what is copied into it and when it may be removed.
+file is started, which frames are copied into it, and when it may be removed.
 
-A header is three marks: the number of the previous file, the offset up to which that file counts, and a
-random salt. Later marks carry `position ^ salt`, where every byte of the file below `position` was durable
-when the mark was written. Bytes in a record that look like a mark decode to a position beyond themselves,
-because their writer did not know the salt.
+A header is three marks: the number of the previous file, the offset up to which that file is valid, and a
+random salt. A later mark contains `position ^ salt`. Every byte of the file below `position` was durable when
+the mark was written. Bytes in a record that look like a mark almost certainly decode to a position beyond
+themselves, because their writer did not know the salt.
 """
 
 from __future__ import annotations
@@ -29,42 +29,41 @@ from penstock.storage.fs import FileSystem, publish, stage
 FrameEnds: TypeAlias = npt.NDArray[np.int64]
 
 CURRENT: Final = "CURRENT"
-"""The file with the name of the active file of the log."""
+"""The file that contains the name of the log's active file."""
 
 _NAME = re.compile(r"wal-([0-9]{16})\.log")
 
 
 class LogFormat(Protocol):
-    """How frames begin, end and are checked. Every method is pure.
+    """The encoding of frames: how to find and verify them. Every method is pure.
 
     A run of zero bytes is never a valid frame, and every frame has a checksum over all its bytes. All marks
-    have one length and begin with the same bytes, so that they can be found among damaged frames.
+    have the same length and begin with the same bytes, so that they can be found among damaged frames.
     """
 
     def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
-        """Return the end of the valid frame that starts at `offset` and ends by `limit`; None if there is
-        none."""
+        """Return the end of the valid frame that starts at `offset` and ends by `limit`, or None."""
         ...
 
     def frame_ends(self, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
-        """The ends of the valid frames that follow each other from `start`, and where they stop.
+        """Return the ends of the adjacent valid frames from `start`, and the end of the last one.
 
-        The second value is the last end, or `start` if there is no frame at all. `chase` is a right answer;
-        a format that can be faster is.
+        The second value is `start` if there are no frames. `chase` is a correct implementation. A format may
+        provide a faster one.
         """
         ...
 
     def mark(self, value: int) -> bytes:
-        """Encode a mark: a frame of the log itself, with an unsigned number of 64 bits."""
+        """Encode a mark: a frame of the log itself that contains an unsigned 64-bit number."""
         ...
 
     def read_mark(self, frame: memoryview) -> int | None:
-        """Return the number of a valid frame that is a mark; None for any other frame."""
+        """Return the number in a valid frame that is a mark, or None for any other frame."""
         ...
 
 
 def chase(fmt: LogFormat, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
-    """Implement `frame_ends` by looking for one frame at a time."""
+    """Implement `frame_ends` with one call of `frame_end` per frame."""
     ends: list[int] = []
     frame_end = fmt.frame_end
     end = frame_end(view, start, limit)
@@ -76,8 +75,7 @@ def chase(fmt: LogFormat, view: memoryview, start: int, limit: int) -> tuple[Fra
 
 
 class LogPosition(NamedTuple):
-    """A position in a log: the number of a file, and an offset in it. Positions compare in the order of the
-    log."""
+    """A position in a log: the number of a file, and an offset in it. Positions sort in log order."""
 
     file: int
     offset: int
@@ -95,7 +93,7 @@ class LogHeader:
 
     @classmethod
     def decode(cls, fmt: LogFormat, view: memoryview) -> LogHeader | None:
-        """Decode the header at the start of a file; None if it is damaged."""
+        """Decode the header at the start of a file. Return None if it is damaged."""
         values: list[int] = []
         start = 0
         for _ in range(3):
@@ -110,9 +108,9 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDamage:
-    """A range of a file that was written and cannot be read. `end` is None when the whole file is missing.
+    """A range of a file that was written and cannot be read. `end` is None if the whole file is missing.
 
-    `name` is what the file is called where that does not follow from its number.
+    `name` is the name of the file if that does not follow from its number.
     """
 
     file: int
@@ -136,7 +134,7 @@ def file_name(number: int) -> str:
 
 
 def file_number(name: str) -> int | None:
-    """Return the number in the name of a log file; None for any other name."""
+    """Return the number in the name of a log file, or None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -144,7 +142,7 @@ def file_number(name: str) -> int | None:
 def find_marks(
     fmt: LogFormat, view: memoryview, start: int, limit: int, salt: int
 ) -> Iterator[tuple[int, int]]:
-    """Find the marks from `start` on, even among damage: the offset and the number of each."""
+    """Yield (offset, number) of each mark from `start`, even among damaged frames."""
     low, high = fmt.mark(0), fmt.mark(2**64 - 1)
     same = next((n for n, pair in enumerate(zip(low, high, strict=True)) if pair[0] != pair[1]), len(low))
     for match in re.finditer(re.escape(low[:same]), view[start:limit]):
@@ -156,10 +154,10 @@ def find_marks(
 
 
 class LogLayout(Protocol):
-    """How the files of one log are named, found, started, activated and archived.
+    """The naming of one log's files, and how they are found, started, activated and archived.
 
-    A layout object belongs to one log: it may remember the names of files. The numbers of files grow in the
-    order of the log.
+    A layout object belongs to one log, because it may remember the names of files. The numbers of files rise
+    in the order of the log.
     """
 
     def first_offset(self, number: int) -> int:
@@ -175,19 +173,19 @@ class LogLayout(Protocol):
         ...
 
     def headers(self, views: Mapping[int, memoryview]) -> dict[int, LogHeader | None]:
-        """Return the headers of complete files; None for a file with a damaged header."""
+        """Return the header of each complete file, or None for a damaged one."""
         ...
 
     def complaints(self, fs: FileSystem, directory: str, numbers: list[int]) -> Iterator[LogDamage]:
-        """Return what is wrong with the names of a log that has frames in these files."""
+        """Yield the problems with the names of a log that has frames in these files."""
         ...
 
     def number_after(self, last: int, next_frame: int) -> int:
-        """Return the number of the file after `last`; `next_frame` counts frames and files together."""
+        """Return the number of the file after `last`. `next_frame` counts frames and files together."""
         ...
 
     def head(self, number: int, header: LogHeader, carried: bytes) -> bytes:
-        """Return the first bytes of a file: its header, and `carried`, the frames of the previous file."""
+        """Return the first bytes of a file: its header, then `carried`, frames of the previous file."""
         ...
 
     def prepare(self, fs: FileSystem, directory: str, number: int) -> None:
@@ -195,9 +193,9 @@ class LogLayout(Protocol):
         ...
 
     def install(self, fs: FileSystem, directory: str, staged: str, number: int) -> None:
-        """Give a staged file its name and make it the active one, durably; comes after `prepare`.
+        """Durably give a staged file its name and make it the active one. Call `prepare` first.
 
-        After a failure the file may be visible or not, and calling it again with another one is safe.
+        After a failure the file may or may not be visible. A call with another file is then safe.
         """
         ...
 
@@ -213,11 +211,11 @@ class LogLayout(Protocol):
         ...
 
     def retire(self, fs: FileSystem, directory: str, number: int, end: int) -> None:
-        """Archive a file that is no longer active and counts up to `end`. May be repeated."""
+        """Archive a file that is no longer active and is valid up to `end`. Safe to repeat."""
         ...
 
     def evidence(self, number: int) -> str | None:
-        """Return the name that a damaged file keeps when it is due for removal; None to remove it."""
+        """Return the new name for a damaged file that is due for removal, or None to remove it."""
         ...
 
     def is_leftover(self, name: str) -> bool:

@@ -1,9 +1,9 @@
-"""The scan of a log after a crash or damage: every frame that counts, and what is wrong with the rest.
+"""The scan of a log after a crash or damage: it finds every valid frame and reports damaged ranges.
 
 The last file may end in a torn tail: bytes that were being written when the process or the machine stopped.
 They were never acknowledged as durable, so they are cut off. A bad frame before a later mark, or before the
 next file, is damage. It is reported with its range, and the scan resumes at the next mark. A frame that the
-device cannot read is also reported, marked or not, because its content is unknown.
+device cannot read is always reported, even without a later mark, because its content is unknown.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _READ_BYTES: Final = 1024**2
 _HEAD_BYTES: Final = 64 * 1024
 """More than the header of any layout."""
 _LENGTH_BYTES: Final = 8
-"""The start of a frame may itself lie in a part that cannot be read."""
+"""The bytes at the start of a frame, including its length, that may themselves be unreadable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRun:
-    """Adjacent valid frames: the first starts at `start`, each next one at the end of the one before."""
+    """Adjacent valid frames. The first starts at `start`, each later one at the end of the one before."""
 
     start: int
     ends: FrameEnds
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each frame."""
+        """Yield the start and end of each frame."""
         start = self.start
         for end in self.ends.tolist():
             yield start, end
@@ -52,10 +52,9 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedFile:
-    """One file of the chain. `end` is the offset up to which it counts; `torn` says whether other bytes
-    follow.
+    """One file of the log. It is valid up to `end`. `torn` means that other bytes follow.
 
-    `view` holds the bytes that count, `size` is the size of the file.
+    `view` gives the valid bytes. `size` is the size of the file.
     """
 
     number: int
@@ -70,17 +69,18 @@ class ScannedFile:
         return sum(len(run.ends) for run in self.runs)
 
     def bytes_of(self, start: int, end: int) -> memoryview:
-        """Return these bytes as the scan found them. Raises `MediaError` if they cannot be read any more."""
+        """Return these bytes. Raise `MediaError` if they can no longer be read."""
         return exact(self.view, start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    """The content of a directory. Frames include the log's own marks, but not headers.
+    """The content of a log's directory. Frames include the log's own marks, but not headers.
 
-    `older` are files before the requested start. `strays` are remains of attempts to start a file, which
-    never held frames. `next_frame` is above the number of every file that exists or is known to be missing.
-    `name_of` maps the number of a file to its name.
+    - `older` are files before the requested start.
+    - `strays` are files that were started but never used.
+    - `next_frame` is above the number of every file that exists or is known to be missing.
+    - `name_of` maps the number of a file to its name.
     """
 
     directory: str
@@ -90,7 +90,7 @@ class LogScan:
     older: list[int] = field(default_factory=list)
     next_frame: int = 1
     first_offset: int = 0
-    """Return the offset of the first frame of a file."""
+    """The offset of the first frame of a file."""
     name_of: Callable[[int], str] = file_name
 
     @property
@@ -104,7 +104,7 @@ class LogScan:
         return bool(self.files) and self.files[-1].torn
 
     def frames(self) -> Iterator[tuple[ScannedFile, int, int]]:
-        """Iterate over all frames in order: file, start and end of each."""
+        """Yield (file, start, end) of each frame, in order."""
         for file in self.files:
             for run in file.runs:
                 for start, end in run:
@@ -120,26 +120,26 @@ def scan(
     layout: LogLayout | None = None,
     in_memory: bool = False,
 ) -> LogScan:
-    """Read every file of the log; changes nothing. Without a `layout` the files are numbered ones.
+    """Read every file of the log without changing anything. Without a `layout` the files are numbered.
 
-    One file at a time is in memory, and each is read again when its frames are wanted; with `in_memory`
-    all of them stay there, for a reader beside a writer that may cut them.
+    Only one file at a time is in memory, and each is read again for its frames. With `in_memory` all of them
+    stay in memory, for a reader beside a writer that may cut them.
 
-    `start` is where the reader's own records take over, such as the position of a snapshot: files before it
-    are left out, as `older`, and one that is missing from there on is damage.
+    `start` is the position from which the reader needs the log, such as that of a snapshot. Files before it
+    are skipped and listed in `older`. A file that is missing at or after it is damage.
     """
     return _Scanner(fs, directory, fmt, layout or NumberedLayout(fmt), start, in_memory).scan()
 
 
 def exact(view: memoryview | FileView, start: int, end: int) -> memoryview:
-    """Read a part of a file again. Raises `MediaError` if it cannot be read any more."""
+    """Read a part of a file again. Raise `MediaError` if it can no longer be read."""
     if isinstance(view, FileView):
         return memoryview(view.read_exactly(start, end))
     return view[start:end]
 
 
 def repair_tail(fs: FileSystem, found: LogScan) -> None:
-    """Truncate the last file to the bytes that count, durably. Repeating it changes nothing."""
+    """Durably truncate the last file to its valid bytes. Safe to repeat."""
     if found.files:
         last = found.files[-1]
         if last.size > last.end:
@@ -194,13 +194,16 @@ class _Scanner:
         )
 
     def _next_frame(self, numbers: list[int], files: list[ScannedFile]) -> int:
-        """A number above that of every file that exists or is known to be missing."""
+        """Return a number above that of every file that exists or is known to be missing."""
         last = max([0, *numbers, *(damage.file for damage in self._damage)])
         count = files[-1].frame_count if files and files[-1].number == last else 0
         return last + 3 + count if last else 1
 
     def _chain(self, numbers: list[int]) -> list[int]:
-        """Follow the headers back from the newest file; a file that no header names is a stray."""
+        """Return the numbers of the log's files, oldest first, by following the headers from the newest file.
+
+        A file that no header names is a stray.
+        """
         chain: list[int] = []
         number = numbers[-1] if numbers else 0
         while number:
@@ -211,18 +214,17 @@ class _Scanner:
         return chain[::-1]
 
     def _before(self, number: int, numbers: list[int]) -> int:
-        """Return the number of the previous file; 0 if it was removed because its records were kept
-        elsewhere."""
+        """Return the number of the previous file, or 0 if it was removed because it is not needed."""
         header = self._headers[number]
         before = [other for other in numbers if other < number]
         if header is None:
             return before[-1] if before else 0
-        wanted = header.previous.file
-        if not wanted or wanted in before:
-            return wanted
-        older = [other for other in before if other < wanted]
-        if older or wanted >= self._start.file > 0:
-            self._report(wanted, 0, None, "the file is missing")
+        previous = header.previous.file
+        if not previous or previous in before:
+            return previous
+        older = [other for other in before if other < previous]
+        if older or previous >= self._start.file > 0:
+            self._report(previous, 0, None, "the file is missing")
         return older[-1] if older else 0
 
     def _file(self, number: int, follower: int | None) -> ScannedFile:
@@ -256,17 +258,17 @@ class _Scanner:
         return max(first, self._start.offset) if number == self._start.file else first
 
     def _counted(self, number: int, follower: int | None) -> int | None:
-        """Return the offset up to which the next file says that this one counts; None without a next file."""
+        """Return the valid length of this file by the header of the next one, or None without a next file."""
         header = None if follower is None else self._headers[follower]
         return header.previous.offset if header and header.previous.file == number else None
 
     def _resume(
         self, number: int, view: memoryview, stop: int, bound: int, *, vouched: bool
     ) -> tuple[int, int | None]:
-        """Return the offset up to which the file counts, and where to continue after bytes that are not a
-        frame.
+        """Return the end of the valid part so far, and where to continue after bytes that are not a frame.
 
-        Returns None at the end, unless a mark or the next file confirms later frames. Reports the damage.
+        The second value is None at the end of the file, or if neither a mark nor the next file confirms later
+        frames. Report the damage.
         """
         if stop >= bound:
             return stop, None
@@ -280,7 +282,7 @@ class _Scanner:
         if resume is not None:
             end = resume
         elif bad is not None and not vouched:
-            # The bytes that were written there end before this.
+            # The written bytes end here at the latest.
             end = max(min(bad[1], bound), stop + _used(view[stop:bound]))
         reason = "frames that were durable are damaged"
         if bad is not None:
@@ -289,7 +291,7 @@ class _Scanner:
         return end, resume
 
     def _unreadable(self, number: int, view: memoryview, stop: int) -> tuple[int, int] | None:
-        """Return the unreadable part in which the frame at `stop` is, or may be."""
+        """Return the unreadable range that contains, or may contain, a part of the frame at `stop`."""
         for low, high in self._views[number].bad:
             if high > stop:
                 return (low, high) if low <= stop + _LENGTH_BYTES or not _is_zero(view[stop:low]) else None
@@ -306,7 +308,7 @@ def _is_zero(view: memoryview) -> bool:
 
 
 def _used(view: memoryview) -> int:
-    """Return the end of the bytes that are not zero."""
+    """Return the end of the last byte that is not zero."""
     for end in range(len(view), 0, -_READ_BYTES):
         start = max(0, end - _READ_BYTES)
         found = np.flatnonzero(np.frombuffer(view[start:end], dtype=np.uint8))
@@ -316,7 +318,7 @@ def _used(view: memoryview) -> int:
 
 
 def _loaded(view: FileView, size: int | None = None) -> memoryview:
-    """Load the file into memory, or its beginning with zeros in place of the rest. Zeros cost no memory."""
+    """Load the first `size` bytes of the file, or all, with zeros for the rest. Zeros use no memory."""
     memory = np.zeros(len(view), np.uint8)
     for start in range(0, len(view) if size is None else min(size, len(view)), _READ_BYTES):
         part = np.frombuffer(view.read(start, min(len(view), start + (size or _READ_BYTES))), np.uint8)

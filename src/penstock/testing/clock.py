@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock whose time changes only when a test advances it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TURNS_BLIND = 64
 class ManualClock:
     """A `penstock.clock.Clock` whose time moves only by `advance`.
 
-    Works on any event loop. Sleepers wake in the order of their deadlines, those with the same
-    deadline in the order in which they fell asleep. Time is kept in whole nanoseconds, so ten
-    steps of 0.1 s make exactly one second.
+    It works on any event loop. Sleepers wake in the order of their deadlines, and those with the same
+    deadline in the order in which they began to sleep. Time is kept in whole nanoseconds, so ten steps of
+    0.1 s are exactly one second.
     """
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
@@ -44,18 +44,18 @@ class ManualClock:
 
     @property
     def sleeping(self) -> int:
-        """The number of tasks that wait for time to pass."""
+        """The number of sleeping tasks."""
         return sum(not wakeup.done() for _, _, wakeup in self._sleepers)
 
     def jump_wall(self, milliseconds: int) -> None:
-        """Set the wall clock forward or back, as an operator or NTP would; intervals do not change."""
+        """Set the wall clock forward or back, as an operator or NTP would. Intervals do not change."""
         self._start_ms += milliseconds
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, stopping at every deadline on the way until the woken tasks are idle.
+        """Advance the time by `seconds`. Stop at every deadline until the woken tasks are idle.
 
-        Sleeps begun by woken tasks count from the instant at which they woke. Work handed to
-        threads is not waited for. Raises `RuntimeError` when the tasks never become idle.
+        A sleep that a woken task begins counts from the instant at which the task woke. Work in threads is
+        not waited for. Raise `RuntimeError` if the tasks do not become idle.
         """
         if seconds < 0:
             raise ValueError(f"time cannot go back: advance({seconds})")
@@ -72,8 +72,8 @@ class ManualClock:
 
     async def _settle(self) -> None:
         """Yield until no other callback is ready to run."""
-        # The standard loops keep their runnable callbacks in `_ready`; a loop that does not show
-        # them gets a fixed number of turns instead.
+        # The standard loops keep their runnable callbacks in `_ready`. Other loops get a fixed number of
+        # turns instead.
         loop = asyncio.get_running_loop()
         blind = not hasattr(loop, "_ready")
         for turn in range(_TURNS_MAX):

@@ -1,10 +1,10 @@
 """A disk in memory that can lose power.
 
 `FakeDisk` is a `FileSystem` that separates visible from durable data. Bytes become durable by `datasync`,
-names by `sync_dir`. `crash` returns the disk as it may be found after a power failure: the durable data, and
-of the rest nothing, everything, or a random part, with torn tails of files and torn sectors of files that
-were written in place. A fault plan makes one numbered call fail, stay incomplete, or be the last one before
-the power fails.
+names by `sync_dir`. `crash` returns a possible state of the disk after a power failure: the durable data, and
+nothing, everything, or a random part of the rest. The random part includes torn tails of files, and torn
+sectors of files that were written in place. A fault plan makes one numbered call fail, write only a part of
+its data, or be the last one before the power fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
 
 
 class PowerCut(BaseException):
-    """The power has failed. Not an `Exception`, because the program under test must not handle it."""
+    """The power has failed. This is not an `Exception`, because the program under test must not handle it."""
 
 
 class DiskFault(enum.Enum):
@@ -42,7 +42,7 @@ class DiskFault(enum.Enum):
 
 
 class Survival(enum.Enum):
-    """The fate of changes that are not durable when the power fails."""
+    """Which changes that are not durable survive a power failure."""
 
     NOTHING = "all of them are gone"
     EVERYTHING = "all of them made it"
@@ -59,10 +59,10 @@ class PlannedFault:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """The visible bytes, the bytes that survive a power failure, and the writes in place between the two.
+    """The visible and durable bytes of a file.
 
-    A file that is only appended to has no such writes: `kept` is the number of visible bytes that are
-    durable.
+    `kept` visible bytes at the start are durable. `pending` are writes in place that are not durable yet.
+    `lost` are those that a failed sync has dropped.
     """
 
     visible: bytearray = field(default_factory=bytearray)
@@ -103,7 +103,7 @@ class _File:
             self.pending.append((offset, data))
 
     def forget(self) -> None:
-        """Fail a sync: the kernel then takes the pages for clean, so no later sync writes them."""
+        """Drop the pending writes after a failed sync, as a kernel does. No later sync writes them."""
         self.lost += self.pending
         self.pending.clear()
 
@@ -122,10 +122,10 @@ _SECTOR = 512
 
 
 class FakeDisk:
-    """A `FileSystem` whose power can fail. For one thread: a lock that would have to wait is an error.
+    """A `FileSystem` whose power can fail. It is for one thread: a lock that would have to wait is an error.
 
-    `calls` lists the names of all calls so far, so that a sweep knows how many there are. `free` is the
-    result of `free_bytes`.
+    `calls` lists the names of all calls so far. A sweep takes its length from it. `free` is the result of
+    `free_bytes`.
     """
 
     def __init__(self, *, plan: PlannedFault | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -139,17 +139,17 @@ class FakeDisk:
         self._bad: list[tuple[_File, int, int]] = []
 
     def crash(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> FakeDisk:
-        """Return the disk as found after a power failure at this moment; this object does not work
-        afterwards."""
+        """Return the disk as found after a power failure at this moment. This object fails afterwards."""
         self._off = True
         after = FakeDisk(clock=self._clock)
         after._root = _dir_after(self._root, survival, rng or random.Random(0), {})
         return after
 
     def spoil(self, path: str, start: int, end: int) -> None:
-        """Make these bytes of the file, under any of its names, a bad sector.
+        """Make these bytes of the file unreadable under any of its names.
 
-        Reading them raises `MediaError`. Mapping the file would end the process: the test fails instead.
+        Reading them raises `MediaError`. Mapping the file raises `AssertionError`, because reading a real
+        mapping would end the process.
         """
         self._bad.append((self._file(path), start, end))
         self._bad.sort(key=lambda bad: bad[1])
@@ -186,7 +186,7 @@ class FakeDisk:
         return _FakeFile(self, path, file)
 
     def map(self, path: str) -> memoryview:
-        """Return the bytes themselves. While a view exists, only writes in place can change the file."""
+        """Return the bytes without a copy. While a view exists, only writes in place can change the file."""
         with self._call("map", path):
             file = self._file(path)
             if any(bad is file for bad, _, _ in self._bad):
@@ -194,8 +194,7 @@ class FakeDisk:
             return memoryview(file.visible).toreadonly()
 
     def open_view(self, path: str) -> FileView:
-        """Open a view. Reading from it is not a numbered call: a planned fault does not strike, a bad
-        sector does."""
+        """Open a view. Reads from it are not numbered calls, so only bad sectors make them fail."""
         with self._call("open_view", path):
             file = self._file(path)
         return FileView(
@@ -263,9 +262,9 @@ class FakeDisk:
         """Create directories. Each directory and each sync is a numbered call, as on a real disk."""
         parts = [part for part in path.split("/") if part]
         for depth in range(1, len(parts) + 1):
-            made, parent = "/" + "/".join(parts[:depth]), "/" + "/".join(parts[: depth - 1])
-            if not self._exists_dir(made):
-                with self._call("mkdir", made):
+            created, parent = "/" + "/".join(parts[:depth]), "/" + "/".join(parts[: depth - 1])
+            if not self._exists_dir(created):
+                with self._call("mkdir", created):
                     self._dir(parent).visible[parts[depth - 1]] = _Dir()
                 try:
                     self.sync_dir(parent)
@@ -326,7 +325,7 @@ class FakeDisk:
 
     @contextlib.contextmanager
     def _call(self, name: str, path: str) -> Iterator[None]:
-        """Run a numbered call: the planned fault strikes before, instead of, or after the body."""
+        """Run a numbered call, and inject the planned fault before, instead of, or after the body."""
         if self._off:
             raise PowerCut
         number, plan = len(self.calls), self.plan
@@ -334,7 +333,7 @@ class FakeDisk:
         crash_after = False
         if plan is not None and number >= plan.call:
             crash_after = number == plan.call and plan.kind is DiskFault.CRASH_AFTER
-            self._strike(plan, number, name, path)
+            self._inject(plan, number, name, path)
         try:
             yield
         except OSError as error:
@@ -343,7 +342,7 @@ class FakeDisk:
             self._off = True
             raise PowerCut
 
-    def _strike(self, plan: PlannedFault, number: int, name: str, path: str) -> None:
+    def _inject(self, plan: PlannedFault, number: int, name: str, path: str) -> None:
         if plan.kind is DiskFault.CRASH_BEFORE and number == plan.call:
             self._off = True
             raise PowerCut
@@ -365,8 +364,7 @@ class FakeDisk:
                 raise OSError(errno.EIO, path)
 
     def _write_at(self, name: str, path: str, file: _File, offset: int, data: bytes) -> None:
-        """Write in place. A write that fails, or that a power failure interrupts, may have reached the
-        file."""
+        """Write in place. A failed or interrupted write may have changed the file."""
         if offset + len(data) > len(file.visible):
             raise InvalidInput(f"{len(data)} bytes at {offset} reach past the end of {path}")
         plan, number = self.plan, len(self.calls)
@@ -424,7 +422,7 @@ class FakeDisk:
 
 
 class _FakeFile:
-    """A handle. After a failed datasync the next one succeeds wrongly, as that of the kernel does."""
+    """A handle. After a failed datasync the next one wrongly succeeds, as with a real kernel."""
 
     def __init__(self, disk: FakeDisk, path: str, file: _File) -> None:
         self._disk = disk
@@ -449,8 +447,7 @@ class _FakeFile:
 
 
 class _FakeLogFile:
-    """A handle for writing in place. Data that a failed datasync did not write is not written by a later
-    one."""
+    """A handle for writing in place. Data of a failed datasync is not written by a later one."""
 
     def __init__(self, disk: FakeDisk, path: str, file: _File) -> None:
         self._disk = disk
@@ -477,7 +474,7 @@ class _FakeLogFile:
 
 
 def _without(writes: list[tuple[int, bytes]], start: int, end: int) -> list[tuple[int, bytes]]:
-    """Return the parts of the writes outside of a range."""
+    """Return the parts of the writes that are outside a range."""
     parts: list[tuple[int, bytes]] = []
     for offset, data in writes:
         parts.append((offset, data[: max(0, start - offset)]))
@@ -506,16 +503,16 @@ def _dir_after(before: _Dir, survival: Survival, rng: random.Random, done: dict[
 
 
 def _restore_moved(before: _Dir, found: dict[str, _Node]) -> None:
-    """Undo half renames: if the new name did not become durable, the old one still exists."""
-    there = {id(node) for node in found.values()}
-    moved = {id(node) for node in before.visible.values()} - there
+    """Undo incomplete renames: if the new name did not become durable, the old one still exists."""
+    kept = {id(node) for node in found.values()}
+    moved = {id(node) for node in before.visible.values()} - kept
     for name, node in before.durable.items():
         if id(node) in moved and name not in found:
             found[name] = node
 
 
 def _node_after(node: _Node, survival: Survival, rng: random.Random, done: dict[int, _Node]) -> _Node:
-    # Two names may lead to one file: a rename whose old name was not yet durably gone.
+    # Two names may refer to one file: a rename whose old name was not durably removed.
     if id(node) not in done:
         done[id(node)] = (
             _dir_after(node, survival, rng, done)
@@ -538,8 +535,7 @@ def _file_after(before: _File, survival: Survival, rng: random.Random) -> _File:
 
 
 def _torn_tail(before: _File, rng: random.Random) -> bytearray:
-    """Return a state of a file that was appended to, possibly after a cut: any of cut, length and bytes
-    may be missing."""
+    """Return a possible state of a file after appends and cuts. The cut, length and bytes may be missing."""
     if before.kept < len(before.durable) and not _survives(Survival.RANDOM, rng):
         return before.durable[:]
     size = len(before.visible)
@@ -548,8 +544,7 @@ def _torn_tail(before: _File, rng: random.Random) -> bytearray:
 
 
 def _torn_sectors(before: _File, rng: random.Random) -> bytearray:
-    """Return a state of a file that was written in place: each write whole, absent, or some of its
-    sectors."""
+    """Return a possible state of a file after writes in place: all, none, or some sectors of each write."""
     data = before.durable[:]
     for offset, new in (*before.lost, *before.pending):
         share = rng.choice((0.0, 0.5, 1.0))

@@ -1,4 +1,4 @@
-"""Plans of faults: which call of a store fails, and how."""
+"""Fault plans, which decide which calls of a store fail, and how."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ StoreOp: TypeAlias = Literal[
 class FaultKind(StrEnum):
     """The faults of a call.
 
-    "Lost" errors are `OutcomeUnknown` for conditional writes and `Unavailable` for everything else, because
+    A "lost" error is `OutcomeUnknown` for a conditional write. For other calls it is `Unavailable`, because
     repeating a read, a plain put or a delete is harmless.
     """
 
     REFUSED = "refused"
-    """Definitely not applied, and the caller knows: `Unavailable` even for a conditional write."""
+    """Definitely not applied. The caller gets `Unavailable`, even for a conditional write."""
     FAILED_BEFORE = "failed_before"
-    """The request never arrived; the caller gets a lost error."""
+    """The request never arrived. The caller gets a lost error."""
     APPLIED_THEN_LOST = "applied_then_lost"
-    """Applied, but the response is lost; the caller gets a lost error."""
+    """Applied, but the response is lost. The caller gets a lost error."""
     LATE_LANDING = "late_landing"
-    """The caller gets a lost error immediately; the write reaches the store later and may win or lose."""
+    """The caller gets a lost error immediately. The write reaches the store later and may win or lose."""
     OWN_CONFLICT = "own_conflict"
-    """Applied, but the caller sees `Conflict` (a hidden retry met the caller's own write)."""
+    """Applied, but the caller gets `Conflict`, because a hidden retry found the caller's own write."""
     NOT_DECIDED = "not_decided"
-    """Not applied, `Conflict`: the store's 409 for two writes at the same moment."""
+    """Not applied. The caller gets `Conflict`: the store's 409 for two writes at the same moment."""
     THROTTLED = "throttled"
-    """Not applied, 429 or 503; the caller gets a lost error."""
+    """Not applied, 429 or 503. The caller gets a lost error."""
     STALL_BEFORE = "stall_before"
     """A long delay, then the call is applied and returns."""
     STALL_AFTER = "stall_after"
     """The call is applied, then returns after a long delay."""
     TRUNCATED = "truncated"
-    """A read returns only the beginning of the bytes."""
+    """A read returns only the first part of the bytes."""
     CUT_SHORT = "cut_short"
-    """A read breaks off and the client notices: `Unavailable`."""
+    """A read is interrupted and the client notices. The caller gets `Unavailable`."""
     STALE_LIST = "stale_list"
-    """An outdated listing: without recent additions, with recent deletions."""
+    """An outdated listing: it omits recent additions and still includes recent deletions."""
 
 
 _ANY = (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED, FaultKind.STALL_BEFORE, FaultKind.STALL_AFTER)
@@ -84,12 +84,11 @@ DEFAULT_RATES: Mapping[FaultKind, float] = MappingProxyType(
         FaultKind.STALE_LIST: 0.05,
     }
 )
-"""Rates per call under bad conditions. `TRUNCATED` is left out, because the usual clients check the
-length."""
+"""Rates per call under bad conditions, without `TRUNCATED`, because the usual clients check the length."""
 
 
 class StoreCall(NamedTuple):
-    """A call in the log of the plan; `key` is the prefix for a listing, the first key for a delete."""
+    """A call in the plan's log. `key` is the prefix of a listing, or the first key of a delete."""
 
     number: int
     op: StoreOp
@@ -100,9 +99,9 @@ class StoreCall(NamedTuple):
 class FaultPlan:
     """Decides the fault of every call, and logs the calls.
 
-    One plan may serve several `FaultyStore`s; then `calls` is their common order. The spans are (least, most)
-    seconds, drawn uniformly. `cancelled_lands` is the probability that a write still reaches the store later
-    if its caller is cancelled while it is in progress.
+    One plan may serve several `FaultyStore`s. `calls` is then their common order. Each range is (minimum,
+    maximum) in seconds, drawn uniformly. `cancelled_lands` is the probability that a write still reaches the
+    store if its caller is cancelled while the write is in progress.
     """
 
     rates: Mapping[FaultKind, float] = field(default_factory=dict)
@@ -133,7 +132,7 @@ class FaultPlan:
     ) -> FaultPlan:
         """Create a plan that injects each applicable fault into every call with the given probability.
 
-        Raises `ValueError` when the rates are not probabilities.
+        Raise `ValueError` if the rates are not probabilities.
         """
         if any(rate < 0 for rate in rates.values()) or sum(rates.values()) > 1:
             raise ValueError(f"fault rates must be at least 0 and add up to at most 1: {dict(rates)}")
@@ -143,7 +142,7 @@ class FaultPlan:
 
     @classmethod
     def at(cls, call_index: int, kind: FaultKind) -> FaultPlan:
-        """Create a plan with one fault at the call with this index (from 0), without latency. For sweeps."""
+        """Create a plan for sweeps: one fault at the call with this index (from 0), without latency."""
         return cls(script={call_index: kind})
 
     def quiet(self) -> None:

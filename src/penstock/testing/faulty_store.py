@@ -1,4 +1,4 @@
-"""An object store with the faults of real ones."""
+"""An object store that injects the faults of real stores."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ class _Change:
 
 
 class ListingJournal:
-    """Recent changes of a bucket, from which an outdated listing is made.
+    """Recent changes of a bucket, for outdated listings.
 
-    Give one journal to all `FaultyStore`s over the same bucket, so that each can miss the writes of the
-    others.
+    Pass one journal to all `FaultyStore`s of the same bucket, so that each can miss the writes of the others.
     """
 
     def __init__(self) -> None:
         self._changes: deque[_Change] = deque(maxlen=_JOURNAL_MAX)
 
     def note(self, key: str, *, at_s: float, before: ObjectInfo | None) -> None:
-        """Record that `key` changed at `at_s`; `before` is its entry in a listing until then."""
+        """Record that `key` changed at `at_s`. `before` is its previous entry in a listing."""
         self._changes.append(_Change(at_s, key, before))
 
     def rewind(self, listing: Iterable[ObjectInfo], prefix: str, *, since_s: float) -> list[ObjectInfo]:
@@ -66,11 +65,10 @@ class ListingJournal:
 
 
 class FaultyStore:
-    """Wraps an `ObjectStore`; every call meets the latency and the fault that its `FaultPlan` decides.
+    """Wraps an `ObjectStore`, and adds the latency and the fault that its `FaultPlan` decides to every call.
 
-    Deterministic: the same calls in the same order with the same `rng` have the same results. A late write is
-    carried by a background task of the running loop; `settle` waits for those. Errors of `inner` pass through
-    unchanged.
+    The same calls in the same order with the same `rng` have the same results. A background task of the
+    running loop does a late write. `settle` waits for these tasks. Errors of `inner` pass through unchanged.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class FaultyStore:
 
     @property
     def calls(self) -> builtins.list[StoreCall]:
-        """The calls in the log of the plan: (index, op, key)."""
+        """The plan's log of calls: (index, op, key)."""
         return self.plan.calls
 
     @property
@@ -152,20 +150,20 @@ class FaultyStore:
         )
 
     async def delete_many(self, keys: Iterable[str]) -> dict[str, PenstockError]:
-        doomed = [*keys]
+        listed = [*keys]
         try:
             return await self._write(
-                "delete_many", doomed, lambda: self.inner.delete_many(doomed), lost=Unavailable
+                "delete_many", listed, lambda: self.inner.delete_many(listed), lost=Unavailable
             )
         except Unavailable as error:
-            return dict.fromkeys(doomed, error)
+            return dict.fromkeys(listed, error)
 
     async def close(self) -> None:
-        """Drop the late writes, then close `inner`."""
-        doomed = [*self._under_way]
-        for task in doomed:
+        """Cancel the late writes, then close `inner`."""
+        pending = [*self._under_way]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*doomed, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         await self.inner.close()
 
     async def _read(
@@ -176,9 +174,9 @@ class FaultyStore:
         await self._wait(before_s)
         if fault in (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED, FaultKind.CUT_SHORT):
             raise _error(Unavailable, fault, op, key)
-        answer = await apply()
+        result = await apply()
         await self._wait(after_s)
-        return answer, fault
+        return result, fault
 
     async def _write(
         self,
@@ -201,13 +199,13 @@ class FaultyStore:
             raise _error(Conflict, fault, op, key)
         if fault in (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED):
             raise _error(lost, fault, op, key)
-        answer = await self._applied(keys, apply, hide=lost if fault is FaultKind.APPLIED_THEN_LOST else None)
+        result = await self._applied(keys, apply, hide=lost if fault is FaultKind.APPLIED_THEN_LOST else None)
         await self._wait(after_s)
         if fault is FaultKind.APPLIED_THEN_LOST:
             raise _error(lost, fault, op, key)
         if fault is FaultKind.OWN_CONFLICT:
             raise _error(Conflict, fault, op, key)
-        return answer
+        return result
 
     async def _applied(
         self,
@@ -216,18 +214,18 @@ class FaultyStore:
         *,
         hide: type[PenstockError] | None = None,
     ) -> _T:
-        """Pass the write to `inner`, and record what a listing returned before."""
+        """Pass the write to `inner`, and record the previous entries of a listing."""
         before = [(key, await self._info(key)) for key in keys] if self._journals else []
         try:
-            answer = await apply()
+            result = await apply()
         except Conflict as conflict:
-            # A lost response is lost, whether it was an error or not.
+            # A lost response hides an error as well as a success.
             if hide is not None:
-                raise hide("the answer to the write was lost") from conflict
+                raise hide("the response to the write was lost") from conflict
             raise
         for key, info in before:
             self._journal.note(key, at_s=self._clock.monotonic(), before=info)
-        return answer
+        return result
 
     async def _info(self, key: str) -> ObjectInfo | None:
         try:
@@ -236,7 +234,7 @@ class FaultyStore:
             return None
 
     def _draw_waits(self, fault: FaultKind | None) -> tuple[float, float]:
-        """Draw the seconds before and after the call is applied."""
+        """Draw the delays in seconds before and after the call is applied."""
         least_s, most_s = self.plan.latency_s
         before_s = after_s = 0.0
         if most_s > 0:
@@ -256,7 +254,7 @@ class FaultyStore:
     async def _wait_or_leave_under_way(
         self, seconds: float, keys: builtins.list[str], apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """Wait. If the caller is cancelled meanwhile, its request may already have been sent."""
+        """Wait. If the caller is cancelled during the wait, its request may already have been sent."""
         try:
             await self._wait(seconds)
         except asyncio.CancelledError:
@@ -292,7 +290,7 @@ class FaultyStore:
 
 
 def _frozen(data: Data) -> bytes:
-    """Copy the bytes: a late write must not see changes that the caller makes to its buffers."""
+    """Copy the bytes, so that a late write does not see later changes of the caller's buffers."""
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     return b"".join(data)

@@ -1,9 +1,10 @@
-"""A linearizability checker: does a recorded history have an order that a sequential model allows? (Wing &
-Gong, with memoisation)
+"""A linearizability checker, which searches an order of a recorded history that a sequential model allows.
 
-An operation takes effect at one instant between its call and its return. An operation whose outcome is
-unknown takes effect at some instant after its call, or never. Leave operations that definitely failed out of
-the history.
+The algorithm is that of Wing & Gong with memoisation.
+
+An operation takes effect at one instant between its call and its return. An operation with an unknown outcome
+takes effect at some instant after its call, or never. A history must not include operations that definitely
+failed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Model(Protocol[_State, _Req_contra, _Res_contra]):
         ...
 
     def step(self, state: _State, request: _Req_contra, response: _Res_contra | Unknown) -> list[_State]:
-        """Return the states that can follow; empty if the response is not possible in `state`."""
+        """Return the states that can follow, or an empty list if `response` is impossible in `state`."""
         ...
 
 
@@ -80,13 +81,13 @@ class GuidedModel(Protocol[_State, _Req, _Res]):
         ...
 
     def informed_by(self, history: Sequence[Operation[_Req, _Res]]) -> GuidedModel[_State, _Req, _Res]:
-        """Return a model for this history, which may refuse steps that no accepted order contains."""
+        """Return a model for this history. It may refuse steps that no accepted order contains."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict, and an explanation: the order found, or where every order failed."""
+    """The verdict and its explanation: the order that was found, or where every order failed."""
 
     ok: bool
     explanation: str
@@ -96,7 +97,7 @@ class Verdict:
 
 
 class History(Generic[_Req, _Res]):
-    """Records operations while they run, stamped by a counter, so that no two events share an instant."""
+    """Records operations while they run. A counter gives every event its own instant."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -104,7 +105,7 @@ class History(Generic[_Req, _Res]):
         self._closed: list[Operation[_Req, _Res]] = []
 
     def call(self, process: str, request: _Req) -> int:
-        """Record the start of an operation; the result identifies it in later calls."""
+        """Record the start of an operation, and return its id for later calls."""
         self._ticks += 1
         self._open[self._ticks] = (process, self._ticks, request)
         return self._ticks
@@ -124,7 +125,7 @@ class History(Generic[_Req, _Res]):
         del self._open[call]
 
     def operations(self) -> list[Operation[_Req, _Res]]:
-        """Return the history so far; operations that have not returned have an unknown outcome."""
+        """Return the history so far. Operations that have not returned have an unknown outcome."""
         pending: list[Operation[_Req, _Res]] = [
             Operation(process=process, call_at=call_at, return_at=None, request=request, response=UNKNOWN)
             for process, call_at, request in self._open.values()
@@ -133,10 +134,10 @@ class History(Generic[_Req, _Res]):
 
 
 def check(history: Iterable[Operation[_Req, _Res]], model: Model[_State, _Req, _Res]) -> Verdict:
-    """Look for an order of `history` that `model` allows and that respects real time.
+    """Search an order of `history` that `model` allows and that respects real time.
 
-    Complete: `ok` is False only if there is no such order. The search is exponential in the number
-    of operations that overlap, in the worst case; the prunings below make that rare.
+    The search is complete: `ok` is False only if there is no such order. In the worst case it is exponential
+    in the number of overlapping operations. The prunings below make that rare.
     """
     operations = sorted(history, key=lambda operation: operation.call_at)
     if isinstance(model, GuidedModel):
@@ -158,14 +159,14 @@ class _Node(Generic[_State]):
 
 
 class _Search(Generic[_State, _Req, _Res]):
-    """Depth-first over prefixes. Sets of operations are bit masks over the two lists below.
+    """A depth-first search over prefixes. Sets of operations are bit masks over the two lists below.
 
-    Prunings, each keeping at least one accepted order if there is one:
-    1. a read that can come next comes next, without branching. (Only what is a read in every state: a
-       dequeue that removes nothing now might have to remove something later.)
-    2. an unknown operation that leaves the state as it is never happened;
-    3. a prefix is dropped when an earlier one had the same known operations and the same state, and
-       had used no unknown operation that this one has not.
+    Each pruning keeps at least one accepted order if there is one:
+    1. A read that can come next comes next, without branching. This applies only to an operation that is a
+       read in every state: a dequeue that removes nothing now might have to remove something later.
+    2. An unknown operation that does not change the state is treated as if it never happened.
+    3. A prefix is dropped if an earlier one had the same known operations and the same state, and had used
+       no unknown operation that this one has not used.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class _Search(Generic[_State, _Req, _Res]):
         return Verdict(ok=False, explanation=self._stuck_text())
 
     def _child(self, node: _Node[_State], entered_by: int, state: _State) -> _Node[_State]:
-        """The history in arrays: known operations are numbered from 0, unknown ones after them."""
+        """Return the prefix after one more operation. Known ones are numbered from 0, unknown ones after."""
         unknown = entered_by - len(self._known)
         if unknown >= 0:
             return _Node(node.done, node.used | 1 << unknown, state, entered_by=entered_by)
@@ -219,8 +220,7 @@ class _Search(Generic[_State, _Req, _Res]):
         return True
 
     def _frontier(self, done: int) -> tuple[list[int], float]:
-        """Return the known operations that may come next, and the instant by which the next one must have
-        started."""
+        """Return the known operations that may come next, and the latest start of the next operation."""
         index = (~done & (done + 1)).bit_length() - 1
         candidates: list[int] = []
         deadline = float("inf")
@@ -242,7 +242,7 @@ class _Search(Generic[_State, _Req, _Res]):
             if self._reads[index] and states:
                 return iter(((index, node.state),))
             ways += [(index, state) for state in states]
-        # The earliest return first: that is the most likely order, and a wrong guess fails early.
+        # Try the earliest return first: it is the most likely next one, and a wrong guess fails early.
         ways.sort(key=lambda way: self._returns[way[0]])
         return self._with_unknown(node, ways, deadline)
 

@@ -1,12 +1,12 @@
-"""A storage in memory with simulated crashes and faults; it keeps the contract of `coordinator.storage`.
+"""A storage in memory with simulated crashes and faults. It implements `coordinator.storage`.
 
     disk = MemoryDisk(merge=add)
     storage = disk.open()
     storage.fail_at(3, StorageFault.LOST)       # the third call is applied, but raises
     ...
-    again = disk.open()                         # what a crash leaves
+    again = disk.open()                         # the state after a crash
 
-Flushed batches survive a crash, and as many unflushed batches as the test requests.
+Flushed batches survive a crash. The test decides how many unflushed batches survive too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StorageFault(StrEnum):
     """The fault of a call."""
 
     FAILED = "failed"
-    """Not applied, and the caller cannot know."""
+    """Not applied, with an error that does not show it."""
     LOST = "lost"
     """Applied, but the response is lost."""
 
@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
 
 
 class MemoryDisk:
-    """The data that outlives its writers. Unflushed batches are gone when the next writer opens it."""
+    """The data that outlives its writers. Unflushed batches are lost when the next writer opens it."""
 
     def __init__(self, *, merge: MergeOperator | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.merge = merge
@@ -73,12 +73,12 @@ class MemoryDisk:
                 changed.pop(operation.key, None)
         return changed
 
-    def _merged(self, there: _Entry | None, merge: Merge) -> _Entry:
+    def _merged(self, entry: _Entry | None, merge: Merge) -> _Entry:
         if self.merge is None:
             raise InvalidInput("a merge needs a storage with a merge operator")
-        if there is None or self.expired(there):
+        if entry is None or self.expired(entry):
             return _Entry(merge.operand, merge.expire_at_ms)
-        return _Entry(self.merge(merge.key, (there.value, merge.operand)), merge.expire_at_ms)
+        return _Entry(self.merge(merge.key, (entry.value, merge.operand)), merge.expire_at_ms)
 
     def expired(self, entry: _Entry) -> bool:
         return entry.expire_at_ms is not None and entry.expire_at_ms <= self.clock.now_ms()
@@ -120,10 +120,7 @@ class MemorySnapshot:
 
 
 class MemoryStorage:
-    """A writer's handle on a `MemoryDisk`. Calls of `apply`, `snapshot` and `flush` are numbered from 1 on.
-
-    Calls of `apply`, `snapshot` and `flush` are numbered from 1 on.
-    """
+    """A writer's handle on a `MemoryDisk`. Calls of `apply`, `snapshot` and `flush` are numbered from 1."""
 
     def __init__(self, disk: MemoryDisk, token: int) -> None:
         self._disk = disk
@@ -138,11 +135,11 @@ class MemoryStorage:
         self.closed = False
 
     def fail_at(self, call: int, fault: StorageFault, error: Exception | None = None) -> None:
-        """Fail the call with this number, with `OutcomeUnknown` if no other error is given."""
+        """Fail the call with this number, with `error` or else `OutcomeUnknown`."""
         self._faults[call] = fault, error
 
     def gate(self, call: str) -> asyncio.Event:
-        """Hold every `apply`, `snapshot` or `flush` at its start, until the returned event is set."""
+        """Hold every `apply`, `snapshot` or `flush` at its start until the returned event is set."""
         return self._gates.setdefault(call, asyncio.Event())
 
     async def get(self, key: bytes) -> bytes | None:

@@ -1,7 +1,7 @@
 """Telemetry for tests, demos and benchmarks: realistic requests, and random messages of every possible shape.
 
 request = telemetry(Signal.TRACES, items=1000, seed=7)      # realistic; the same seed gives the same bytes
-message = random_request(random.Random(7), Signal.METRICS)  # every field, every kind of value, all odd cases
+message = random_request(random.Random(7), Signal.METRICS)  # every field, kind of value and edge case
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ def telemetry(
     start_ns: int = START_NS,
     span_ns: int = 1_000_000,
 ) -> bytes:
-    """Return a realistic request: `items` over `resources`, eight attributes each, `span_ns` apart.
+    """Return a realistic request: `items` of eight attributes, distributed over `resources`, `span_ns` apart.
 
-    Three in ten spans have an event and one in ten a link; metrics come as all five kinds.
+    Three in ten spans have an event, and one in ten has a link. Metrics include all five kinds.
     """
     rng = random.Random(seed)
     request: Message = messages_of(signal).request()
     names = {Signal.TRACES: "spans", Signal.LOGS: "logs", Signal.METRICS: "metrics"}
-    for place in range(min(resources, items)):
+    for number in range(min(resources, items)):
         group = getattr(request, f"resource_{names[signal]}").add()
-        _fill_resource(group.resource, place)
+        _fill_resource(group.resource, number)
         scope = getattr(group, f"scope_{names[signal]}").add()
         scope.scope.name, scope.scope.version = "io.example.instrumentation", "1.4.2"
-        for item in range(place, items, resources):
+        for item in range(number, items, resources):
             _FILL[signal](scope, rng, start_ns + item * span_ns, item)
     return bytes(request.SerializeToString(deterministic=True))
 
 
-def _fill_resource(resource: Message, place: int) -> None:
-    service = _SERVICES[place % len(_SERVICES)]
+def _fill_resource(resource: Message, number: int) -> None:
+    service = _SERVICES[number % len(_SERVICES)]
     texts = {
-        "service.name": service if place < len(_SERVICES) else f"{service}-{place}",
+        "service.name": service if number < len(_SERVICES) else f"{service}-{number}",
         "service.namespace": "shop",
-        "service.instance.id": f"{service}-{place:04d}",
+        "service.instance.id": f"{service}-{number:04d}",
         "service.version": "2.11.0",
-        "host.name": f"node-{place % 3}",
+        "host.name": f"node-{number % 3}",
         "telemetry.sdk.language": "python",
         "telemetry.sdk.name": "opentelemetry",
     }
     for key, text in texts.items():
         resource.attributes.add(key=key).value.string_value = text
-    resource.attributes.add(key="process.pid").value.int_value = 1000 + place
+    resource.attributes.add(key="process.pid").value.int_value = 1000 + number
 
 
 def _fill_attributes(pairs: Message, rng: random.Random, item: int) -> None:
-    """Return eight attributes: texts, numbers, a flag."""
+    """Add eight attributes: texts, numbers and a flag."""
     route = rng.choice(_ROUTES)
     pairs.add(key="http.request.method").value.string_value = rng.choice(("GET", "POST"))
     pairs.add(key="http.route").value.string_value = route
@@ -180,9 +180,9 @@ _TEXTS: Final = (
 
 
 def random_request(rng: random.Random, signal: Signal, *, size: int = 4, bad_ids: float = 0.0) -> Request:
-    """Return a random request: every field set or absent, every kind of value, the limits of every number.
+    """Return a random request: fields set or absent, every kind of value, and the limits of every number.
 
-    Up to `size` of everything that repeats. `bad_ids` is how often an id gets a wrong length.
+    A repeated field has up to `size` values. `bad_ids` is the probability that an id has a wrong length.
     """
     request = messages_of(signal).request()
     _Random(rng, size, bad_ids).fill(request)

@@ -25,16 +25,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Add a batch; returns its sequence. Locations are unique."""
+    """Append a batch. The response is its sequence. Locations are unique."""
 
     location: str
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Read as the consumer of `epoch` (None: without the check); returns entries or `Done.FENCED`.
+    """Read as the consumer of `epoch`, or without a check of the epoch if it is None.
 
-    The entries are those after sequence `after`, at most `limit` of them.
+    The response is at most `limit` entries after the sequence `after`, or `Done.FENCED`.
     """
 
     epoch: int | None = None
@@ -44,7 +44,7 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Dequeue:
-    """Drop the entries up to and including `through`; returns `Done.OK` or `Done.FENCED`."""
+    """Remove the entries up to and including `through`. The response is `Done.OK` or `Done.FENCED`."""
 
     epoch: int
     through: int
@@ -52,7 +52,7 @@ class Dequeue:
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """Take over as consumer; returns the new epoch."""
+    """Take over as consumer. The response is the new epoch."""
 
 
 class Done(Enum):
@@ -65,13 +65,13 @@ class Done(Enum):
 QueueRequest: TypeAlias = Append | Peek | Dequeue | Bump
 QueueResponse: TypeAlias = int | tuple[tuple[int, str], ...] | Done
 QueueState: TypeAlias = tuple[int, int, tuple[str, ...]]
-"""(epoch, sequence of the first entry, locations in order); the next sequence follows from these."""
+"""(epoch, sequence of the first entry, locations in order), which also determine the next sequence."""
 QueueOperation: TypeAlias = Operation[QueueRequest, QueueResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The facts that the responses of a history prove, whatever its order."""
+    """The facts that the responses of a history prove, regardless of its order."""
 
     location_of: dict[int, str]
     sequence_of: dict[str, int]
@@ -93,8 +93,7 @@ class QueueModel:
         return self._initial
 
     def informed_by(self, history: Sequence[QueueOperation]) -> QueueModel:
-        """A model in which an unknown append or bump takes only a number that no other operation is known
-        to have."""
+        """Return a model whose unknown appends and bumps take only numbers that no other operation has."""
         informed = QueueModel(epoch=self._initial[0], next_sequence=self._initial[1])
         informed._facts = _facts(history)
         return informed

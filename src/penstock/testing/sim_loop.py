@@ -1,4 +1,4 @@
-"""A deterministic event loop on virtual time: no sockets, no threads, no waiting."""
+"""A deterministic event loop on virtual time, without sockets, threads and real waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimulationError(Exception):
 
 
 class Deadlock(SimulationError):
-    """Tasks are waiting, nothing is ready and no timer is set: they would wait indefinitely."""
+    """Tasks would wait indefinitely, because nothing is ready and no timer is set."""
 
 
 class HorizonReached(SimulationError):
@@ -37,14 +37,14 @@ class HorizonReached(SimulationError):
 class SimLoop(asyncio.BaseEventLoop):
     """An asyncio event loop whose time jumps to the next timer as soon as nothing is ready.
 
-    The order in which ready callbacks run is first come, first served, or with `shuffle=True` a
-    permutation drawn from the seed within each turn. Either way it depends on the seed and the
-    program alone, never on hash order, object addresses or the machine.
+    Ready callbacks run in the order in which they became ready. With `shuffle=True` the seed determines a
+    permutation within each turn. The order depends only on the seed and the program, never on hash order,
+    object addresses or the machine.
 
-    Running raises `Deadlock` when tasks wait for something that cannot happen any more, and
-    `HorizonReached` past `horizon_s` of virtual time or `steps_max` callbacks. Sockets,
-    subprocesses and signals raise `NotImplementedError`; `run_in_executor` raises `RuntimeError`.
-    Errors that reach no awaiting task are logged and kept in `unhandled`.
+    Running raises `Deadlock` if tasks wait for something that can no longer happen, and `HorizonReached`
+    after `horizon_s` of virtual time or `steps_max` callbacks. Sockets, subprocesses and signals raise
+    `NotImplementedError`. `run_in_executor` raises `RuntimeError`. Errors that no awaiting task receives are
+    logged and kept in `unhandled`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Ignore a cancelled timer, which asyncio reports here; it is skipped when it is due."""
+        """Ignore a cancelled timer, which asyncio reports here. It is skipped when it is due."""
 
     # Futures and tasks
 
@@ -142,13 +142,13 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[_T]:
         if self._closed:
             raise RuntimeError("the simulation loop is closed")
-        # asyncio numbers unnamed tasks per process. Numbers per loop are the same in every run.
+        # asyncio numbers unnamed tasks per process. Numbers per loop are equal in every run.
         self._task_ordinal += 1
         label = f"task-{self._task_ordinal}" if name is None else str(name)
         task: asyncio.Task[_T] = asyncio.Task(coro, loop=self, name=label, context=context)
         self._tasks.append(task)
         if len(self._tasks) > self._purge_at:
-            self._tasks = [task for task in self._tasks if not task.done() or _is_unheard(task)]
+            self._tasks = [task for task in self._tasks if not task.done() or _has_unretrieved_error(task)]
             self._purge_at = max(_PURGE_FLOOR, 2 * len(self._tasks))
         return task
 
@@ -159,10 +159,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def report_unheard(self) -> None:
         """Pass the errors of finished tasks that were never retrieved to the exception handler, oldest first.
 
-        asyncio does so when the garbage collector finds the task, at no fixed moment.
+        asyncio does so when the garbage collector finds the task, which is not deterministic.
         """
         for task in self._tasks:
-            if task.done() and _is_unheard(task):
+            if task.done() and _has_unretrieved_error(task):
                 message = f"the error of {task.get_name()} was never retrieved"
                 self.call_exception_handler({"message": message, "exception": task.exception()})
 
@@ -170,11 +170,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
         name = getattr(func, "__qualname__", repr(func))
-        raise RuntimeError(f"a simulation has no threads, but {name} was handed to an executor")
+        raise RuntimeError(f"a simulation has no threads, but {name} was passed to an executor")
 
     def set_task_factory(self, factory: object | None) -> None:
         if factory is not None:
-            raise RuntimeError("a simulation makes its tasks itself")
+            raise RuntimeError("a simulation creates its tasks itself and takes no task factory")
 
     # Running
 
@@ -218,7 +218,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._stopping = True
 
     def _turn(self) -> None:
-        """Run all ready callbacks; those that become ready meanwhile run in the next turn."""
+        """Run all ready callbacks. Those that become ready during the turn run in the next one."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -280,7 +280,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     @property
     def has_generators(self) -> bool:
-        """Return whether an asynchronous generator was started and not closed."""
+        """Whether an asynchronous generator was started and not closed."""
         return any(reference() is not None for reference in self._generators.values())
 
     async def shutdown_asyncgens(self) -> None:
@@ -319,20 +319,20 @@ class SimLoop(asyncio.BaseEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """Always off: debug mode reads the clock of the machine."""
+        """Do nothing: debug mode reads the clock of the machine, so it is always off."""
 
 
-def _is_unheard(task: asyncio.Task[Any]) -> bool:
+def _has_unretrieved_error(task: asyncio.Task[Any]) -> bool:
     return bool(getattr(task, "_log_traceback", False))
 
 
 def _where(task: asyncio.Task[Any]) -> str:
     """Return the innermost line at which a task waits."""
     waiting: Any = task.get_coro()
-    place = "not started"
+    line = "not started"
     while waiting is not None:
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
         if frame is not None:
-            place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            line = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
         waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
-    return place
+    return line

@@ -28,7 +28,7 @@ _CLEANUP_STEPS = 1_000_000
 
 
 class SimClock:
-    """The clock of a machine: virtual time with an error of `skew_ms`, which may change during the run."""
+    """A machine's clock: virtual time with an error of `skew_ms`, which may change during the run."""
 
     def __init__(self, loop: SimLoop, *, base_ms: int = _BASE_MS, skew_ms: int = 0) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Simulation:
         return SimClock(self.loop, skew_ms=skew_ms)
 
     def child_rng(self, name: str) -> random.Random:
-        """Create a random stream for one actor, which the draws of others do not change."""
+        """Create a random stream for one actor, which is independent of the draws of others."""
         return random.Random(f"{self.loop.seed}/{name}")
 
     def trace(self, event: str) -> None:
@@ -71,7 +71,7 @@ class Simulation:
         self.events.append((self.loop.time(), event))
 
     def trace_hash(self) -> str:
-        """The digest of the trace and the number of steps so far; equal for equal seeds."""
+        """Return the digest of the trace and the number of steps so far. Equal seeds give equal digests."""
         digest = hashlib.sha256()
         for at_s, text in self.events:
             digest.update(f"{at_s!r} {text}\n".encode())
@@ -89,10 +89,12 @@ def run_simulation(
 ) -> _T:
     """Run `main(sim)` on a fresh `SimLoop` and return its result.
 
-    Remaining tasks are cancelled, oldest first, and the loop is closed. Raises the error of `main` with a
-    note that names the seed; `Deadlock` or `HorizonReached` if it cannot finish or takes too long; and an
-    `ExceptionGroup` if `main` succeeds although the error of a task or callback was never retrieved. Must not
-    be called from inside an event loop.
+    Cancel remaining tasks, oldest first, and close the loop. This must not be called from inside an event
+    loop.
+
+    Raise the error of `main` with a note that names the seed. Raise `Deadlock` if it cannot finish, and
+    `HorizonReached` if it takes too long. Raise an `ExceptionGroup` if `main` succeeds but the error of a
+    task or callback was never retrieved.
     """
     loop = SimLoop(seed, shuffle=shuffle, horizon_s=horizon_s, steps_max=steps_max)
     try:
@@ -117,7 +119,7 @@ async def _as_coroutine(main: Callable[[Simulation], Awaitable[_T]], sim: Simula
 
 
 def _cancel_leftovers(loop: SimLoop) -> None:
-    """Cancel until no task is left; cleaning up may start new tasks, which are cancelled too."""
+    """Cancel tasks until none is left. The cleanup of a task may start others, which are cancelled too."""
     loop.horizon_s = loop.time() + _CLEANUP_S
     loop.steps_max = loop.steps + _CLEANUP_STEPS
     for _ in range(_CLEANUP_ROUNDS):

@@ -1,11 +1,11 @@
-"""The contract of `penstock.coordinator.Storage` as checks that any implementation can be run against.
+"""The contract of `penstock.coordinator.Storage` as checks for any implementation.
 
     @pytest.mark.parametrize("check", STORAGE_CHECKS, ids=lambda check: check.__name__)
     async def test_my_storage_keeps_the_contract(check, world):
         await check(world)
 
-A `StorageWorld` opens the same database repeatedly; its merge operator joins operands. Every check raises
-`AssertionError` with what went wrong.
+A `StorageWorld` opens the same database repeatedly. Its merge operator joins operands. A failed check raises
+`AssertionError`, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StorageWorld(Protocol):
     """A database that can be opened again."""
 
     async def open(self) -> Storage:
-        """Open the database as a new process does; the previous writer is fenced."""
+        """Open the database as a new process does. This fences the previous writer."""
         ...
 
 
@@ -32,7 +32,7 @@ StorageCheck: TypeAlias = Callable[[StorageWorld], Awaitable[None]]
 
 
 def join_operands(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """The merge operator of the checks: it shows the order of operands, and is associative."""
+    """Join the operands. This merge operator is associative and shows their order."""
     return b"".join(operands)
 
 
@@ -104,7 +104,7 @@ async def check_a_snapshot_stays_as_it_is(world: StorageWorld) -> None:
     await storage.close()
 
 
-async def check_what_was_flushed_is_found_by_the_next_process(world: StorageWorld) -> None:
+async def check_flushed_batches_are_found_by_the_next_process(world: StorageWorld) -> None:
     storage = await world.open()
     await storage.apply([Put(b"a", b"1"), Put(b"b", b"1")])
     await storage.flush()
@@ -124,11 +124,11 @@ async def check_a_batch_survives_whole_or_not_at_all(world: StorageWorld) -> Non
     again = await world.open()
     found = {value for _, value in await _all(again.scan(b"k"))}
     assert len(found) == 1, f"parts of several batches: {found}"
-    assert found.pop() >= b"2", "a flushed batch is gone"
+    assert found.pop() >= b"2", "a flushed batch is lost"
     await again.close()
 
 
-async def check_a_fenced_writer_is_told(world: StorageWorld) -> None:
+async def check_a_fenced_writer_gets_an_error(world: StorageWorld) -> None:
     storage = await world.open()
     await storage.apply([Put(b"a", b"1")])
     await storage.flush()
@@ -139,7 +139,7 @@ async def check_a_fenced_writer_is_told(world: StorageWorld) -> None:
     except Fenced:
         pass
     else:
-        raise AssertionError("a fenced writer was notified that its batch is persisted")
+        raise AssertionError("a fenced writer flushed a batch without an error")
     await _expect(newer, a=b"1")
     await storage.close()
     await newer.close()
@@ -171,12 +171,12 @@ async def check_odd_values_come_back_as_they_are(world: StorageWorld) -> None:
     await storage.flush()
     again = await world.open()
     for number, value in enumerate(values):
-        assert await again.get(b"k%d" % number) == value, f"value {number} came back otherwise"
+        assert await again.get(b"k%d" % number) == value, f"value {number} has changed"
     await _expect(again, put=b"1", merged=b"2")
     await again.close()
 
 
-async def check_closing_twice_is_no_error(world: StorageWorld) -> None:
+async def check_closing_twice_is_not_an_error(world: StorageWorld) -> None:
     storage = await world.open()
     await storage.close()
     await storage.close()
@@ -188,10 +188,10 @@ STORAGE_CHECKS: Final[tuple[StorageCheck, ...]] = (
     check_a_scan_is_ordered_and_keeps_to_its_prefix,
     check_a_long_scan_comes_in_pages,
     check_a_snapshot_stays_as_it_is,
-    check_what_was_flushed_is_found_by_the_next_process,
+    check_flushed_batches_are_found_by_the_next_process,
     check_a_batch_survives_whole_or_not_at_all,
-    check_a_fenced_writer_is_told,
+    check_a_fenced_writer_gets_an_error,
     check_a_wrong_batch_changes_nothing,
     check_odd_values_come_back_as_they_are,
-    check_closing_twice_is_no_error,
+    check_closing_twice_is_not_an_error,
 )

@@ -1,10 +1,10 @@
-"""The contract of `ObjectStore` as checks that any implementation can be run against.
+"""The contract of `ObjectStore` as checks for any implementation.
 
     @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
     async def test_my_store_keeps_the_contract(check, my_store):
         await check(my_store, "a-folder-of-its-own")
 
-Every check works below the folder it is given and raises `AssertionError` with what went wrong.
+Every check uses only the given folder. A failed check raises `AssertionError`, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WRITERS: Final = 16
 
 
 async def expect(kind: type[PenstockError], call: Awaitable[object]) -> PenstockError:
-    """Return the error of this kind that the call raises; anything else is an `AssertionError`."""
+    """Return the error of this kind that the call raises. Raise `AssertionError` if it returns."""
     try:
         result = await call
     except kind as error:
@@ -101,15 +101,15 @@ class _BuiltOnDemand(Sequence[memoryview]):
         return self._count
 
     @overload
-    def __getitem__(self, place: int) -> memoryview: ...
+    def __getitem__(self, index: int) -> memoryview: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[memoryview]: ...
-    def __getitem__(self, place: int | slice) -> memoryview | Sequence[memoryview]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(self._count))]
-        if place >= self._count:
-            raise IndexError(place)
-        return memoryview(bytes([place % 256]) * 1000)
+    def __getitem__(self, index: slice) -> Sequence[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        if index >= self._count:
+            raise IndexError(index)
+        return memoryview(bytes([index % 256]) * 1000)
 
 
 async def buffers_may_be_built_on_demand(store: ObjectStore, folder: str) -> None:
@@ -157,7 +157,7 @@ async def a_big_object_reads_back_whole_and_in_parts(store: ObjectStore, folder:
     assert await _bytes(store, key, ByteRange(start=_BIG_BYTES - 2, length=4)) == data[-2:] + data[:2]
 
 
-async def ranges_return_the_bytes_there_are(store: ObjectStore, folder: str) -> None:
+async def ranges_return_the_existing_bytes(store: ObjectStore, folder: str) -> None:
     key = f"{folder}/digits"
     await store.put(key, b"0123456789")
     cases: list[tuple[int | None, int, bytes]] = [
@@ -227,7 +227,7 @@ async def an_unchanged_object_is_not_sent_again(store: ObjectStore, folder: str)
     assert await store.get_if_changed(key, newer) is None
 
 
-async def head_tells_size_age_and_version(store: ObjectStore, folder: str) -> None:
+async def head_returns_size_age_and_version(store: ObjectStore, folder: str) -> None:
     key = f"{folder}/k"
     version = await store.put(key, b"12345")
     info = await store.head(key)
@@ -304,19 +304,19 @@ async def bad_keys_are_rejected_by_every_call(store: ObjectStore, folder: str) -
 
 
 async def a_create_race_has_one_winner(store: ObjectStore, folder: str) -> None:
-    async def attempt(key: str, who: int) -> int | None:
+    async def attempt(key: str, writer: int) -> int | None:
         try:
-            await store.put_if_absent(key, str(who).encode())
+            await store.put_if_absent(key, str(writer).encode())
         except Conflict:
             return None
-        return who
+        return writer
 
     for round_ in range(2):
         key = f"{folder}/race-{round_}"
         winners = [
-            who
-            for who in await asyncio.gather(*(attempt(key, n) for n in range(_WRITERS)))
-            if who is not None
+            writer
+            for writer in await asyncio.gather(*(attempt(key, n) for n in range(_WRITERS)))
+            if writer is not None
         ]
         assert len(winners) == 1, f"{len(winners)} winners"
         assert await _bytes(store, key) == str(winners[0]).encode()
@@ -327,7 +327,7 @@ async def sixteen_writers_lose_no_update(store: ObjectStore, folder: str) -> Non
 
 
 async def check_counter_loses_no_update(store: ObjectStore, folder: str, *, rounds: int) -> None:
-    """Check that every addition counts exactly once when sixteen writers add `rounds` each to one counter."""
+    """Let sixteen writers add `rounds` each to one counter. Check that every addition counts exactly once."""
     key = f"{folder}/counter"
     await store.put_if_absent(key, b"0")
 
@@ -340,7 +340,7 @@ async def check_counter_loses_no_update(store: ObjectStore, folder: str, *, roun
 
 
 async def add_one(store: ObjectStore, key: str, rng: random.Random) -> None:
-    """Repeat a read-modify-write until it wins. An unknown outcome is an error here."""
+    """Repeat a read-modify-write until it succeeds. Raise `AssertionError` for an unknown outcome."""
     backoff = Backoff(
         RetryPolicy(floor_s=0.002, ceiling_s=0.25, deadline_s=90.0), clock=SYSTEM_CLOCK, rng=rng
     )
@@ -352,7 +352,7 @@ async def add_one(store: ObjectStore, key: str, rng: random.Random) -> None:
         except OutcomeUnknown as error:
             raise AssertionError(f"a healthy store does not leave outcomes open: {error}") from error
         except Conflict:
-            assert await backoff.pause(), "contended writers do get through"
+            assert await backoff.pause(), "a contended writer did not succeed in time"
         else:
             return
 
@@ -372,12 +372,12 @@ STORE_CHECKS: Final[tuple[StoreCheck, ...]] = (
     create_wins_once,
     create_works_again_after_delete,
     delete_many_counts_missing_keys_as_deleted,
-    head_tells_size_age_and_version,
+    head_returns_size_age_and_version,
     keys_have_one_spelling,
     list_is_in_key_order_and_goes_deep,
     odd_keys_are_kept_apart,
     put_replaces,
-    ranges_return_the_bytes_there_are,
+    ranges_return_the_existing_bytes,
     replace_needs_the_current_version,
     replacing_a_missing_object_conflicts,
     several_buffers_are_stored_one_after_the_other,

@@ -1,4 +1,4 @@
-"""An event log without threads: every commit and every piece of blocking work is done where it is asked for.
+"""An event log without threads: every commit and every blocking operation runs in the calling task.
 
     disk, clock = FakeDisk(clock=(clock := ManualClock())), clock
     committers = InlineCommitters()
@@ -6,9 +6,9 @@
         EngineConfig(data_dir="/data"), fs=disk, clock=clock, workers=InlineWorkers(), committers=committers
     )
 
-With these, an engine on a `FakeDisk` does the same file calls in the same order each time, and a power cut
-reaches whoever made the call that it struck. Outcomes still arrive through the event loop, in order, as they
-do from a real commit thread; `hold` and `release` decide when.
+With these, an engine on a `FakeDisk` makes the same file calls in the same order each time, and a simulated
+power failure is raised in the task that made the call. Outcomes still arrive through the event loop, in
+order, as from a real commit thread. `hold` and `release` decide when.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class InlineCommitter(GroupCommitter):
     """A `GroupCommitter` without a thread: it commits in the call that submits, or when it is released.
 
-    With `is_quick` it commits in the call that flushes, as over a quick disk. Order, failures and `resume`
-    are those of `GroupCommitter`; nothing is synced or prepared later.
+    With `is_quick` it commits in the call of `flush`, as on a quick disk. Order, failures and `resume` are
+    those of `GroupCommitter`. No syncs or files are scheduled for later.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class InlineCommitter(GroupCommitter):
         super().__init__(log, deliver, queue_max=sys.maxsize)
         self.log = log
         self.held = False
-        """Whether entries wait until `commit`."""
+        """Whether entries wait for `commit`."""
         self._is_quick = is_quick
 
     @property
@@ -49,12 +49,12 @@ class InlineCommitter(GroupCommitter):
 
     @property
     def waiting(self) -> list[Entry]:
-        """Entries that were submitted and are not committed yet."""
+        """The entries that were submitted but are not committed yet."""
         return self._held
 
     @property
     def window_s(self) -> float:
-        """How long `widen` lets a commit wait for more."""
+        """How long a commit may wait for more entries, as set by `widen`."""
         return self._window_s
 
     def start(self) -> None:
@@ -66,34 +66,34 @@ class InlineCommitter(GroupCommitter):
             self.flush()
 
     def flush(self) -> None:
-        """Commit the entries that wait, unless the committer is held."""
+        """Commit the waiting entries, unless the committer is held."""
         if not self.held:
             self.commit()
 
     def commit(self) -> None:
-        """Commit all entries that wait as one batch."""
+        """Commit all waiting entries as one batch."""
         batch, self._held = self._held, []
         self._taken += len(batch)
         if batch:
             self._commit(batch)
 
     def _plan(self) -> None:
-        """Sync nothing later, and prepare no file: the same calls come in the same order each time."""
+        """Schedule no sync and prepare no file, so that the file calls have the same order each time."""
 
     def tend(self) -> None:
-        """Sync what was only written, then mark it; as in the thread, the next append gets the error."""
+        """Sync and mark written entries. As in the thread, the next append raises an error of the sync."""
         with contextlib.suppress(PenstockError):
             self.log.sync()
             self.log.mark()
 
     def close(self) -> None:
-        """Commit what waits and sync it. Raises what the sync raises."""
+        """Commit and sync the waiting entries. Raise the error of the sync."""
         self.held = False
         super().close()
 
 
 class InlineCommitters:
-    """Makes an `InlineCommitter` for every shard of an engine, and has them at hand."""
+    """Creates an `InlineCommitter` for every shard of an engine, and keeps all of them."""
 
     def __init__(self, *, are_quick: bool = False) -> None:
         self._are_quick = are_quick
@@ -107,30 +107,30 @@ class InlineCommitters:
         return committer
 
     def hold(self) -> None:
-        """Keep what is submitted from now on."""
+        """Hold the entries that are submitted from now on."""
         for committer in self.all:
             committer.held = True
 
     def release(self) -> None:
-        """Commit what was kept, one batch per shard, and no longer keep anything."""
+        """Commit the held entries, one batch per shard, and stop holding."""
         for committer in self.all:
             committer.held = False
             committer.commit()
 
     def tend(self) -> None:
-        """Make every log durable and vouch for it."""
+        """Sync and mark every log."""
         for committer in self.all:
             committer.tend()
 
 
 class InlineWorkers:
-    """Blocking work is done at once, on the event loop; while held, it waits for its turn."""
+    """Runs blocking work immediately, on the event loop. While held, the work waits."""
 
     def __init__(self) -> None:
         self._gate = asyncio.Event()
         self._gate.set()
         self.waiting = 0
-        """How many pieces of work wait."""
+        """The number of waiting calls."""
 
     async def tidy(self, work: Callable[[], T]) -> T:
         return await self._do(work)
@@ -147,12 +147,12 @@ class InlineWorkers:
         return work()
 
     def hold(self) -> None:
-        """Keep work waiting from now on."""
+        """Hold the work that is submitted from now on."""
         self._gate.clear()
 
     def release(self) -> None:
-        """Let it go, in the order in which it came."""
+        """Run the held work, in the order of its submission."""
         self._gate.set()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no threads."""

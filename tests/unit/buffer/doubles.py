@@ -1,4 +1,4 @@
-"""A queue for one test: its store, its clock, and stores that count, fail and wait on command."""
+"""A queue for one test, with its store, its clock, and stores that count, fail and wait on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Hook = Callable[[str, str], "PenstockError | None"]
 
 
 class ScriptedStore(MemoryStore):
-    """Logs every call as (operation, key); a hook may name an error to raise before or after it is done."""
+    """Logs every call as (operation, key). A hook may return an error to raise before or after the call."""
 
     def __init__(self, *, clock: Clock) -> None:
         super().__init__("scripted", clock=clock)
@@ -97,7 +97,7 @@ class ScriptedStore(MemoryStore):
 
 
 def once(error: PenstockError, op: str, key_part: str = "", *, times: int = 1, skip: int = 0) -> Hook:
-    """A hook that gives `error` for the first `times` matching calls after `skip` of them."""
+    """Return a hook that gives `error` for the first `times` matching calls after `skip` of them."""
     seen = 0
 
     def hook(called: str, key: str) -> PenstockError | None:
@@ -112,7 +112,7 @@ def once(error: PenstockError, op: str, key_part: str = "", *, times: int = 1, s
 
 @dataclass
 class Queue:
-    """One queue of one test, with everything that takes part in it."""
+    """The queue of a test, with its producers, consumers and collectors."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
@@ -160,7 +160,7 @@ class Queue:
         await MemoryStore.put(self.store, key, data)
 
     async def fill(self, count: int, **settings: object) -> None:
-        """`count` batches of one record each: b"0", b"1", ..."""
+        """Append `count` batches of one record each: b"0", b"1", ..."""
         producer = self.producer(**settings)
         for number in range(count):
             handle = await producer.produce([b"%d" % number], b"meta-%d" % number)

@@ -96,13 +96,13 @@ async def test_records_are_stored_as_one_object(
         ),
     ],
 )
-async def test_what_is_no_batch_is_refused(q: Queue, records: object, metadata: object) -> None:
+async def test_invalid_batches_are_refused(q: Queue, records: object, metadata: object) -> None:
     with pytest.raises(InvalidInputError):
         await store_batch(q.store, "ingest", records, metadata=metadata, clock=q.clock, rng=q.rng)
     assert q.store.calls == []
 
 
-async def test_stored_batches_go_in_together_and_in_order(q: Queue) -> None:
+async def test_stored_batches_are_appended_together_and_in_order(q: Queue) -> None:
     first, second = await stored(q, b"a"), await stored(q, b"b", b"c")
     q.store.calls.clear()
     assert await append(q, first, second) == Appended(first=0, count=2, repeated=False)
@@ -113,7 +113,7 @@ async def test_stored_batches_go_in_together_and_in_order(q: Queue) -> None:
     assert q.value("entries_flushed") == 4
 
 
-async def test_nothing_to_append_asks_the_store_for_nothing(q: Queue) -> None:
+async def test_appending_nothing_sends_no_request(q: Queue) -> None:
     assert await append(q, version=3) == Appended(first=None, count=0, repeated=False)
     assert q.store.calls == []
 
@@ -133,7 +133,7 @@ async def test_a_transaction_is_appended_once_with_every_entry_tagged(q: Queue) 
     assert read_transaction_log(await q.raw(BOOK)) == {"query": 7}
 
 
-async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_for_the_book(q: Queue) -> None:
+async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_for_the_log(q: Queue) -> None:
     await append(q, await stored(q, b"before"))
     batch = await stored(q, b"a")
     q.store.calls.clear()
@@ -148,20 +148,20 @@ async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_f
     ]
 
 
-async def test_a_dequeue_of_entries_without_tags_does_not_ask_for_the_book(q: Queue) -> None:
+async def test_a_dequeue_of_entries_without_tags_does_not_read_the_transaction_log(q: Queue) -> None:
     await append(q, await stored(q, b"a"))
     assert await delivered(q) == [b"a"]
     assert not any(key == BOOK for _, key in q.store.calls)
 
 
-async def test_the_book_is_not_written_again_when_it_knows(q: Queue) -> None:
+async def test_the_transaction_log_is_not_written_again_without_a_change(q: Queue) -> None:
     await append(q, await stored(q, b"a"), version=1)
     q.store.calls.clear()
     assert await delivered(q) == [b"a"]
     assert (q.store.count("get", BOOK), q.store.count("cas", BOOK)) == (1, 0)
 
 
-async def test_applications_do_not_stand_in_each_others_way(q: Queue) -> None:
+async def test_applications_are_independent_of_each_other(q: Queue) -> None:
     await append(q, await stored(q, b"a"), version=7, app="one")
     await append(q, await stored(q, b"b"), version=3, app="two")
     await append(q, await stored(q, b"c"), version=8, app="one")
@@ -169,7 +169,7 @@ async def test_applications_do_not_stand_in_each_others_way(q: Queue) -> None:
     assert read_transaction_log(await q.raw(BOOK)) == {"two": 3, "one": 8}
 
 
-async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
+async def test_versions_may_have_gaps_but_must_not_decrease(q: Queue) -> None:
     await append(q, await stored(q, b"a"), version=7)
     await append(q, await stored(q, b"b"), version=70)
     for version in (0, 7, 69):
@@ -182,7 +182,7 @@ async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
         await append(q, await stored(q, b"x"), version=7)
 
 
-async def test_the_last_version_is_known_in_the_queue_and_after_it_left(q: Queue) -> None:
+async def test_the_last_version_is_known_before_and_after_its_dequeue(q: Queue) -> None:
     config = ProducerConfig(store=q.store)
     assert await last_version(config, "query") is None
     await append(q, await stored(q, b"a"), version=7)
@@ -193,7 +193,9 @@ async def test_the_last_version_is_known_in_the_queue_and_after_it_left(q: Queue
     assert await last_version(config, "other") is None
 
 
-async def test_a_book_that_cannot_be_written_is_a_warning(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_transaction_log_that_cannot_be_written_is_a_warning(
+    q: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     q.store.before = once(errors.PermissionDenied("no"), "cas", BOOK, times=99)
     with caplog.at_level(logging.WARNING):
         assert not (await append(q, await stored(q, b"a"), version=7)).repeated
@@ -203,7 +205,9 @@ async def test_a_book_that_cannot_be_written_is_a_warning(q: Queue, caplog: pyte
     assert read_transaction_log(await q.raw(BOOK)) == {"query": 7}, "a repetition makes up for it"
 
 
-async def test_with_a_damaged_book_nothing_is_appended_or_dequeued_under_a_transaction(q: Queue) -> None:
+async def test_with_a_damaged_transaction_log_nothing_is_appended_or_dequeued_under_a_transaction(
+    q: Queue,
+) -> None:
     await append(q, await stored(q, b"a"), version=7)
     consumer = await q.consumer()
     await consumer.next_batch()
@@ -217,7 +221,7 @@ async def test_with_a_damaged_book_nothing_is_appended_or_dequeued_under_a_trans
     assert await q.sequences() == [0, 1], "without a transaction the book is not needed"
 
 
-async def test_a_book_that_was_cut_short_on_the_way_is_read_again(q: Queue) -> None:
+async def test_a_truncated_read_of_the_transaction_log_is_repeated(q: Queue) -> None:
     await append(q, await stored(q, b"a"), version=7)
     whole = MemoryStore.get
     cut = 0
@@ -235,7 +239,7 @@ async def test_a_book_that_was_cut_short_on_the_way_is_read_again(q: Queue) -> N
     assert cut == 1
 
 
-async def test_a_batch_that_waited_long_is_copied_and_keeps_its_metadata(q: Queue) -> None:
+async def test_a_stale_batch_is_copied_and_keeps_its_metadata(q: Queue) -> None:
     batch = await store_batch(q.store, "ingest", [b"a"], metadata=b"m", clock=q.clock, rng=q.rng)
     await q.clock.advance(301)
     await append(q, batch, version=0)
@@ -262,7 +266,9 @@ async def test_a_full_manifest_takes_no_transaction(q: Queue) -> None:
     assert await q.sequences() == []
 
 
-async def test_a_consumer_that_knows_no_book_does_no_harm_once_the_append_has_returned(q: Queue) -> None:
+async def test_a_consumer_without_the_transaction_log_is_harmless_after_the_append_has_returned(
+    q: Queue,
+) -> None:
     from penstock.buffer import manifest
 
     await append(q, await stored(q, b"a"), version=7)
@@ -270,7 +276,7 @@ async def test_a_consumer_that_knows_no_book_does_no_harm_once_the_append_has_re
     assert (await append(q, await stored(q, b"a"), version=7)).repeated
 
 
-async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue) -> None:
+async def test_a_step_that_names_its_predecessor_is_appended_only_after_it(q: Queue) -> None:
     config = ProducerConfig(store=q.store)
 
     async def step(version: int, follows: int, record: bytes) -> Appended:
@@ -278,7 +284,7 @@ async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue)
         batch = await stored(q, record)
         return await append_batches(config, [batch], transaction, follows=follows, clock=q.clock, rng=q.rng)
 
-    with pytest.raises(StaleTransaction, match="stands at version none"):
+    with pytest.raises(StaleTransaction, match="is at version none"):
         await step(10, 5, b"x")
     assert not (await step(10, NO_VERSION, b"a")).repeated
     assert (await step(10, NO_VERSION, b"a")).repeated, "it is committed, whatever it followed"
@@ -286,11 +292,11 @@ async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue)
     with pytest.raises(StaleTransaction, match="continues from 10: another process"):
         await step(30, 10, b"x")
     assert await delivered(q) == [b"a", b"b"]
-    with pytest.raises(StaleTransaction, match="stands at version 25"):
+    with pytest.raises(StaleTransaction, match="is at version 25"):
         await step(30, 10, b"x")
 
 
-async def test_a_rival_that_wins_the_swap_is_noticed() -> None:
+async def test_a_competing_write_that_wins_the_swap_is_detected() -> None:
     store = ScriptedStore(clock=SYSTEM_CLOCK)
     config = ProducerConfig(store=store)
 
@@ -315,6 +321,6 @@ async def test_a_rival_that_wins_the_swap_is_noticed() -> None:
     await swapping.wait()
     assert not (await append_batches(config, batches[1:], transactions[1], follows=0)).repeated
     held.set()
-    with pytest.raises(StaleTransaction, match="stands at version 1"):
+    with pytest.raises(StaleTransaction, match="is at version 1"):
         await mine
     assert m.index((await store.get(MANIFEST)).data).footer.next_sequence == 2

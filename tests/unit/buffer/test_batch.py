@@ -25,14 +25,14 @@ def read(raw: bytes, **caps: int) -> list[bytes]:
     return decode_batch(memoryview(raw), **caps).to_list()
 
 
-def test_the_uncompressed_example_comes_out_byte_for_byte() -> None:
+def test_the_uncompressed_example_is_encoded_byte_for_byte() -> None:
     assert stored(WORDS) == golden("none.batch")
     assert hashlib.sha256(golden("none.batch")).hexdigest().startswith("f8db95b7d30afdd0")
     assert encode_batch([], CompressionType.NONE).to_bytes() == golden("empty-none.batch")
     assert stored([]) == golden("empty-none.batch")
 
 
-def test_our_own_large_blocks_come_out_byte_for_byte() -> None:
+def test_large_blocks_are_encoded_byte_for_byte() -> None:
     assert stored(TABLED) == golden("table.batch")
 
 
@@ -52,7 +52,7 @@ def test_golden_batches_decode(name: str, records: list[bytes]) -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=30), max_size=60), max_size=4), st.sampled_from(CompressionType))
-def test_all_records_of_all_chunks_come_back_in_order(
+def test_all_records_of_all_chunks_are_decoded_in_order(
     chunks: list[list[bytes]], compression: CompressionType
 ) -> None:
     encoded = encode_batch([pa.array(chunk, pa.binary()) for chunk in chunks], compression)
@@ -92,7 +92,7 @@ def test_reserved_compression_types_are_refused(kind: int) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, 99])
-def test_every_version_but_one_is_refused(version: int) -> None:
+def test_every_other_version_is_refused(version: int) -> None:
     with pytest.raises(SerializationError, match=f"version {version}"):
         read(golden("none.batch")[:-2] + struct.pack("<H", version))
 

@@ -129,7 +129,7 @@ async def test_open_leaves_nothing_running_when_it_fails(q: Queue) -> None:
 
 
 @pytest.mark.parametrize("position", [-1, True])
-async def test_a_position_that_is_no_sequence_is_refused(q: Queue, position: int) -> None:
+async def test_an_invalid_position_is_refused(q: Queue, position: int) -> None:
     with pytest.raises(InvalidInputError):
         await q.consumer(position)
 
@@ -137,7 +137,7 @@ async def test_a_position_that_is_no_sequence_is_refused(q: Queue, position: int
 # Delivery
 
 
-async def test_batches_come_in_order_with_their_metadata(q: Queue) -> None:
+async def test_batches_are_delivered_in_order_with_their_metadata(q: Queue) -> None:
     await q.fill(3)
     consumer = await q.consumer()
     for number in range(3):
@@ -190,7 +190,7 @@ async def test_a_read_that_fails_raises_and_the_next_call_tries_again(q: Queue) 
     assert await taken(consumer, 1) == [0]
 
 
-async def test_a_missing_batch_raises_every_time_until_it_is_there(q: Queue) -> None:
+async def test_a_missing_batch_raises_every_time_until_it_exists(q: Queue) -> None:
     await q.fill(2)
     location = (await q.manifest()).entries[0].location
     kept = await q.raw(location)
@@ -258,7 +258,7 @@ async def test_fetching_ahead_stops_at_its_bytes(q: Queue) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["5", 1.5, -1, 2**64, True])
-async def test_what_is_not_a_sequence_is_refused_before_anything_is_removed(q: Queue, wrong: int) -> None:
+async def test_an_invalid_sequence_is_refused_before_anything_is_removed(q: Queue, wrong: int) -> None:
     await q.fill(2)
     with pytest.raises(InvalidInputError, match="sequence number"):
         await q.consumer(wrong)
@@ -277,12 +277,12 @@ async def test_an_object_larger_than_the_cap_is_not_read_whole(q: Queue) -> None
         await consumer.next_batch()
 
 
-async def test_a_deleted_manifest_is_not_called_a_takeover(q: Queue) -> None:
+async def test_a_deleted_manifest_is_not_reported_as_a_takeover(q: Queue) -> None:
     await q.fill(1)
     consumer = await q.consumer()
     raw = bytes((await q.store.get(MANIFEST)).data)
     await q.store.delete_many([MANIFEST])
-    with pytest.raises(FencedError, match="does not exist any more"):
+    with pytest.raises(FencedError, match="no longer exists"):
         await consumer.next_batch()
     await q.store.put(MANIFEST, raw)
     assert (await consumer.next_batch()) is not None
@@ -365,7 +365,7 @@ async def test_no_descriptors_need_no_request(q: Queue, limit: int) -> None:
     assert q.store.calls == []
 
 
-async def test_a_lost_descriptor_comes_again_to_a_new_consumer(q: Queue) -> None:
+async def test_a_lost_descriptor_is_delivered_again_to_a_new_consumer(q: Queue) -> None:
     await q.fill(3)
     await (await q.consumer()).next_descriptors(3)
     assert [d.sequence for d in await (await q.consumer()).next_descriptors(3)] == [0, 1, 2]
@@ -417,7 +417,7 @@ async def test_the_first_ack_is_the_first_delivered_whatever_its_number(q: Queue
     await consumer.ack(4)
 
 
-async def test_ack_through_takes_everything_in_one_write(q: Queue) -> None:
+async def test_ack_through_removes_everything_in_one_write(q: Queue) -> None:
     await q.fill(5)
     consumer = await q.consumer()
     await consumer.next_descriptors(4)
@@ -436,7 +436,7 @@ async def test_ack_through_takes_everything_in_one_write(q: Queue) -> None:
     assert consumer.acked == 3
 
 
-async def test_ack_through_takes_what_was_appended_after_the_last_look(q: Queue) -> None:
+async def test_ack_through_removes_entries_appended_after_the_last_read(q: Queue) -> None:
     consumer = await q.consumer()
     await q.fill(2)
     await consumer.ack_through(1)
@@ -461,7 +461,7 @@ async def test_a_dequeue_that_fails_leaves_the_ack_repeatable(q: Queue) -> None:
     assert await q.sequences() == [100]
 
 
-async def test_a_dequeue_that_landed_but_was_not_answered_counts_once(q: Queue) -> None:
+async def test_a_dequeue_that_landed_without_a_reply_counts_once(q: Queue) -> None:
     await q.fill(3)
     consumer = await q.consumer()
     await consumer.next_descriptors(3)
@@ -473,7 +473,7 @@ async def test_a_dequeue_that_landed_but_was_not_answered_counts_once(q: Queue) 
     assert consumer.acked == 1
 
 
-async def test_a_store_that_stays_away_fails_the_dequeue_after_the_deadline(q: Queue) -> None:
+async def test_a_store_that_stays_unavailable_fails_the_dequeue_after_the_deadline(q: Queue) -> None:
     await q.fill(1)
     consumer = await q.consumer(retry_deadline="1s")
     await consumer.next_descriptors(1)
@@ -486,7 +486,7 @@ async def test_a_store_that_stays_away_fails_the_dequeue_after_the_deadline(q: Q
     await consumer.ack_through(0)
 
 
-async def test_a_dequeue_keeps_what_producers_append_meanwhile(q: Queue) -> None:
+async def test_a_dequeue_keeps_concurrent_appends(q: Queue) -> None:
     await q.fill(2)
     consumer = await q.consumer()
     await consumer.next_descriptors(2)
@@ -498,7 +498,7 @@ async def test_a_dequeue_keeps_what_producers_append_meanwhile(q: Queue) -> None
     assert q.value("manifest_conflicts", role="consumer") == 1
 
 
-async def test_flush_removes_what_is_acknowledged_and_writes_nothing_twice(q: Queue) -> None:
+async def test_flush_removes_acknowledged_entries_and_writes_nothing_twice(q: Queue) -> None:
     await q.fill(3)
     consumer = await q.consumer()
     await taken(consumer, 3)
@@ -571,7 +571,7 @@ async def test_entries_up_to_the_position_are_removed_at_the_start(q: Queue) -> 
     assert q.value("gap_total") == 0
 
 
-async def test_a_hole_after_the_position_is_reported_and_acks_follow_delivery(
+async def test_a_gap_after_the_position_is_reported_and_acks_follow_delivery(
     q: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     await q.fill(6)
@@ -587,7 +587,7 @@ async def test_a_hole_after_the_position_is_reported_and_acks_follow_delivery(
     assert q.value("gap_total") == 1
 
 
-async def test_a_hole_is_reported_on_descriptors_too(q: Queue) -> None:
+async def test_a_gap_is_reported_on_descriptors_too(q: Queue) -> None:
     await q.fill(6)
     await q.consumer(last_acked=3)
     handed = await (await q.consumer(last_acked=1)).next_descriptors(5)
@@ -650,7 +650,7 @@ async def test_a_duplicate_of_a_dequeued_entry_is_flagged_by_the_next_consumer(q
     assert (handed.sequence, handed.duplicate_of) == (1, 0)
 
 
-async def test_a_foreign_location_is_fetched_as_it_stands(q: Queue) -> None:
+async def test_a_foreign_location_is_fetched_unchanged(q: Queue) -> None:
     await q.store_raw(MANIFEST, golden("foreign.manifest"))
     await q.store_raw("other/01HF7YATS00000000000000002/00000000000000ff", golden("zstd.batch"))
     batch = await (await q.consumer()).next_batch()
@@ -731,7 +731,7 @@ async def test_a_batch_set_aside_after_the_hundredth_ack_leaves_with_the_next_fl
 
 
 @pytest.mark.parametrize("location", ["", "a/../b", "100%", "x" * 2000])
-async def test_a_name_no_store_accepts_is_a_missing_batch(q: Queue, location: str) -> None:
+async def test_a_name_that_no_store_accepts_is_a_missing_batch(q: Queue, location: str) -> None:
     await q.store_raw(MANIFEST, m.append(await q.raw(), [NewEntry(location=location, metadata=[])]))
     await q.fill(1)
     with pytest.raises(BatchMissing):
@@ -742,7 +742,7 @@ async def test_a_name_no_store_accepts_is_a_missing_batch(q: Queue, location: st
 # Metrics
 
 
-async def test_a_consumer_counts_what_it_delivered(q: Queue) -> None:
+async def test_a_consumer_counts_its_deliveries(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     await producer.produce([b"abc", b"de"])
     await q.clock.advance(2)
@@ -770,11 +770,11 @@ async def test_a_consumer_counts_what_it_delivered(q: Queue) -> None:
     assert q.value("acks") == 2
 
 
-# Calls that meet
+# Concurrent calls
 
 
 def hold_batches(q: Queue) -> asyncio.Event:
-    """Fetches of batches wait for this event."""
+    """Return an event for which all fetches of batches wait."""
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if op == "get" and key.endswith(".batch") else None
     return gate
@@ -838,7 +838,7 @@ async def test_a_fetch_that_ends_as_the_consumer_is_released_is_still_delivered(
     assert batch.sequence == 0
 
 
-async def test_a_missing_bucket_is_not_taken_for_an_empty_queue(q: Queue) -> None:
+async def test_a_missing_bucket_is_not_an_empty_queue(q: Queue) -> None:
     await q.fill(2)
     consumer = await q.consumer(prefetch=0)
     await consumer.next_batch()

@@ -43,7 +43,7 @@ async def test_a_queue_in_use_is_clean_and_unchanged() -> None:
     assert {info.key: info.version for info in await store.list("")} == before
 
 
-async def test_a_batch_that_is_queued_but_gone_is_a_problem() -> None:
+async def test_a_missing_queued_batch_is_a_problem() -> None:
     store = await filled()
     gone = (await locations(store))[1]
     await store.delete_many([gone])
@@ -53,7 +53,7 @@ async def test_a_batch_that_is_queued_but_gone_is_a_problem() -> None:
     assert "restore" in finding.advice
 
 
-async def test_a_damaged_batch_is_found_by_looking_deep() -> None:
+async def test_a_damaged_batch_is_found_by_a_deep_check() -> None:
     store = await filled()
     damaged = (await locations(store))[2]
     await store.put(damaged, b"damaged, and longer than a footer")
@@ -98,7 +98,7 @@ async def test_metadata_beyond_the_records_is_a_problem() -> None:
     assert "2 records" in finding.text
 
 
-async def test_a_damaged_transaction_book_is_a_problem() -> None:
+async def test_a_damaged_transaction_log_is_a_problem() -> None:
     store = await filled(1)
     await store.put(f"{MANIFEST}.txn", b'{"version":1,"last":[["query",7]]}')
     assert await problems(store) == []
@@ -115,7 +115,7 @@ async def test_another_queue_in_the_same_folder_is_a_problem() -> None:
     assert "another queue" in finding.text
 
 
-async def test_a_queue_below_the_prefix_is_noted_and_its_batches_are_not_called_garbage() -> None:
+async def test_a_queue_below_the_prefix_is_noted_and_its_batches_are_not_garbage() -> None:
     store = await filled()
     config = ProducerConfig(store=store, data_path_prefix="ingest/eu", manifest_path="ingest/eu/manifest")
     async with Producer(config) as producer:

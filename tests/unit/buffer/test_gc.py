@@ -55,11 +55,13 @@ OLD, OLDER, YOUNG = name(T0 - GRACE_MS), name(T0 - 2 * GRACE_MS), name(T0 - GRAC
         pytest.param([name(T0 - 2 * GRACE_MS, "ingest.shards/0001")], [], [], id="of a shard"),
     ],
 )
-def test_what_the_format_calls_garbage(listed: list[str], referenced: list[str], garbage: list[str]) -> None:
+def test_garbage_by_the_rules_of_the_format(
+    listed: list[str], referenced: list[str], garbage: list[str]
+) -> None:
     assert found([(key, 0) for key in listed], referenced) == garbage
 
 
-def test_an_object_stored_lately_is_spared_whatever_its_name_says() -> None:
+def test_a_recently_stored_object_is_spared_regardless_of_its_name() -> None:
     assert found([(OLDER, T0 - GRACE_MS + 1)], []) == []
     assert found([(OLDER, T0 - GRACE_MS)], []) == [OLDER]
 
@@ -89,7 +91,7 @@ def test_the_time_of_a_name_is_read_in_either_case() -> None:
 
 
 async def store_at(q: Queue, key: str, age_ms: int) -> str:
-    """An object that the store has kept for `age_ms`."""
+    """Return an object that was stored `age_ms` ago."""
     q.clock.jump_wall(-age_ms)
     await q.store_raw(key, b"data")
     q.clock.jump_wall(age_ms)
@@ -216,7 +218,7 @@ async def test_a_fenced_consumer_collects_nothing(q: Queue) -> None:
     assert garbage in await q.keys()
 
 
-async def test_what_is_appended_while_the_floor_is_sealed_is_spared(q: Queue) -> None:
+async def test_batches_appended_while_the_floor_is_sealed_are_spared(q: Queue) -> None:
     garbage = await orphan(q)
     consumer = await q.consumer()
     appended = False
@@ -236,7 +238,7 @@ async def test_what_is_appended_while_the_floor_is_sealed_is_spared(q: Queue) ->
 
 
 @pytest.mark.parametrize("lost", ["before", "after"])
-async def test_an_unanswered_seal_keeps_the_ownership(q: Queue, lost: str) -> None:
+async def test_a_seal_without_a_reply_keeps_the_ownership(q: Queue, lost: str) -> None:
     garbage = await orphan(q)
     await q.fill(1)
     consumer = await q.consumer(retry_deadline="1s")
@@ -248,7 +250,7 @@ async def test_an_unanswered_seal_keeps_the_ownership(q: Queue, lost: str) -> No
     assert (await consumer.next_batch()) is not None
 
 
-async def test_a_seal_that_landed_after_the_deadline_is_recognised_as_our_own(q: Queue) -> None:
+async def test_a_seal_that_landed_after_the_deadline_is_recognised(q: Queue) -> None:
     garbage = await orphan(q)
     await q.fill(1)
     consumer = await q.consumer(retry_deadline="1s")
@@ -278,7 +280,7 @@ async def test_a_standalone_collector_deletes_only_below_the_sealed_floor(q: Que
     assert await q.raw() == m.EMPTY_MANIFEST
 
 
-async def test_a_standalone_collector_follows_what_the_consumer_sealed(q: Queue) -> None:
+async def test_a_standalone_collector_uses_the_floor_that_the_consumer_sealed(q: Queue) -> None:
     await orphan(q)
     consumer = await q.consumer()
     await consumer.gc.collect()
@@ -318,7 +320,7 @@ async def started(q: Queue) -> Consumer:
     return await q.consumer(gc_enabled=True, gc_interval="5m")
 
 
-async def test_the_first_cycle_comes_after_a_full_interval_and_errors_are_not_fatal(q: Queue) -> None:
+async def test_the_first_cycle_runs_after_a_full_interval_and_errors_are_not_fatal(q: Queue) -> None:
     garbage = await orphan(q)
     await started(q)
     at_start = q.store.count("list")

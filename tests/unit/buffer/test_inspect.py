@@ -83,7 +83,7 @@ async def test_a_damaged_manifest_is_distinguished_from_a_missing_batch() -> Non
         await reader.entries()
 
 
-async def test_a_survey_counts_what_is_queued_and_what_lies_around() -> None:
+async def test_a_survey_counts_queued_batches_and_other_objects() -> None:
     store = MemoryStore()
     await fill(store, 3)
     await store.put("ingest/readme.txt", b"foreign")
@@ -103,7 +103,7 @@ async def test_a_survey_counts_what_is_queued_and_what_lies_around() -> None:
     assert found.floor_ms is None
 
 
-def test_only_what_is_past_the_grace_period_counts_as_collectable() -> None:
+def test_only_batches_past_the_grace_period_are_collectable() -> None:
     minted = [mint_ulid(ms, random.Random(ms)) for ms in (1000, 9000)]
     listed = [
         ObjectInfo(key=f"ingest/{ulid}.batch", size=10, modified_ms=ms)
@@ -122,7 +122,7 @@ def test_only_what_is_past_the_grace_period_counts_as_collectable() -> None:
     assert (found.unreferenced_objects, found.unreferenced_bytes, found.collectable_objects) == (2, 20, 1)
 
 
-async def test_a_survey_leaves_out_a_queue_below_its_prefix() -> None:
+async def test_a_survey_excludes_a_queue_below_its_prefix() -> None:
     store = MemoryStore()
     await fill(store, 2)
     alone = await survey(QueueReader(store, MANIFEST), "ingest", now_ms=2**47, grace_ms=0)
@@ -140,7 +140,7 @@ async def test_an_empty_queue_has_no_lag_rather_than_a_lag_of_zero() -> None:
     assert found.oldest_entry_age_ms is None
 
 
-async def test_a_damaged_manifest_stays_an_error_until_it_is_whole_again() -> None:
+async def test_a_damaged_manifest_stays_an_error_until_it_is_repaired() -> None:
     store = MemoryStore()
     await fill(store, 1)
     whole = (await store.get(MANIFEST)).data

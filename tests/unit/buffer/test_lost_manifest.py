@@ -1,4 +1,4 @@
-"""A manifest that is gone or set back: what side objects and batches tell of it."""
+"""The detection of a lost or restored manifest by its side objects and batches."""
 
 from __future__ import annotations
 

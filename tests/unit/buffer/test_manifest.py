@@ -45,7 +45,7 @@ def worked_examples() -> dict[str, bytes]:
 
 
 def entry(sequence: int, location: bytes, metas: bytes = b"", count: int = 0, tail: bytes = b"") -> bytes:
-    """An entry built by hand, as any client might."""
+    """Encode an entry by hand, as any client might."""
     body = struct.pack("<QH", sequence, len(location)) + location + struct.pack("<I", count) + metas + tail
     return struct.pack("<I", len(body)) + body
 
@@ -55,13 +55,13 @@ def footer(count: int, following: int, epoch: int = 0, version: int = 1) -> byte
 
 
 @pytest.mark.parametrize("name", SHA)
-def test_worked_examples_come_out_byte_for_byte(name: str) -> None:
+def test_worked_examples_are_encoded_byte_for_byte(name: str) -> None:
     made = worked_examples()[name]
     assert made == golden(f"{name}.manifest")
     assert hashlib.sha256(made).hexdigest().startswith(SHA[name])
 
 
-def test_golden_manifests_decode_to_what_was_put_in() -> None:
+def test_golden_manifests_decode_to_their_entries() -> None:
     decoded = m.decode_manifest(golden("M2.manifest"))
     assert decoded.footer == Footer(entry_count=2, next_sequence=2, epoch=0)
     assert [e.sequence for e in decoded.entries] == [0, 1]
@@ -91,7 +91,7 @@ def test_unknown_bytes_inside_an_entry_survive_append_epoch_and_dequeue() -> Non
     assert m.dequeue(raw, 1).startswith(entry(2, b"x/z", tail=b"MORE"))
 
 
-def test_a_location_of_any_shape_is_read_as_it_is() -> None:
+def test_any_location_is_read_unchanged() -> None:
     (found,) = m.decode_manifest(golden("foreign.manifest")).entries
     assert found.location == "other/01HF7YATS00000000000000002/00000000000000ff"
     assert found.metadata == (Metadata(start_index=0, ingestion_time_ms=T0, payload=b"abc"),)
@@ -103,21 +103,21 @@ def test_truncation_at_every_offset_is_a_serialization_error(name: str) -> None:
     for size in range(len(raw)):
         with pytest.raises(SerializationError):
             m.decode_manifest(raw[:size])
-        # The footer kept, entry bytes lost: a body cut anywhere.
+        # The footer is kept, and the body is cut at every offset.
         if size < len(raw) - 22:
             with pytest.raises(SerializationError):
                 m.decode_manifest(raw[:size] + raw[-22:])
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, 65535])
-def test_every_version_but_one_is_refused(version: int) -> None:
+def test_every_other_version_is_refused(version: int) -> None:
     raw = golden("M1.manifest")[:-2] + struct.pack("<H", version)
     for operation in (m.read_footer, m.decode_manifest, lambda data: m.append(data, [ONE]), m.first_sequence):
         with pytest.raises(SerializationError, match=f"version {version}"):
             operation(raw)
 
 
-def test_the_version_is_looked_at_before_the_counts() -> None:
+def test_the_version_is_checked_before_the_counts() -> None:
     with pytest.raises(SerializationError, match="version 2"):
         m.decode_manifest(footer(2**32 - 1, 0, version=2))
 
@@ -160,7 +160,7 @@ def test_bytes_left_between_the_last_entry_and_the_footer_are_refused() -> None:
 @pytest.mark.parametrize(
     ("numbers", "following"), [([0, 2], 3), ([0, 0], 2), ([1, 0], 2), ([0, 1], 3), ([5, 6], 6)]
 )
-def test_numbers_that_do_not_rise_by_one_are_corruption(numbers: list[int], following: int) -> None:
+def test_sequences_that_do_not_rise_by_one_are_corruption(numbers: list[int], following: int) -> None:
     raw = b"".join(entry(number, b"a/b") for number in numbers) + footer(len(numbers), following)
     with pytest.raises(SerializationError):
         m.decode_manifest(raw)
@@ -183,7 +183,7 @@ def test_dequeue_of_nothing_returns_the_same_bytes() -> None:
     assert m.dequeue(golden("M4.manifest"), 1) == golden("M4.manifest")
 
 
-def test_a_location_inside_metadata_does_not_fool_locate() -> None:
+def test_locate_ignores_a_location_inside_metadata() -> None:
     decoy = NewEntry(
         location="ingest/decoy.batch",
         metadata=[Metadata(start_index=0, ingestion_time_ms=T0, payload=SECOND.encode())],
@@ -260,7 +260,7 @@ def test_an_index_grown_over_edits_equals_a_fresh_one(
     for edit in edits:
         raw = m.dequeue(raw, edit) if isinstance(edit, int) else m.append(raw, edit)
         if data.draw(st.booleans()):
-            continue  # several edits between two looks
+            continue  # several edits between two reads
         grown, fresh = known.grown_into(raw), m.index(raw)
         assert (grown is None) is (fresh.first - known.first > len(known))
         known = grown or fresh
@@ -270,7 +270,7 @@ def test_an_index_grown_over_edits_equals_a_fresh_one(
 
 
 @given(st.lists(new_entries, max_size=5), st.integers(0, 2**64 - 1000), st.integers(0, 2**64 - 1))
-def test_what_is_appended_is_decoded(items: list[NewEntry], first: int, epoch: int) -> None:
+def test_appended_entries_are_decoded(items: list[NewEntry], first: int, epoch: int) -> None:
     decoded = m.decode_manifest(m.append(footer(0, first, epoch), items))
     assert decoded.footer.epoch == epoch
     assert [e.sequence for e in decoded.entries] == [first + n for n in range(len(items))]

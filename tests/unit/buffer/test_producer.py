@@ -93,7 +93,7 @@ async def test_flush_covers_every_call_before_it(q: Queue) -> None:
     assert await records_of(q) == [[b"0", b"1", b"2", b"3", b"4"]]
 
 
-async def test_flushing_nothing_touches_no_store(q: Queue) -> None:
+async def test_flushing_nothing_sends_no_request(q: Queue) -> None:
     producer = q.producer()
     await producer.flush()
     assert q.store.calls == []
@@ -108,7 +108,7 @@ async def test_a_queue_that_never_runs_empty_does_not_starve_the_deadline(q: Que
     producer = q.producer(flush_interval="100ms")
     handles: list[WriteHandle] = []
     for _ in range(30):
-        for _ in range(10):  # more is always waiting when the batcher looks
+        for _ in range(10):  # more calls always wait when the batcher checks
             handles.append(await producer.produce([b"x"]))
         await q.clock.advance(0.01)
     await turns()
@@ -223,7 +223,7 @@ async def test_a_call_without_records_is_refused(q: Queue, entries: list[bytes])
 
 
 @pytest.mark.parametrize("entries", [["text"], [None], [b"a", 1], "text", b"bytes", pa.array([b"a", None])])
-async def test_what_is_not_records_is_refused(q: Queue, entries: list[bytes]) -> None:
+async def test_invalid_records_are_refused(q: Queue, entries: list[bytes]) -> None:
     producer = q.producer()
     with pytest.raises(InvalidInputError):
         await producer.produce(entries)
@@ -236,7 +236,7 @@ async def test_metadata_must_be_bytes(q: Queue) -> None:
         await q.producer().produce([b"a"], "text")  # type: ignore[arg-type]
 
 
-async def test_a_call_beyond_a_batch_is_refused_before_anything_is_held(
+async def test_a_call_larger_than_a_batch_is_refused_before_memory_is_reserved(
     q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.buffer.producer.BATCH_WEIGHT_MAX", 100)
@@ -254,7 +254,7 @@ async def test_metadata_longer_than_its_field_is_refused(q: Queue, monkeypatch: 
         await q.producer().produce([b"a"], b"1234")
 
 
-async def test_metadata_that_no_manifest_can_take_is_refused_before_it_hurts_others(q: Queue) -> None:
+async def test_metadata_larger_than_a_manifest_is_refused_without_affecting_others(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", max_manifest_bytes="64KiB")
     innocent = await producer.produce([b"a"])
     with pytest.raises(InvalidInputError, match="manifest can take"):
@@ -263,7 +263,7 @@ async def test_metadata_that_no_manifest_can_take_is_refused_before_it_hurts_oth
     assert (await innocent.watcher.await_durable()).sequence == 0
 
 
-async def test_a_group_that_does_not_fit_the_manifest_is_committed_as_far_as_it_fits(q: Queue) -> None:
+async def test_a_group_larger_than_the_manifest_is_committed_as_far_as_it_fits(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", flush_size_bytes=1, max_manifest_bytes=4096)
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if key.endswith(".batch") else None
@@ -277,7 +277,7 @@ async def test_a_group_that_does_not_fit_the_manifest_is_committed_as_far_as_it_
     assert len((await q.manifest()).entries) == len(kept)
 
 
-async def test_empty_records_and_empty_metadata_are_fine(q: Queue) -> None:
+async def test_empty_records_and_empty_metadata_are_accepted(q: Queue) -> None:
     producer = q.producer()
     await producer.produce([b""])
     await producer.flush()
@@ -318,7 +318,7 @@ async def test_an_append_that_is_refused_fails_its_batch_only(q: Queue) -> None:
     await producer.flush()
     assert lost.watcher.result() is not None
     assert await records_of(q) == [[b"b"]]
-    assert len(await q.keys("ingest")) == 3  # the first object is an orphan, for the collector
+    assert len(await q.keys("ingest")) == 3  # the first object is garbage for the collector
 
 
 async def test_a_store_that_stays_unavailable_is_reported_as_retries_exhausted(q: Queue) -> None:
@@ -398,7 +398,7 @@ async def test_a_slow_upload_holds_back_later_batches(q: Queue) -> None:
     assert q.value("append_group_size") == 1
 
 
-async def test_a_failed_batch_in_the_middle_leaves_no_hole(q: Queue) -> None:
+async def test_a_failed_batch_in_the_middle_leaves_no_gap(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", flush_size_bytes=1)
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if key.endswith(".batch") else None
@@ -449,7 +449,7 @@ async def test_produce_waits_while_too_many_bytes_are_held(q: Queue) -> None:
     assert q.value("inflight_bytes") == 0
 
 
-async def test_a_call_larger_than_the_bound_is_let_in_alone(q: Queue) -> None:
+async def test_a_call_larger_than_the_limit_is_admitted_alone(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=10, flush_interval="1h")
     await producer.produce([b"x" * 1000])
     second = asyncio.create_task(producer.produce([b"y"]))
@@ -461,7 +461,7 @@ async def test_a_call_larger_than_the_bound_is_let_in_alone(q: Queue) -> None:
     assert await records_of(q) == [[b"x" * 1000], [b"y"]]
 
 
-async def test_waiting_calls_enter_in_the_order_they_came(q: Queue) -> None:
+async def test_waiting_calls_are_admitted_in_order_of_arrival(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=2 * 9, flush_interval="10ms")
     tasks = [asyncio.create_task(producer.produce([b"%d" % n])) for n in range(6)]
     for _ in range(8):
@@ -471,7 +471,7 @@ async def test_waiting_calls_enter_in_the_order_they_came(q: Queue) -> None:
     assert [record for batch in await records_of(q) for record in batch] == [b"%d" % n for n in range(6)]
 
 
-async def test_a_cancelled_waiting_call_leaves_no_trace_and_lets_the_next_in(q: Queue) -> None:
+async def test_a_cancelled_waiting_call_has_no_effect_and_the_next_is_admitted(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=2 * 22, flush_interval="1h")
     await producer.produce([b"first"])
     big = asyncio.create_task(producer.produce([b"x" * 12]))
@@ -487,20 +487,20 @@ async def test_a_cancelled_waiting_call_leaves_no_trace_and_lets_the_next_in(q: 
     assert q.value("inflight_bytes") == 0
 
 
-async def test_a_call_cancelled_while_room_is_made_goes_quietly(q: Queue) -> None:
+async def test_a_call_cancelled_while_space_is_freed_has_no_effect(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=2 * 9, flush_interval="1h")
     await producer.produce([b"1"])
     waiting = asyncio.create_task(producer.produce([b"2"]))
     await turns()
     waiting.cancel()
-    producer._admission.release(0)  # somebody makes room before the cancelled task has run
+    producer._admission.release(0)  # another call frees space before the cancelled task runs
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await producer.flush()
     assert await records_of(q) == [[b"1"]]
 
 
-async def test_a_call_cancelled_after_it_was_let_in_gives_its_room_back(q: Queue) -> None:
+async def test_a_call_cancelled_after_its_admission_frees_its_space(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=2 * 9, flush_interval="1h")
     await producer.produce([b"1"])
     waiting = asyncio.create_task(producer.produce([b"2"]))
@@ -570,7 +570,7 @@ async def test_close_raises_the_error_of_the_last_flush_after_everything_stopped
     assert producer._tasks == []
 
 
-async def test_a_call_that_waits_for_room_is_turned_away_by_close(q: Queue) -> None:
+async def test_a_call_that_waits_for_space_is_refused_by_close(q: Queue) -> None:
     producer = q.producer(max_inflight_bytes=2 * 9, flush_interval="1h")
     gate = asyncio.Event()
     q.store.gate = lambda op, key: gate if key.endswith(".batch") else None
@@ -671,7 +671,7 @@ async def test_a_loop_that_cancels_every_task_leaves_no_caller_waiting(q: Queue)
     assert producer._tasks == []
 
 
-async def test_an_unexpected_error_of_the_store_is_not_taken_for_success(q: Queue) -> None:
+async def test_an_unexpected_error_of_the_store_is_not_a_success(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 
     def broken(op: str, key: str) -> None:
@@ -691,7 +691,7 @@ async def test_an_unexpected_error_of_the_store_is_not_taken_for_success(q: Queu
     assert (await kept.watcher.await_durable()).sequence == 0
 
 
-async def test_a_flush_that_is_given_up_says_so(q: Queue) -> None:
+async def test_an_abandoned_flush_raises_an_error(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", max_parallel_uploads=1, flush_size_bytes=1)
     closed_gate = asyncio.Event()
     q.store.gate = lambda op, key: closed_gate
@@ -745,7 +745,7 @@ async def test_an_append_without_contention_reads_nothing(q: Queue) -> None:
     assert producer.conflict_rate() == 0.0
 
 
-async def test_conflicts_are_counted_and_solved(q: Queue) -> None:
+async def test_conflicts_are_counted_and_resolved(q: Queue) -> None:
     first, second = q.producer(flush_interval="1h"), q.producer(flush_interval="1h")
     assert first.conflict_rate() == 0.0
     for producer in (first, second, first):
@@ -799,7 +799,7 @@ async def test_an_append_that_was_lost_is_repeated_on_the_same_base(q: Queue) ->
 
 
 async def lost_then_dequeued(q: Queue, producer: Producer) -> asyncio.Task[None]:
-    """An append lands, its reply is lost, and a consumer takes the entry out before anyone looks."""
+    """Let an append land, lose its reply, and let a consumer dequeue the entry before the producer looks."""
     q.store.after = once(errors.OutcomeUnknown("reply lost"), "cas", MANIFEST)
     await producer.produce([b"a"])
     flushing = asyncio.create_task(producer.flush())
@@ -878,7 +878,7 @@ async def test_a_manifest_deleted_under_a_producer_starts_a_queue_that_assigns_n
     assert (await handle.watcher.await_durable()).sequence >= 3
 
 
-async def test_a_full_manifest_refuses_more_until_the_consumer_makes_room(q: Queue) -> None:
+async def test_a_full_manifest_refuses_more_until_the_consumer_dequeues(q: Queue) -> None:
     producer = q.producer(flush_interval="1h", max_manifest_bytes=22 + 73 + 73)
     for _ in range(2):
         await producer.produce([b"a"])
@@ -988,7 +988,7 @@ async def test_eight_producers_with_two_hundred_appends_each_lose_nothing(q: Que
 # Metrics
 
 
-async def test_a_flush_counts_what_it_stored(q: Queue) -> None:
+async def test_a_flush_counts_its_records(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
     await producer.produce([b"abc", b""], b"meta")
     await producer.produce([b"de"])
@@ -1042,12 +1042,12 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_metric_is_there_from_the_start(q: Queue, name: str) -> None:
+async def test_every_metric_exists_from_the_start(q: Queue, name: str) -> None:
     q.producer()
     assert f"buffer.{name}" in q.registry.snapshot()
 
 
-# What is left behind
+# After a shutdown
 
 
 def held_bytes(producer: Producer) -> int:
@@ -1085,7 +1085,7 @@ async def test_a_shutdown_that_is_cancelled_twice_still_settles_all_calls(q: Que
     assert held_bytes(producer) == 0
 
 
-async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
+async def test_after_a_defect_no_batch_reported_as_failed_is_appended(
     q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = q.producer(flush_interval="1h")
@@ -1115,7 +1115,7 @@ async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
 
 
 class CountingStore(MemoryStore):
-    """Counts the looks at whether the manifest has changed."""
+    """Counts the conditional reads of the manifest."""
 
     looks = 0
 

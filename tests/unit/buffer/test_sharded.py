@@ -41,7 +41,7 @@ async def drained(consumer: ShardedConsumer) -> list[tuple[int | None, int, list
 
 async def test_the_layout_is_written_once_and_must_agree(q: Queue) -> None:
     assert await read_layout(q.store, MANIFEST) is None
-    with pytest.raises(ConfigError, match="how many shards"):
+    with pytest.raises(ConfigError, match="set its number of shards"):
         await producer_of(q)
     async with await producer_of(q, 4) as producer:
         assert producer.shards == 4
@@ -108,7 +108,7 @@ async def test_calls_of_one_key_stay_in_order_on_one_shard(q: Queue) -> None:
     await consumer.close()
 
 
-async def test_calls_without_a_key_go_round(q: Queue) -> None:
+async def test_calls_without_a_key_use_the_shards_in_turn(q: Queue) -> None:
     async with await producer_of(q, 3, flush_interval="1h") as producer:
         for number in range(6):
             await producer.produce([b"%d" % number])
@@ -173,7 +173,7 @@ async def test_a_failing_shard_does_not_lose_the_descriptors_of_the_others(q: Qu
     await consumer.close()
 
 
-async def test_a_layout_that_may_not_have_been_stored_is_a_passing_fault(q: Queue) -> None:
+async def test_a_layout_with_an_unknown_outcome_is_a_transient_fault(q: Queue) -> None:
     q.store.before = lambda op, key: errors.OutcomeUnknown("no answer") if op == "cas" else None
     with pytest.raises(OutcomeUnknown, match="no answer"):
         await producer_of(q, 2)

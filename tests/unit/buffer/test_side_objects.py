@@ -90,7 +90,7 @@ def mine(first: int, *locations: str) -> Attempt:
         ),
     ],
 )
-def test_the_fate_of_an_attempt(
+def test_the_outcome_of_an_attempt(
     attempt: Attempt, raw: bytes, version: Version | None, outcome: AppendOutcome
 ) -> None:
     assert resolve_attempt(attempt, raw, version) is outcome
@@ -107,7 +107,7 @@ def test_the_fate_of_an_attempt(
         ({}, AppendOutcome.DEQUEUED),
     ],
 )
-def test_the_ledger_settles_what_was_dequeued(ledger: dict[int, str], outcome: AppendOutcome) -> None:
+def test_the_ledger_settles_dequeued_attempts(ledger: dict[int, str], outcome: AppendOutcome) -> None:
     assert resolve_by_dequeued_log(mine(5, "me", "too"), ledger) is outcome
 
 
@@ -118,7 +118,7 @@ def test_the_golden_ledger_is_read_and_written() -> None:
     assert encode_dequeued_log({0: known[0]}, [(1, known[1])], epoch=1) == (golden("M4.ledger"), known)
 
 
-def test_the_ledger_forgets_the_oldest_first() -> None:
+def test_the_ledger_drops_the_oldest_entries_first() -> None:
     removed = [(n, f"x/{n}") for n in range(10, 10 + DEQUEUED_LOG_ENTRIES + 5)]
     raw, known = encode_dequeued_log({9: "x/9"}, removed, epoch=3)
     assert read_dequeued_log(raw) == known
@@ -126,7 +126,7 @@ def test_the_ledger_forgets_the_oldest_first() -> None:
     assert m.read_footer(raw).epoch == 3
 
 
-def test_the_ledger_forgets_what_lies_before_a_hole() -> None:
+def test_the_ledger_drops_entries_before_a_gap() -> None:
     raw, known = encode_dequeued_log({1: "a", 2: "b"}, [(5, "e"), (6, "f")], epoch=1)
     assert known == read_dequeued_log(raw) == {5: "e", 6: "f"}
 
@@ -137,7 +137,7 @@ def test_an_empty_ledger_can_be_written() -> None:
 
 
 @given(st.lists(st.integers(1, 10), max_size=20))
-def test_the_ledger_remembers_every_run_without_holes(runs: list[int]) -> None:
+def test_the_ledger_keeps_every_run_without_gaps(runs: list[int]) -> None:
     known: dict[int, str] = {}
     following = 0
     for length in runs:
@@ -183,7 +183,7 @@ def test_a_floor_is_never_lowered(floor_ms: int, sealed_ms: int, to_ms: int, sea
         b'{"version":1,"floor_ms":1,"sealed_ms":1',
     ],
 )
-def test_a_damaged_floor_is_never_taken_for_no_floor(raw: bytes) -> None:
+def test_a_damaged_floor_is_never_treated_as_a_missing_floor(raw: bytes) -> None:
     with pytest.raises(SerializationError):
         read_floor(raw)
 

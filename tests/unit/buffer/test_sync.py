@@ -70,7 +70,7 @@ def test_descriptors_and_ack_through_without_an_event_loop(store: MemoryStore) -
     assert GarbageCollector(GarbageCollectorConfig(store=store)).collect(dry_run=True).deleted == ()
 
 
-def test_errors_come_out_as_they_are(store: MemoryStore) -> None:
+def test_errors_are_passed_through(store: MemoryStore) -> None:
     with producer_on(store) as producer, pytest.raises(InvalidInputError):
         producer.produce([])
     old = consumer_on(store)
@@ -82,7 +82,7 @@ def test_errors_come_out_as_they_are(store: MemoryStore) -> None:
         Consumer(ConsumerConfig(store=store), registry=Registry()).next_batch()
 
 
-def test_a_timeout_leaves_the_write_going(store: MemoryStore) -> None:
+def test_a_timeout_does_not_stop_the_write(store: MemoryStore) -> None:
     with producer_on(store, "1h") as producer:
         handle = producer.produce([b"a"])
         with pytest.raises(TimeoutError):
@@ -151,7 +151,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_twin_from_before_a_fork_says_so_and_a_new_one_works() -> None:
+def test_an_object_from_before_a_fork_is_refused_and_a_new_one_works() -> None:
     source = Path(__file__).parents[3] / "src"
     run = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, cwd=source, check=False
@@ -159,7 +159,7 @@ def test_a_twin_from_before_a_fork_says_so_and_a_new_one_works() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_sharded_twins_keep_each_key_in_order_and_resume() -> None:
+def test_sharded_blocking_clients_keep_each_key_in_order_and_resume() -> None:
     store = MemoryStore()
     with ShardedProducer.open(ProducerConfig(store=store, flush_interval="1ms"), 3) as producer:
         assert producer.shards == 3
@@ -180,7 +180,7 @@ def test_sharded_twins_keep_each_key_in_order_and_resume() -> None:
         assert again.next_batch() is None
 
 
-def test_the_fetch_handle_of_a_twin_fetches_what_was_described() -> None:
+def test_the_blocking_fetch_handle_fetches_descriptors() -> None:
     store = MemoryStore()
     with Producer(ProducerConfig(store=store, flush_interval="1ms")) as producer:
         producer.produce([b"a", b"b"])
@@ -192,7 +192,7 @@ def test_the_fetch_handle_of_a_twin_fetches_what_was_described() -> None:
 
 
 class _Interrupted(BaseException):
-    """What a signal handler raises."""
+    """The exception that a signal handler raises."""
 
 
 def test_an_interrupted_next_batch_delivers_the_same_again(store: MemoryStore) -> None:
@@ -223,7 +223,7 @@ def test_an_interrupted_next_batch_delivers_the_same_again(store: MemoryStore) -
 
 
 class _GatedStore(MemoryStore):
-    """A view of another store whose batches cannot be read until it is opened."""
+    """A view of another store whose batches cannot be read until a gate is opened."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__()

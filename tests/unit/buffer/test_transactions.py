@@ -47,7 +47,7 @@ def test_the_golden_tag_is_written_and_read() -> None:
     assert find_tag(m.decode_manifest(raw).entries[0].tail) == Transaction(app="query", version=7)
 
 
-def test_the_golden_book_is_written_and_read() -> None:
+def test_the_golden_transaction_log_is_written_and_read() -> None:
     book = {"query": 7, "zwölf": VERSION_MAX}
     assert write_transaction_log(book) == golden("v1.txn")
     assert read_transaction_log(golden("v1.txn")) == book
@@ -67,14 +67,14 @@ def test_a_tag_is_found_after_a_checksum() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_make_a_tag_by_accident_or_break_the_search(tail: bytes) -> None:
+def test_random_bytes_neither_form_a_tag_nor_break_the_search(tail: bytes) -> None:
     if b"PTX1" not in tail:
         assert find_tag(tail) is None
     find_tag(b"PTX1" + tail)
 
 
 @pytest.mark.parametrize("cut", range(1, len(tag("query", 7))))
-def test_a_tag_that_was_cut_off_is_none(cut: int) -> None:
+def test_a_truncated_tag_is_ignored(cut: int) -> None:
     assert find_tag(tag("query", 7)[:-cut]) is None
 
 
@@ -103,14 +103,14 @@ def test_the_newest_version_of_an_application_is_found_among_the_entries() -> No
     assert newest_version(m.EMPTY_MANIFEST, "a") is None
 
 
-def test_bytes_of_a_tag_in_metadata_are_not_taken_for_one() -> None:
+def test_a_tag_inside_metadata_is_ignored() -> None:
     raw = queue(b"", tag("a", 1), b"", payload=b"my copy: " + tag("a", 99) + tag("b", 1))
     assert newest_version(raw, "a") == 1
     assert newest_version(raw, "b") is None
     assert tags(raw, 2) == {"a": 1}
 
 
-def test_the_tags_that_leave_are_those_up_to_the_last_that_leaves() -> None:
+def test_the_tags_of_a_dequeue_are_those_up_to_its_last_entry() -> None:
     raw = queue(tag("a", 1), tag("b", 9), tag("a", 2), b"", tag("c", 5), first=10)
     assert tags(raw, 9) == {}
     assert tags(raw, 11) == {"b": 9, "a": 1}
@@ -128,7 +128,7 @@ def test_a_tag_survives_every_edit() -> None:
     st.lists(st.one_of(st.just(b""), transactions.map(encode_tag), st.binary(max_size=30)), max_size=8),
     st.integers(-1, 10),
 )
-def test_the_search_finds_what_decoding_everything_finds(tails: list[bytes], through: int) -> None:
+def test_the_search_agrees_with_full_decoding(tails: list[bytes], through: int) -> None:
     raw = queue(*tails)
     expected: dict[str, int] = {}
     for number, tail in enumerate(tails):
@@ -152,7 +152,7 @@ def test_the_search_finds_what_decoding_everything_finds(tails: list[bytes], thr
     ],
     ids=["empty", "fields", "version", "twice", "no-app", "negative", "unknown", "utf8"],
 )
-def test_a_damaged_book_is_not_taken_for_an_empty_one(raw: bytes) -> None:
+def test_a_damaged_transaction_log_is_not_treated_as_empty(raw: bytes) -> None:
     with pytest.raises(SerializationError):
         read_transaction_log(raw)
 
@@ -165,7 +165,7 @@ def test_entering_keeps_the_greater_of_both(book: dict[str, int], versions: dict
     assert read_transaction_log(write_transaction_log(expected)) == expected
 
 
-def test_a_full_log_forgets_the_oldest_application() -> None:
+def test_a_full_log_drops_the_oldest_application() -> None:
     book = {f"app {n}": n for n in range(TRANSACTION_LOG_APPS)}
     book = merge_versions(book, {"app 0": 5}) or {}
     book = merge_versions(book, {"new": 1}) or {}

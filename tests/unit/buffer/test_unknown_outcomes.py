@@ -1,4 +1,4 @@
-"""Every caller who is told that the outcome is unknown is counted, whatever kept it from being found out."""
+"""Every append with an unknown outcome is counted, whatever the reason."""
 
 from __future__ import annotations
 

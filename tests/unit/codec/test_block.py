@@ -50,7 +50,7 @@ VARIED = [bytes([n]) * (13 + n % 11) for n in range(100)]
 
 
 @given(records_st)
-def test_records_come_back_as_they_went_in(records: list[bytes]) -> None:
+def test_records_are_decoded_unchanged(records: list[bytes]) -> None:
     values = as_binary_array(records)
     block, lengths = encode_records(values), record_lengths(values)
     assert bytes(block) == block_of(records)
@@ -59,7 +59,7 @@ def test_records_come_back_as_they_went_in(records: list[bytes]) -> None:
 
 
 @given(records_st, st.sampled_from(["binary", "large", "view", "chunked", "sliced", "chunked view"]))
-def test_every_way_to_hold_records_is_the_same_records(records: list[bytes], kind: str) -> None:
+def test_every_input_form_gives_the_same_records(records: list[bytes], kind: str) -> None:
     held: pa.Array | pa.ChunkedArray
     match kind:
         case "binary":
@@ -84,7 +84,7 @@ def test_every_way_to_hold_records_is_the_same_records(records: list[bytes], kin
 
 
 @given(st.integers(1, 20), st.integers(0, 100), st.integers(0, 5))
-def test_fixed_size_records_are_taken_also_from_a_slice(size: int, count: int, skip: int) -> None:
+def test_fixed_size_records_of_a_slice_are_accepted(size: int, count: int, skip: int) -> None:
     values = [bytes([n % 256]) * size for n in range(count + skip)]
     held = as_binary_array(pa.array(values, pa.binary(size)).slice(skip))
     block, lengths = encode_records(held), record_lengths(held)
@@ -118,17 +118,17 @@ def test_a_tuple_is_a_list_of_records() -> None:
     ],
     ids=lambda held: type(held).__name__,
 )
-def test_what_is_not_a_list_of_bytes_is_refused(held: object) -> None:
+def test_other_values_than_a_list_of_bytes_are_refused(held: object) -> None:
     with pytest.raises(InvalidInput):
         as_binary_array(held)
 
 
-def test_the_refusal_names_the_first_offender() -> None:
+def test_the_error_names_the_first_invalid_record() -> None:
     with pytest.raises(InvalidInput, match="record 2 is str"):
         as_binary_array([b"a", b"b", "c", "d"])
 
 
-def test_a_null_outside_a_slice_does_no_harm() -> None:
+def test_a_null_outside_a_slice_is_ignored() -> None:
     assert as_binary_array(pa.array([None, b"a"], pa.binary()).slice(1)).to_pylist() == [b"a"]
 
 
@@ -171,7 +171,7 @@ def test_a_block_without_a_table_is_walked(records: list[bytes]) -> None:
         lambda lengths: b"some bytes nobody knows",
     ],
 )
-def test_a_table_that_lies_is_not_believed(records: list[bytes], spoil: object) -> None:
+def test_a_table_that_contradicts_the_headers_is_ignored(records: list[bytes], spoil: object) -> None:
     assert callable(spoil)
     tail = spoil([len(record) for record in records])
     assert decoded(block_of(records) + tail, 100) == records
@@ -228,7 +228,7 @@ def _foreign(records: list[bytes], rest: bytes = b"") -> pa.Buffer:
 
 
 def _same(raw: pa.Buffer, count: int) -> None:
-    """One walk in Python is the definition; the fast way must find the same, or the same error."""
+    """Check that the fast path finds the same records, or the same error, as one walk in Python."""
     try:
         expected = block._by_walk(raw, count)
     except Corrupt as error:

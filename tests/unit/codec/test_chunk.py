@@ -1,4 +1,4 @@
-"""Chunks give the same bytes however they are cut and however the records came."""
+"""Chunks give the same bytes regardless of how they are cut and how the records were passed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RECORDS = st.lists(st.binary(max_size=40), max_size=60)
 
 
 @given(RECORDS, st.integers(1, 200))
-@example([b"ab", b""], 1)  # empty records behind the last cut belong to the last piece
-def test_pieces_put_together_are_the_whole(records: list[bytes], piece_bytes: int) -> None:
+@example([b"ab", b""], 1)  # empty records after the last cut belong to the last piece
+def test_joined_pieces_are_the_whole_chunk(records: list[bytes], piece_bytes: int) -> None:
     values = pa.array(records, pa.binary())
     chunk = RecordChunk.of_array(values)
     pieces = list(chunk.pieces(piece_bytes))
@@ -35,7 +35,7 @@ def test_a_list_and_an_array_encode_alike(records: list[bytes]) -> None:
     assert listed.record_bytes == sum(map(len, records))
 
 
-def test_a_batch_can_be_gone_through_again_and_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_iteration_over_a_batch_returns_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PIECE_BYTES", 1000)
     records = [bytes([n % 256]) * (n % 90) for n in range(500)]
     encoded = batches.encode_batch([pa.array(records, pa.binary())], CompressionType.NONE)

@@ -26,7 +26,7 @@ def frame(data: bytes, *, size: bool = True, checksum: bool = False) -> bytes:
 
 
 def bomb(blocks: int) -> bytes:
-    """A frame without a content size whose every 4-byte block says: 128 KiB of one byte."""
+    """Return a frame without a content size whose 4-byte blocks each expand to 128 KiB of one byte."""
     block = (1 << 1 | (128 * 1024) << 3).to_bytes(3, "little") + b"x"
     last = (1 | 1 << 1 | 1 << 3).to_bytes(3, "little") + b"x"
     return b"\x28\xb5\x2f\xfd\x00\x58" + block * blocks + last
@@ -37,7 +37,7 @@ def unpacked(data: bytes, bytes_max: int = MIB) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
-def test_parts_come_back_joined(parts: list[bytes]) -> None:
+def test_compressed_parts_are_decompressed_joined(parts: list[bytes]) -> None:
     packed = compress([memoryview(part) for part in parts], size=sum(map(len, parts)))
     assert unpacked(packed) == b"".join(parts)
     parameters = zstandard.get_frame_parameters(packed)
@@ -90,7 +90,7 @@ def test_a_flipped_bit_under_a_checksum_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"?", b"not a frame at all", bytes(40), b"\x28\xb5\x2f\xfd"])
-def test_what_is_not_a_frame_is_corrupt(junk: bytes) -> None:
+def test_data_that_is_not_a_frame_is_corrupt(junk: bytes) -> None:
     with pytest.raises(Corrupt):
         unpacked(junk)
     if junk:
@@ -98,7 +98,7 @@ def test_what_is_not_a_frame_is_corrupt(junk: bytes) -> None:
             unpacked(frame(CONTENT) + junk)
 
 
-def test_a_content_size_that_lies_is_corrupt() -> None:
+def test_a_wrong_content_size_is_corrupt() -> None:
     honest = frame(bytes(1000))
     header = zstandard.frame_header_size(honest)
     for lie in (999, 1001, 70_000):

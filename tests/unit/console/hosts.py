@@ -1,4 +1,4 @@
-"""A fleet without processes: its places and its parts are what a test says."""
+"""A fleet without processes, whose places and parts are set by a test."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def part(
     kind: PartKind | None = None,
     address: str | None = None,
 ) -> PartStatus:
-    """A part; its kind is in its name unless it is given."""
+    """Return a part. Its kind follows from its name unless it is given."""
     known = kind or PartKind(name.partition("-")[0])
     return PartStatus(name=name, kind=known, state=state, since_ms=1, last_error=error, address=address)

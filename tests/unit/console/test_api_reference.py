@@ -1,4 +1,4 @@
-"""The reference of the API lists the paths that there are, and no others."""
+"""The reference of the API lists exactly the existing paths."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ async def test_files_are_sent_once_and_packed(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_part_that_hangs_does_not_delay_the_overview() -> None:
-    """Its port takes connections and never answers."""
+    """The port of the part accepts connections and never responds."""
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -134,7 +134,7 @@ async def test_a_part_that_hangs_does_not_delay_the_overview() -> None:
 
 
 async def lines_of(client: httpx.AsyncClient, path: str, count: int) -> list[tuple[str, str]]:
-    """The first events of a stream, by name and data."""
+    """Return the first events of a stream, by name and data."""
     found: list[tuple[str, str]] = []
     name = ""
     async with client.stream("GET", path, headers=bearer("k")) as answer:

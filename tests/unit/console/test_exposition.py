@@ -1,4 +1,4 @@
-"""Numbers out of `/metrics`: labels as they were meant, values without what stands behind them."""
+"""Parsing `/metrics`: unescaped labels, and values without timestamps and exemplars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One place of the plan that is damaged, hangs or says nonsense takes nothing else with it."""
+"""A place of the plan that is damaged, hangs or returns invalid data does not affect others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def forgotten(folder: Path) -> Path:
-    """A batch of a sharded queue whose manifests are gone."""
+    """Create a batch of a sharded queue whose manifests are missing."""
     for manifest in folder.glob("**/manifest.shards/*"):
         if manifest.suffix != ".json":
             manifest.unlink()
@@ -57,7 +57,7 @@ def forgotten(folder: Path) -> Path:
 
 @asynccontextmanager
 async def silence() -> AsyncIterator[str]:
-    """A server that takes connections and never says a word."""
+    """Run a server that accepts connections and never responds."""
     held: list[asyncio.StreamWriter] = []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

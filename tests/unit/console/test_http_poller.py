@@ -1,4 +1,4 @@
-"""A question is answered over a connection that stays open, and nothing odd about that is passed on."""
+"""Requests share a connection that stays open, and the caller never sees its failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import LimitExceeded, Unavailable
 
 
 class Part:
-    """A server that says what a test wants, and remembers what it was asked."""
+    """A server that sends the responses of a test and records the requests."""
 
     def __init__(self) -> None:
         self.heads: list[bytes] = []
@@ -60,7 +60,7 @@ async def asking(
                 writer.close()
 
 
-async def test_questions_one_after_the_other_take_one_connection() -> None:
+async def test_sequential_requests_share_one_connection() -> None:
     part = Part()
     async with asking(part, path="/base/") as poller:
         assert await poller.ask("/metrics", accept="text/plain") == Answer(200, b"1")
@@ -74,7 +74,7 @@ async def test_questions_one_after_the_other_take_one_connection() -> None:
     assert second.endswith(b"\r\n\r\n{}")
 
 
-async def test_questions_at_the_same_time_do_not_share_a_connection() -> None:
+async def test_concurrent_requests_do_not_share_a_connection() -> None:
     part = Part()
     part.held.clear()
     async with asking(part) as poller:
@@ -138,7 +138,7 @@ async def test_what_comes_while_a_connection_is_idle_is_not_taken_for_an_answer(
         await poller.ask("/")
         part.writers[0].write(answer(b"unasked"))
         other = HttpPoller("the part", poller.url, None, timeout_s=5)
-        await other.ask("/")  # what was written before has come when this is answered
+        await other.ask("/")  # data written before has arrived when this response arrives
         other.close()
         assert await poller.ask("/") == Answer(200, b"3")
     assert part.connections == 3

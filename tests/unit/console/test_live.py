@@ -1,4 +1,4 @@
-"""What everybody who watches is told: a part when it changed, every line, and the state of now."""
+"""The events of all viewers: changed parts, every log line, and the current state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.testing import ManualClock
 from penstock.up import PartState
 
 MANY = 5000
-"""More than is kept."""
+"""More lines than are kept."""
 
 
 class Told:
-    """What one client was told."""
+    """The events that one client received."""
 
     def __init__(self, piece: bytes) -> None:
         frames = [dict(_fields(frame)) for frame in piece.decode().split("\n\n") if "data: " in frame]
@@ -46,7 +46,7 @@ async def hub(host: FixedFleet) -> AsyncIterator[tuple[LiveHub, ManualClock]]:
 
 
 async def first_of(live: LiveHub, after: int | None = None) -> Told:
-    """All that a client gets until it has the state of now."""
+    """Return the events that a client receives until it has the current state."""
     found = b""
     async with aclosing(live.stream(after)) as pieces:
         async for piece in pieces:
@@ -70,7 +70,7 @@ async def test_an_unchanged_part_is_not_sent_again() -> None:
         assert [one["state"] for one in told.data[:-1]] == ["ready", "ready", "failed", "ready"]
 
 
-async def test_parts_that_change_all_the_time_push_no_line_out() -> None:
+async def test_parts_that_change_often_do_not_evict_log_lines() -> None:
     host = FixedFleet()
     async with hub(host) as (live, _):
         host.say("seen")

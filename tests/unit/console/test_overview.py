@@ -1,4 +1,4 @@
-"""The figures of the flow, from real files and a real `/metrics`: what is known, and what is not."""
+"""The figures of the flow, known and unknown, from real files and a real `/metrics`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.up import DatabasePlace, FleetMap, PartKind, QueuePlace, QuiverPla
 
 
 class Machine:
-    """A collector's directory, its numbers and its queue; and a database that reads it."""
+    """A collector's directory, metrics and queue, and a database that reads the queue."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -74,7 +74,7 @@ class Machine:
             await producer.produce(list(records), b"")
 
     async def look(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The edges, after everybody was asked once more."""
+        """Return the edges after another poll of every source."""
         await self.clock.advance(5)
         self.sources.refresh()
         await asyncio.gather(*(poller.renew(10) for poller in self.sources.pollers()))
@@ -96,7 +96,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
         await made.close()
 
 
-async def test_rates_backlog_and_lag_come_from_two_looks(machine: Machine) -> None:
+async def test_rates_backlog_and_lag_are_computed_from_two_polls(machine: Machine) -> None:
     machine.taken.inc(100, receiver="otlp")
     machine.through.set(-1)
     await machine.look()
@@ -117,7 +117,7 @@ async def test_rates_backlog_and_lag_come_from_two_looks(machine: Machine) -> No
     assert caught_up["rate_records_s"] > 0
 
 
-async def test_without_its_numbers_a_part_is_not_known(machine: Machine) -> None:
+async def test_without_its_metrics_a_part_is_unknown(machine: Machine) -> None:
     await machine.look()
     await machine.admin.close()
     edges = await machine.look()
@@ -129,7 +129,7 @@ async def test_without_its_numbers_a_part_is_not_known(machine: Machine) -> None
     assert (states["queue:metrics"], states["quiver:keep"]) == ("ready", "ready")
 
 
-async def test_a_place_that_leaves_the_fleet_is_not_looked_at_any_more(machine: Machine) -> None:
+async def test_a_place_that_leaves_the_fleet_is_no_longer_polled(machine: Machine) -> None:
     await machine.look()
     machine.host.map, machine.host.running = nothing(), []
     assert await machine.look() == {}

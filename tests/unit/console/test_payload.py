@@ -1,4 +1,4 @@
-"""Bytes for people: text where it is text, cut with a mark, base64 for the rest."""
+"""The display of bytes: as text if possible, cut if long, and in base64."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_long_text_is_cut_with_a_mark_and_never_within_a_character() -> None:
     assert fields == {"text": "éé", "cut": True}
 
 
-def test_bytes_that_are_no_text_are_base64_alone() -> None:
+def test_bytes_that_are_not_text_are_only_base64() -> None:
     fields = payload_fields(b"\xff\x00")
     assert (fields["text"], fields["bytes_b64"], fields["size"]) == (None, "/wA=", 2)
 
 
 @given(st.binary(max_size=50), st.integers(0, 60))
-def test_what_is_shown_is_a_beginning_of_the_bytes(data: bytes, most: int) -> None:
+def test_only_the_first_bytes_are_shown(data: bytes, most: int) -> None:
     fields = payload_fields(data, most)
     assert data.startswith(base64.b64decode(str(fields["bytes_b64"])))
     assert fields["cut"] is (len(data) > most)
@@ -43,7 +43,7 @@ def test_metrics_are_read_from_their_text() -> None:
     assert (found.total("b"), found.total("c"), found.total("nothing")) == (1.5, None, None)
 
 
-def test_a_metric_is_not_taken_for_one_whose_name_it_begins() -> None:
+def test_a_metric_is_not_confused_with_one_of_a_longer_name() -> None:
     found = Exposition('a_total 7\n# a 9\nxa 5\na{of="a 4"} 1\r\na\t2')
     assert (found.total("a"), found.total("a_total")) == (3, 7)
     assert found.by("a", "of") == {"a 4": 1, "": 2}

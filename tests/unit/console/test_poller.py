@@ -1,4 +1,4 @@
-"""A source is looked at only while somebody watches, and one that hangs is unknown."""
+"""A source is polled only while there are viewers, and one that hangs is unknown."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_source_that_hangs_is_unknown_and_delays_no_other() -> None:
     await watching.close()
 
 
-async def test_an_old_reading_is_not_believed() -> None:
+async def test_an_old_reading_is_ignored() -> None:
     source, clock = Source(), ManualClock()
     watching = poller(source, clock)
     assert (await watching.fresh()).value == 1
@@ -87,7 +87,7 @@ async def test_an_old_reading_is_not_believed() -> None:
     assert watching.reading.error
 
 
-async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_a_poll_is_a_reading_without_a_value(caplog: pytest.LogCaptureFixture) -> None:
     source, clock = Source(), ManualClock()
     source.error = ZeroDivisionError("oops")
     reading = await poller(source, clock).fresh()
@@ -96,7 +96,7 @@ async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCa
     assert "oops" in caplog.text
 
 
-async def test_a_source_with_much_to_do_for_an_answer_is_asked_less_often() -> None:
+async def test_a_slow_source_is_polled_less_often() -> None:
     clock = ManualClock()
     began: list[float] = []
     takes_s = iter([0.02, *[0.4] * 4, *[0.02] * 50])
@@ -117,7 +117,7 @@ async def test_a_source_with_much_to_do_for_an_answer_is_asked_less_often() -> N
     assert set(gaps[6:]) == {4}
 
 
-async def test_no_source_is_asked_less_often_than_it_says() -> None:
+async def test_no_source_is_polled_less_often_than_its_longest_interval() -> None:
     clock = ManualClock()
     looks = 0
 

@@ -1,4 +1,4 @@
-"""Looking at a real queue in a folder: what it holds, what came, who brought it, and nothing changed."""
+"""Reading a real queue in a folder: its entries, its input and its producers, without a change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def produce(folder: Path, *batches: list[bytes]) -> None:
 
 
 async def relay(folder: Path, first: int, last: int, records: int, *, whole: bool = False) -> None:
-    """A batch as a relay appends it: the data of records, or the whole of them."""
+    """Append a batch like a relay: with the data of records, or with whole records."""
     store = open_store(str(folder))
     config = ProducerConfig(store=store)
     numbers = range(first, first + records)
@@ -73,7 +73,7 @@ async def relay(folder: Path, first: int, last: int, records: int, *, whole: boo
 
 
 class Counted:
-    """A store that writes down what it is asked for."""
+    """A store that records its requests."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class Counted:
         return ask
 
     def take(self) -> list[str]:
-        """What was asked for since this was last called."""
+        """Return the requests since the last call."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -103,7 +103,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return store
 
 
-async def test_a_look_at_a_queue_that_has_not_changed_is_one_conditional_request(
+async def test_a_poll_of_an_unchanged_queue_is_one_conditional_request(
     counted: Counted, tmp_path: Path
 ) -> None:
     source = QueueSource(place(tmp_path), ManualClock())
@@ -125,7 +125,7 @@ async def test_a_look_at_a_queue_that_has_not_changed_is_one_conditional_request
     await source.close()
 
 
-async def test_a_look_at_shards_is_one_conditional_request_each(counted: Counted, tmp_path: Path) -> None:
+async def test_a_poll_of_shards_is_one_conditional_request_each(counted: Counted, tmp_path: Path) -> None:
     source = QueueSource(place(tmp_path), ManualClock())
     source.apps = frozenset({"relay:t"})
     async with await ShardedProducer.open(ProducerConfig(store=str(tmp_path)), shards=2) as producer:
@@ -156,13 +156,13 @@ async def test_a_queue_that_becomes_sharded_is_noticed(was_plain: bool, tmp_path
     await source.close()
 
 
-async def test_a_queue_that_is_not_there_yet_is_empty(source: QueueSource, tmp_path: Path) -> None:
+async def test_a_queue_that_does_not_exist_yet_is_empty(source: QueueSource, tmp_path: Path) -> None:
     reading = await source.look()
     assert (reading.exists, reading.depth, reading.following) == (False, 0, 0)
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_comes_between_two_looks_is_counted(source: QueueSource, tmp_path: Path) -> None:
+async def test_input_between_two_polls_is_counted(source: QueueSource, tmp_path: Path) -> None:
     await produce(tmp_path, [b"before"])
     assert (await source.look()).seen_records == 0
     await produce(tmp_path, [b"a", b"b"], [b"c"])
@@ -172,7 +172,9 @@ async def test_what_comes_between_two_looks_is_counted(source: QueueSource, tmp_
     assert reading.seen_bytes > 3
 
 
-async def test_what_came_and_went_in_between_is_not_known(source: QueueSource, tmp_path: Path) -> None:
+async def test_input_that_was_dequeued_between_two_polls_is_unknown(
+    source: QueueSource, tmp_path: Path
+) -> None:
     await source.look()
     await produce(tmp_path, [b"a"])
     async with await Consumer.open(ConsumerConfig(store=str(tmp_path), prefetch=0), None) as consumer:
@@ -185,7 +187,7 @@ async def test_what_came_and_went_in_between_is_not_known(source: QueueSource, t
     assert (await source.look()).seen_records == 1
 
 
-async def test_a_relayed_record_is_found_also_after_its_batch_left_the_queue(
+async def test_a_relayed_record_is_found_even_after_its_batch_left_the_queue(
     source: QueueSource, tmp_path: Path
 ) -> None:
     source.apps = frozenset({"relay:t"})
@@ -211,7 +213,7 @@ async def test_a_relayed_record_is_found_also_after_its_batch_left_the_queue(
 async def test_a_record_that_carries_its_sequence_is_found_in_stored_batches(
     source: QueueSource, tmp_path: Path
 ) -> None:
-    """The console was not there when they were relayed and consumed."""
+    """The console did not run when they were relayed and consumed."""
     for number in range(9):
         await relay(tmp_path, 10 * number + 1, 10 * number + 10, records=9, whole=True)
     async with await Consumer.open(ConsumerConfig(store=str(tmp_path), prefetch=0), None) as consumer:
@@ -235,7 +237,9 @@ async def test_a_record_that_carries_its_sequence_is_found_in_stored_batches(
     await source.close()
 
 
-async def test_records_that_do_not_carry_it_are_not_guessed(source: QueueSource, tmp_path: Path) -> None:
+async def test_the_place_of_records_without_a_sequence_is_not_guessed(
+    source: QueueSource, tmp_path: Path
+) -> None:
     await relay(tmp_path, 1, 5, records=5)
     assert await source.search(3) is None
 

@@ -1,4 +1,4 @@
-"""Looking at a data directory of Quiver again and again, beside the process that writes it."""
+"""Repeated reads of a Quiver data directory, beside the process that writes it."""
 
 from __future__ import annotations
 

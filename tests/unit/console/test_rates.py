@@ -1,4 +1,4 @@
-"""Rates from readings: never from one, never over a restart, never over a failure."""
+"""Rates are computed from readings: never from one, over a restart, or over a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_counter_that_decreases_was_reset() -> None:
     assert meter.rate == pytest.approx(10)
 
 
-def test_after_a_failed_reading_nothing_is_known() -> None:
+def test_after_a_failed_reading_the_rate_is_unknown() -> None:
     meter = Meter()
     meter.read(1.0, 10)
     meter.read(2.0, 20)
@@ -37,7 +37,7 @@ def test_after_a_failed_reading_nothing_is_known() -> None:
     assert meter.rate is None
 
 
-def test_old_readings_fall_out() -> None:
+def test_old_readings_are_dropped() -> None:
     meter = Meter()
     meter.read(0.0, 0)
     for second in range(1, 40):
@@ -45,7 +45,7 @@ def test_old_readings_fall_out() -> None:
     assert meter.rate == 0
 
 
-def test_no_time_is_no_rate() -> None:
+def test_without_elapsed_time_there_is_no_rate() -> None:
     assert rate_between(0, 1.0, 10, 1.0) is None
 
 

@@ -1,4 +1,4 @@
-"""Events with rising ids: whoever comes back gets the rest, or is told that something is missing."""
+"""Events with rising ids: a client that reconnects gets the events that it missed, or a gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_client_gets_the_events_after_its_last_id() -> None:
     assert events.after(events.last).events == []
 
 
-def test_what_fell_out_is_a_gap_with_both_ends() -> None:
+def test_evicted_events_are_a_gap_with_both_ends() -> None:
     events = ring()
     first = events.push("a", b"")
     for _ in range(5):
@@ -33,7 +33,7 @@ def test_what_fell_out_is_a_gap_with_both_ends() -> None:
     assert [event.ident for event in missed.events] == [first.ident + 3, first.ident + 4, first.ident + 5]
 
 
-def test_large_events_push_out_others_but_the_last_stays() -> None:
+def test_large_events_evict_others_but_the_last_stays() -> None:
     events = ring(events_max=100, bytes_max=10)
     events.push("a", b"x" * 8)
     events.push("b", b"x" * 50)
@@ -49,7 +49,7 @@ def test_ids_rise_over_a_restart_and_the_time_between_is_a_gap() -> None:
     assert after.after(last).gap == (last + 1, fresh - 1)
 
 
-def test_an_id_of_the_future_gets_everything_after_a_gap() -> None:
+def test_an_unassigned_id_gets_all_events_after_a_gap() -> None:
     events = ring()
     event = events.push("a", b"")
     missed = events.after(event.ident + 1000)
@@ -57,7 +57,7 @@ def test_an_id_of_the_future_gets_everything_after_a_gap() -> None:
     assert missed.events == [event]
 
 
-def test_the_newest_of_a_name_come_oldest_first() -> None:
+def test_the_newest_events_of_a_name_are_returned_oldest_first() -> None:
     events = ring(events_max=10)
     for number in range(4):
         events.push("log", b"%d" % number)
@@ -66,7 +66,7 @@ def test_the_newest_of_a_name_come_oldest_first() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=60))
-def test_a_client_that_follows_sees_every_event_once_or_hears_of_a_gap(pushes: list[int]) -> None:
+def test_a_client_that_follows_gets_every_event_once_or_a_gap(pushes: list[int]) -> None:
     events = ring(events_max=5)
     at, seen, missing, pushed = events.last, 0, 0, 0
     for count in pushes:
@@ -81,7 +81,7 @@ def test_a_client_that_follows_sees_every_event_once_or_hears_of_a_gap(pushes: l
     assert seen + missing == pushed
 
 
-def test_names_that_are_set_apart_are_not_pushed_out_by_others() -> None:
+def test_names_with_their_own_lane_are_not_evicted_by_others() -> None:
     events = ring(apart=("log",))
     line = events.push("log", b"kept")
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The line of a topic: every number from the first to the newest is in one stretch."""
+"""The sequence line of a topic: every sequence from 1 to the head is in exactly one range."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_two_causes_are_a_tombstone() -> None:
     assert kinds(earliest=4, head=4, count=1, tombstone=gone(1, 3, 4, "mixed"))[0] == (1, 3, "tombstone")
 
 
-def test_holes_that_were_not_looked_at_are_counted() -> None:
+def test_gaps_that_were_not_scanned_are_counted() -> None:
     (stretch,) = sequence_line(earliest=1, head=100, count=90, tombstone=None)
     assert (stretch.kind, stretch.live) == ("live", 90)
     assert "10 of them" in stretch.reason

@@ -1,4 +1,4 @@
-"""Sessions of a console without keys: begun with a token, good for a day, also over a restart."""
+"""Sessions of a console without keys: started with a token, valid for a day, even over a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def access(path: Path, clock: ManualClock, keys: str = "") -> Access:
 
 
 def begun(door: Access) -> Request:
-    """A request with the cookie of a new session."""
+    """Return a request with the cookie of a new session."""
     token = door.new_token()
     _, cookie = door.begin_session(Request(b"POST", b"/console/api/session", {}), token)
     return Request(b"GET", b"/console/api/overview", {b"cookie": cookie.partition(b";")[0]})
@@ -41,7 +41,7 @@ def test_a_session_outlives_the_process_it_began_in(tmp_path: Path) -> None:
     assert request.headers[b"cookie"].partition(b"=")[2] not in path.read_bytes()
 
 
-async def test_a_session_of_yesterday_is_over(tmp_path: Path) -> None:
+async def test_a_session_of_yesterday_has_expired(tmp_path: Path) -> None:
     clock, path = ManualClock(), tmp_path / "sessions.json"
     request = begun(access(path, clock))
     await clock.advance(DAY_S)
@@ -63,12 +63,12 @@ def test_a_foreign_sessions_file_gives_no_access_and_is_reported(
     assert report.startswith(f"sessions in {path} cannot be read")
 
 
-def test_a_file_that_is_missing_needs_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     access(tmp_path / "sessions.json", ManualClock())
     assert not caplog.records
 
 
-def test_with_keys_an_old_session_is_worth_nothing(tmp_path: Path) -> None:
+def test_with_keys_an_old_session_is_not_accepted(tmp_path: Path) -> None:
     clock, path = ManualClock(), tmp_path / "sessions.json"
     request = begun(access(path, clock))
     with pytest.raises(Unauthorized):

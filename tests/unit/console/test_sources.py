@@ -1,4 +1,4 @@
-"""The sources of a fleet, with files that are wrong at first."""
+"""The sources of a fleet, with files that are invalid at first."""
 
 from __future__ import annotations
 

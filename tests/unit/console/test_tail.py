@@ -1,4 +1,4 @@
-"""The tail of a topic: the newest records are always shown, and a tail that has nothing to say is alive."""
+"""The tail of a topic: the newest records are always shown, and a silent tail sends heartbeats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_the_newest_of_a_burst_are_shown_after_the_omitted_ones() -> None:
     assert (gone, seqs(shown)) == ((1, 7), [8, 9, 10])
 
 
-async def test_what_comes_when_the_second_is_spent_is_shown_in_the_next() -> None:
+async def test_records_over_the_limit_of_a_second_are_shown_in_the_next() -> None:
     clock = ManualClock()
     pace = Pace(clock, 3)
     pace.take(records(1, 2))
@@ -79,14 +79,14 @@ def idents(piece: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"^id: (\d+)$", piece, re.MULTILINE)]
 
 
-async def test_a_tail_that_is_silent_gives_a_sign_of_life() -> None:
+async def test_a_silent_tail_sends_heartbeats() -> None:
     pace = Pace(SYSTEM_CLOCK, 500)
     async with aclosing(frames(watch(silent_s=60), None, pace, beat_s=0.01)) as pieces:
         assert await anext(pieces) == b": still here\n\n"
         assert await anext(pieces) == b": still here\n\n"
 
 
-async def test_so_does_one_whose_records_are_all_filtered() -> None:
+async def test_a_tail_whose_records_are_all_filtered_sends_heartbeats() -> None:
     async def endless() -> AsyncGenerator[WatchEvent, None]:
         while True:
             yield wrote(1, 1)
@@ -97,7 +97,7 @@ async def test_so_does_one_whose_records_are_all_filtered() -> None:
         assert await anext(pieces) == b": still here\n\n"
 
 
-async def test_ids_never_pass_by_records_that_wait() -> None:
+async def test_ids_never_overtake_waiting_records() -> None:
     caught_up = WatchEvent(kind="caught_up", topic="events", to_seq=9, head_seq=9)
     tombstone = Tombstone(
         gap_from=10, gap_to=12, reason="evicted", missed_estimate=3, earliest_seq=13, head_seq=13

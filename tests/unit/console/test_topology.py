@@ -1,4 +1,4 @@
-"""The picture: what is not known is null, never zero."""
+"""The graph of the flow: unknown figures are null, never zero."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_part_that_is_up_has_figures() -> None:
     assert (found.known, found.rate_records_s, found.backlog) == (True, 1.235, 7)
 
 
-def test_a_part_that_is_down_has_no_rates_and_says_why() -> None:
+def test_a_part_that_is_down_has_no_rates_and_a_reason() -> None:
     found = edge(picture(part("relay-a", PartState.FAILED, "exit 3")), "relay-a")
     assert (found.known, found.rate_records_s, found.lag_s) == (False, None, None)
     assert found.last_error == "exit 3"
     assert found.backlog == 7
 
 
-def test_what_could_not_be_read_is_unknown() -> None:
+def test_unread_figures_are_unknown() -> None:
     found = edge(picture(part("vector")), "vector")
     assert (found.known, found.backlog, found.rate_records_s) == (False, None, None)
 
@@ -85,7 +85,7 @@ def test_states_of_nodes_are_those_of_their_parts() -> None:
     assert states["database:d"] == "unknown"
 
 
-def test_every_edge_joins_two_nodes() -> None:
+def test_every_edge_connects_two_nodes() -> None:
     flow = picture()
     nodes = {node.id for node in flow.nodes}
     assert all({one.source, one.target} <= nodes for one in flow.edges)
@@ -97,7 +97,7 @@ def test_a_part_that_has_recovered_shows_no_earlier_error() -> None:
     assert (found.known, found.last_error) == (True, None)
 
 
-def test_a_collector_that_is_not_run_has_no_place() -> None:
+def test_a_collector_that_does_not_run_has_no_place() -> None:
     assert PLACES.collector([part("topics"), part("collector")]) == COLLECTOR
     assert PLACES.collector([part("collector", PartState.DISABLED)]) is None
 

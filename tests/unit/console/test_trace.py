@@ -1,4 +1,4 @@
-"""The journey in words: honest about what cannot be told."""
+"""The path of a record as text, which states what is unknown."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_only_records_that_all_carry_a_sequence_have_one() -> None:
         assert sequences_in([b'{"$seq":3}', other]) == []
 
 
-def test_a_micro_batch_that_is_not_there_is_unknown() -> None:
+def test_a_missing_micro_batch_is_unknown() -> None:
     assert micro_batch_step("p", None, {0: 4}).state == "unknown"
     assert micro_batch_step("p", LINE, None).at_ms == 9
 
 
-def test_a_table_has_it_or_not_or_cannot_tell() -> None:
+def test_a_table_has_the_record_or_not_or_it_is_unknown() -> None:
     assert table_step(commit(True), None).state == "here"
     assert table_step(commit(False), None).state == "unknown"
     assert table_step(commit(None, "the log was cleaned"), None).text == "the log was cleaned"
@@ -59,7 +59,7 @@ def test_a_dead_letter_is_where_the_record_is() -> None:
     assert "redrive" in step.text
 
 
-def test_a_database_that_does_not_answer_is_unknown() -> None:
+def test_a_database_that_does_not_respond_is_unknown() -> None:
     assert database_step("d", 3, 3, is_known=True, error=None).state == "here"
     assert database_step("d", 4, 3, is_known=True, error=None).state == "unknown"
     assert "away" in database_step("d", 1, None, is_known=False, error="away").text

@@ -1,4 +1,4 @@
-"""What a failed request means: definite, lost, or unknown."""
+"""The classification of failed requests: definite, lost, or unknown."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_only_definite_failures_are_classified_as_definite(
     ],
     ids=str,
 )
-def test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before(
+def test_a_conflict_is_definite_if_the_store_says_that_the_object_existed(
     fault: Fault, definite: bool
 ) -> None:
     call = FailedRequest(doing="create", url="az://kit", bucket="kit", key="k", conditional=True)
@@ -86,7 +86,7 @@ def test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before(
     assert error.definite is definite
 
 
-def test_a_reply_cannot_imitate_a_connection_that_was_never_made() -> None:
+def test_a_reply_cannot_imitate_a_failed_connection() -> None:
     body = "\n\nDebug source:\nHttpError {\n kind: Connect,\n"
     escaped = body.replace("\n", "\\n")
     text = (
@@ -98,6 +98,6 @@ def test_a_reply_cannot_imitate_a_connection_that_was_never_made() -> None:
     assert outcome(fault, conditional=True) is OutcomeUnknown
 
 
-def test_a_status_is_found_without_the_structure_too() -> None:
+def test_a_status_is_found_without_the_debug_structure() -> None:
     assert read_fault("GenericError", "Server returned non-2xx status code: 403 Forbidden: x").status == 403
     assert read_fault("GenericError", "anything").status is None

@@ -23,7 +23,7 @@ FORBIDDEN = '\\{^}%`]">[~<#|*?'
         ("ä/日本", "ä/日本"),
     ],
 )
-def test_a_key_is_brought_to_its_one_spelling(text: str, key: str) -> None:
+def test_a_key_is_normalised(text: str, key: str) -> None:
     assert normalise_key(text) == key
     assert normalise_key(key) == key
 
@@ -36,7 +36,7 @@ def test_a_character_that_other_clients_cannot_read_back_is_named(character: str
 
 
 @pytest.mark.parametrize("character", ["\0", "\n", "\t", "\x1f", "\x7f", "\x85", "\ud800"])
-def test_control_characters_and_halves_of_characters_are_rejected(character: str) -> None:
+def test_control_characters_and_surrogates_are_rejected(character: str) -> None:
     with pytest.raises(InvalidInput):
         normalise_key(f"a{character}b")
 

@@ -1,4 +1,4 @@
-"""What is special about the local store: plain files, a side directory, and the limits of a file system."""
+"""The properties of the local store: plain files, a side directory, and the limits of a file system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_every_object_is_a_plain_file_at_its_key(store: LocalStore, tmp_pa
     assert visible == {"a", "c", ".penstock"}
 
 
-async def test_files_made_by_other_tools_are_objects(store: LocalStore, tmp_path: Path) -> None:
+async def test_files_created_by_other_tools_are_objects(store: LocalStore, tmp_path: Path) -> None:
     (tmp_path / "root/x").mkdir(parents=True)
     (tmp_path / "root/x/y").write_bytes(b"foreign")
     (tmp_path / "root/x/not#a key").write_bytes(b"skipped")
@@ -46,9 +46,9 @@ async def test_the_same_bytes_have_the_same_version(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("key", [".penstock", ".penstock/locks/00", ".penstock-x"])
-async def test_the_side_directory_is_out_of_reach(store: LocalStore, key: str) -> None:
+async def test_the_side_directory_is_not_accessible(store: LocalStore, key: str) -> None:
     for call in (store.get(key), store.put(key, b""), store.put_if_absent(key, b""), store.head(key)):
-        with pytest.raises(InvalidInput, match="keeps for itself"):
+        with pytest.raises(InvalidInput, match="is reserved for the store"):
             await call
     assert list(await store.delete_many([key])) == [key]
     assert await store.list(".penstock") == []
@@ -73,14 +73,14 @@ async def test_an_object_is_not_a_folder(store: LocalStore) -> None:
     assert [info.key for info in await store.list("")] == ["a/b"]
 
 
-async def test_reading_makes_no_directory(store: LocalStore, tmp_path: Path) -> None:
+async def test_a_read_creates_no_directory(store: LocalStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         await store.get("a/b")
     assert await store.list("") == []
     assert not (tmp_path / "root").exists()
 
 
-async def test_a_folder_removed_under_a_running_store_is_made_again(
+async def test_a_folder_removed_under_a_running_store_is_created_again(
     store: LocalStore, tmp_path: Path
 ) -> None:
     await store.put("a/b", b"x")
@@ -111,7 +111,7 @@ async def test_a_swept_staging_file_fails_that_write_cleanly(
 
 @contextlib.contextmanager
 def without_privileges(root: Path) -> Iterator[None]:
-    """Nobody may write below `root`; a superuser becomes nobody for the while."""
+    """Make `root` unwritable. A superuser gives up its privileges inside the context."""
     root.chmod(0o555)
     superuser = os.geteuid() == 0
     if superuser:
@@ -124,7 +124,7 @@ def without_privileges(root: Path) -> Iterator[None]:
         root.chmod(0o755)
 
 
-async def test_a_directory_that_is_closed_to_us_is_permission_denied(tmp_path: Path) -> None:
+async def test_an_inaccessible_directory_is_permission_denied(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     version = await LocalStore(root).put("k", b"old")
@@ -136,7 +136,7 @@ async def test_a_directory_that_is_closed_to_us_is_permission_denied(tmp_path: P
     assert await store.put_if_match("k", b"new", version)
 
 
-async def test_a_closed_store_says_so(store: LocalStore) -> None:
+async def test_a_closed_store_raises_an_error(store: LocalStore) -> None:
     await store.put("k", b"x")
     await store.close()
     await store.close()

@@ -1,4 +1,4 @@
-"""What is special about the memory store: it is deterministic, shared by name, and has a clock."""
+"""The properties of the memory store: it is deterministic, shared by name, and has a clock."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ async def test_the_same_bytes_stored_again_are_a_new_version() -> None:
         await store.put_if_match("k", b"y", first)
 
 
-async def test_two_runs_give_the_same_versions() -> None:
+async def test_two_runs_create_the_same_versions() -> None:
     runs = [MemoryStore(), MemoryStore()]
     assert len({await store.put("k", b"x") for store in runs}) == 1
 
 
-def test_no_call_gives_up_the_event_loop() -> None:
+def test_no_call_yields_to_the_event_loop() -> None:
     store = MemoryStore()
     for call in (store.put("k", b"x"), store.get("k"), store.list(""), store.delete_many(["k"])):
         with pytest.raises(StopIteration):
             call.send(None)
 
 
-def test_a_name_means_one_store_in_every_thread() -> None:
+def test_a_name_refers_to_the_same_store_in_every_thread() -> None:
     found: list[MemoryStore] = []
     threads = [threading.Thread(target=lambda: found.append(named_memory_store("n"))) for _ in range(4)]
     for thread in threads:
@@ -49,6 +49,6 @@ def test_a_name_means_one_store_in_every_thread() -> None:
 
 
 @pytest.mark.parametrize("data", [7, [7], ["text"], None])
-async def test_data_that_is_no_buffer_is_rejected(data: object) -> None:
+async def test_data_that_is_not_a_buffer_is_rejected(data: object) -> None:
     with pytest.raises(InvalidInput, match="buffers"):
         await MemoryStore().put("k", data)

@@ -1,4 +1,4 @@
-"""From an address to a store."""
+"""Opening a store by its address and settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_azure_takes_its_account_from_the_options() -> None:
         open_store("az://box/x")
 
 
-def test_a_store_is_returned_as_it_is() -> None:
+def test_a_store_is_returned_unchanged() -> None:
     store = MemoryStore()
     assert open_store(store) is store
 
@@ -75,13 +75,13 @@ def test_a_store_is_returned_as_it_is() -> None:
         ("", "found nothing"),
     ],
 )
-def test_a_wrong_address_says_what_would_be_right(url: str, message: str) -> None:
+def test_an_invalid_address_is_reported_with_the_expected_form(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         open_store(url)
     assert "hidden" not in str(caught.value)
 
 
-def test_something_else_is_not_a_store() -> None:
+def test_other_values_are_not_a_store() -> None:
     with pytest.raises(ConfigError, match="int"):
         open_store(7)
 

@@ -1,4 +1,4 @@
-"""A small log format: length, kind, body, checksum."""
+"""A small log format for tests: length, kind, body, checksum."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MARK_BYTES = len(TINY.mark(0))
 
 
 def bodies(found: LogScan) -> list[bytes]:
-    """The bodies of every record, in order."""
+    """Return the body of every record, in order."""
     return [
         bytes(file.bytes_of(start + 5, end - 8))
         for file, start, end in found.frames()
@@ -58,7 +58,7 @@ def bodies(found: LogScan) -> list[bytes]:
 
 
 def append(log: AppendLog, body: bytes, *, sync: bool = True) -> bool:
-    """Whether the record was delivered."""
+    """Append a record, and return whether it was delivered."""
     data = frame(body)
     try:
         log.append([data], len(data), 1, sync=sync)

@@ -1,4 +1,4 @@
-"""The append log without faults: what is appended is found, in order, across files, and nothing else is."""
+"""The append log without faults: exactly the appended records are found, in order, across files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names(fs: FileSystem, directory: str) -> list[str]:
     return [name for name, _ in fs.list_files(directory)]
 
 
-def test_what_is_appended_is_found_in_order(fs: FileSystem, directory: str) -> None:
+def test_appended_records_are_found_in_order(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     for n in range(40):
         assert append(log, b"record %d" % n, sync=n % 3 == 0)
@@ -73,7 +73,7 @@ def test_a_log_continues_in_a_new_file_after_every_opening(fs: FileSystem, direc
     assert bodies(found) == [b"life %d" % n for n in range(4)]
     assert len(found.files) == 4
     assert [file.number for file in found.files] == log.files()
-    # What was not used of the earlier files is given back.
+    # The unused space of the earlier files is freed.
     assert [fs.stat(f"{directory}/{name}").size < 512 for name in names(fs, directory)[1:-1]] == [True] * 3
 
 
@@ -86,7 +86,7 @@ def test_a_large_entry_gets_a_file_of_its_size(fs: FileSystem, directory: str) -
     assert bodies(scan(fs, directory, TINY)) == [b"small", big, b"small again"]
 
 
-def test_the_next_file_is_made_ahead_and_used(fs: FileSystem, directory: str) -> None:
+def test_the_next_file_is_prepared_and_used(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     assert not log.wants_next
     assert append(log, b"x" * 250)
@@ -102,7 +102,7 @@ def test_the_next_file_is_made_ahead_and_used(fs: FileSystem, directory: str) ->
     assert bodies(scan(fs, directory, TINY)) == [b"x" * 250, b"y"]
 
 
-def test_files_made_ahead_are_removed_by_the_next_opening(fs: FileSystem, directory: str) -> None:
+def test_prepared_files_are_removed_by_the_next_opening(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     log.prepare_next()
     open_log(fs, directory)
@@ -163,7 +163,7 @@ def test_a_directory_without_a_log_is_empty(fs: FileSystem, directory: str) -> N
     repair_tail(fs, found)
 
 
-def test_a_mark_vouches_once_for_what_is_durable(fs: FileSystem, directory: str) -> None:
+def test_a_mark_confirms_durable_data_once(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     assert not log.wants_mark
     append(log, b"x", sync=False)
@@ -179,7 +179,7 @@ def test_a_mark_vouches_once_for_what_is_durable(fs: FileSystem, directory: str)
     assert bodies(scan(fs, directory, TINY)) == [b"x", b"y"]
 
 
-def test_counts_of_syncs(fs: FileSystem, directory: str) -> None:
+def test_syncs_are_counted(fs: FileSystem, directory: str) -> None:
     log = open_log(fs, directory)
     append(log, b"x", sync=False)
     append(log, b"y", sync=True)
@@ -196,7 +196,7 @@ def test_the_first_number_can_be_chosen() -> None:
     assert disk.read(f"{DIRECTORY}/CURRENT") == b"wal-0000000000000700.log\n"
 
 
-def test_a_log_that_cannot_be_opened_says_so() -> None:
+def test_a_log_that_cannot_be_opened_raises_an_error() -> None:
     disk = FakeDisk()
     disk.make_dirs("/data")
     file = disk.create(DIRECTORY)
@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_opened_says_so() -> None:
         open_log(disk)
 
 
-def test_a_rotation_waits_for_the_file_that_is_just_being_made(tmp_path: Path) -> None:
+def test_a_rotation_waits_for_the_file_that_is_being_prepared(tmp_path: Path) -> None:
     begun, go_on, made = threading.Event(), threading.Event(), []
 
     class SlowDisk(OsFileSystem):
@@ -230,7 +230,7 @@ def test_a_rotation_waits_for_the_file_that_is_just_being_made(tmp_path: Path) -
     log.close()
 
 
-def test_a_file_that_cannot_be_made_ahead_is_made_when_it_is_needed() -> None:
+def test_a_file_that_cannot_be_prepared_is_created_when_needed() -> None:
     disk = FakeDisk()
     log = open_log(disk)
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.NO_SPACE)
@@ -313,7 +313,7 @@ def test_a_log_opens_with_a_small_file_and_continues_in_full_ones() -> None:
 
 
 class _WatchedDisk(FakeDisk):
-    """Knows which files were only reserved."""
+    """Records which files were only reserved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,6 +335,6 @@ def test_after_large_appends_the_next_file_is_reserved_and_not_filled() -> None:
     assert append(log, b"z")
     log.prepare_next()
     log.rotate()
-    log.prepare_next()  # nothing is known of a file without an append
+    log.prepare_next()  # a file without an append gives no estimate
     assert disk.reserved == [False, True, False, False]
     assert bodies(scan(disk, DIRECTORY, TINY)) == [b"x" * 1024**2, b"x" * 1024**2, b"y", b"z"]

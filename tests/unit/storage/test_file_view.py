@@ -1,4 +1,4 @@
-"""Reading a file piece by piece, also where the device fails or the file was cut."""
+"""Reading a file in pieces, even where the device fails or the file was truncated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_only_the_pages_with_a_bad_sector_are_zeros(disk: FakeDisk) -> None:
         view.read_exactly(4096, 6000)
 
 
-def test_a_file_that_is_cut_while_it_is_read_gives_zeros(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_it_is_read_returns_zeros(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(DATA)
     view = OsFileSystem().open_view(str(path))
@@ -56,7 +56,7 @@ def test_a_file_that_is_cut_while_it_is_read_gives_zeros(tmp_path: Path) -> None
         view.read_exactly(900, 1100)
 
 
-def test_a_device_error_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_error_is_retried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_bytes(DATA)
     view, pread, failures = OsFileSystem().open_view(str(path)), os.pread, [1]
@@ -71,7 +71,7 @@ def test_a_device_error_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.M
     assert view.bad == []
 
 
-def test_a_device_that_fails_for_good_costs_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permanent_device_error_costs_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_bytes(DATA)
     view, pread = OsFileSystem().open_view(str(path)), os.pread
@@ -90,7 +90,7 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     disk = FakeDisk()
     log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1 << 16)
     for number in range(40):
-        # Nothing vouches for these, so only the device tells that they are damaged.
+        # No mark confirms these frames, so only the device error shows the damage.
         log.append([numbered(number)], len(numbered(number)), 1, sync=False)
     path, end = f"{DIRECTORY}/wal-{log.end.file:016d}.log", log.end.offset
     log.close()
@@ -108,7 +108,7 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     assert len(kept) >= 10
 
 
-def test_a_bad_sector_after_the_end_of_a_log_is_no_damage() -> None:
+def test_a_bad_sector_after_the_end_of_a_log_is_not_damage() -> None:
     disk = FakeDisk()
     log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1 << 16)
     log.append([numbered(1)], len(numbered(1)), 1, sync=True)
@@ -124,7 +124,7 @@ def numbered(number: int) -> bytes:
     return frame(b"%04d" % number + bytes([number]) * 500)
 
 
-def test_views_of_one_file_know_of_the_same_damage(disk: FakeDisk) -> None:
+def test_views_of_one_file_share_its_damage(disk: FakeDisk) -> None:
     disk.spoil("/d/f", 0, 1)
     view = disk.open_view("/d/f")
     part: FileView = view.until(100)

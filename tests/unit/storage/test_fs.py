@@ -1,4 +1,4 @@
-"""The machine's file system: errors that say what to do, and writes that are complete."""
+"""The local file system: errors that say what to do, and complete writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ from penstock.storage.fs import LogFile, OsFileSystem, explain, posix, publish, 
         (errno.EMFILE, Unavailable),
     ],
 )
-def test_a_failed_call_says_what_where_and_what_to_do(number: int, kind: type[PenstockError]) -> None:
+def test_a_failed_call_reports_the_operation_the_path_and_the_remedy(
+    number: int, kind: type[PenstockError]
+) -> None:
     error = explain(OSError(number, "x"), "/some/path", "read")
     assert type(error) is kind
     assert str(error).startswith(f"cannot read /some/path: {os.strerror(number)}; ")
@@ -119,7 +121,7 @@ def test_links_to_directories_are_not_followed(tmp_path: Path) -> None:
     assert [name for name, _ in OsFileSystem().list_files(str(tmp_path))] == ["real/f"]
 
 
-def test_the_read_of_a_replaced_file_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_of_a_replaced_file_returns_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"old" * 10)
     (tmp_path / "g").write_bytes(b"new" * 100)
@@ -176,7 +178,7 @@ def test_where_writes_cannot_sync_themselves_a_sync_follows(
     assert (tmp_path / "log").read_bytes()[:4] == b"abc\0"
 
 
-def test_a_failed_write_in_place_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_in_place_reports_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> int:
         raise OSError(errno.EIO, "x")
 
@@ -205,7 +207,7 @@ def test_a_file_that_cannot_be_allocated_is_removed(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_room_cannot_be_reserved_the_zeros_are_written(
+def test_where_space_cannot_be_reserved_zeros_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(*_: object) -> None:

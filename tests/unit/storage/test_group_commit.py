@@ -1,4 +1,4 @@
-"""The group committer: every entry is told once, in order, what became of it."""
+"""The group committer: every entry is delivered once, in order, with its outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 30
 
 
 class Gate:
-    """Keeps what was delivered, and can hold the committer back inside a delivery."""
+    """Records delivered entries, and can block the committer inside a delivery."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -95,13 +95,13 @@ def committer(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
 
 @pytest.fixture
 def quick(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
-    """One for which every disk is quick."""
+    """Return a committer that treats every disk as quick."""
     made = GroupCommitter(log, gate.deliver, sync_interval_s=0.001, mark_after_s=0.001, quick_sync_s=60.0)
     yield made
     made.close()
 
 
-def test_a_lone_entry_is_delivered_durable(
+def test_a_single_entry_is_delivered_durable(
     disk: FakeDisk, committer: GroupCommitter, gate: Gate, log: AppendLog
 ) -> None:
     committer.start()
@@ -116,8 +116,8 @@ def test_a_lone_entry_is_delivered_durable(
     assert bodies(scan(disk.crash(), DIRECTORY, TINY)) == [b"1"]
 
 
-def test_what_queues_up_during_a_commit_shares_the_next_one(log: AppendLog, gate: Gate) -> None:
-    # Without a mark while the figures are read: that is one more sync.
+def test_entries_queued_during_a_commit_share_the_next_one(log: AppendLog, gate: Gate) -> None:
+    # No mark during the check, because a mark is one more sync.
     committer = GroupCommitter(log, gate.deliver, queue_max=8, mark_after_s=60.0, quick_sync_s=0.0)
     committer.start()
     gate.open.clear()
@@ -129,7 +129,7 @@ def test_what_queues_up_during_a_commit_shares_the_next_one(log: AppendLog, gate
     gate.wait_for(7)
     assert numbers(gate.entries) == list(range(7))
     assert gate.batches == [1, 6]
-    until(lambda: committer.stats().batches == 2)  # counted when those who wait have heard
+    until(lambda: committer.stats().batches == 2)  # counted after the delivery
     stats = committer.stats()
     assert (stats.entries, stats.frames, stats.batches, stats.syncs) == (7, 7, 2, 2)
     assert stats.queue_peak == 6
@@ -137,7 +137,7 @@ def test_what_queues_up_during_a_commit_shares_the_next_one(log: AppendLog, gate
     committer.close()
 
 
-def test_a_full_queue_refuses_and_forgets(committer: GroupCommitter, gate: Gate) -> None:
+def test_a_full_queue_refuses_the_entry(committer: GroupCommitter, gate: Gate) -> None:
     committer.start()
     gate.open.clear()
     committer.submit(entry(0))
@@ -154,7 +154,7 @@ def test_a_full_queue_refuses_and_forgets(committer: GroupCommitter, gate: Gate)
     assert committer.stats().submit_full == 1
 
 
-def test_what_needs_no_sync_is_synced_in_the_background_and_vouched_for(
+def test_entries_without_sync_are_synced_and_marked_in_the_background(
     log: AppendLog, committer: GroupCommitter, gate: Gate
 ) -> None:
     committer.start()
@@ -164,7 +164,7 @@ def test_what_needs_no_sync_is_synced_in_the_background_and_vouched_for(
     until(lambda: log.is_durable and log.syncs >= 2 and not log.wants_mark)
 
 
-def test_after_a_failure_everything_fails_until_it_is_resumed(
+def test_after_a_failure_everything_fails_until_resume(
     disk: FakeDisk, log: AppendLog, committer: GroupCommitter, gate: Gate
 ) -> None:
     committer.start()
@@ -222,7 +222,7 @@ def test_a_failed_background_sync_is_repaired_and_nothing_is_lost(
     assert bodies(scan(disk.crash(), DIRECTORY, TINY)) == [b"1"]
 
 
-def test_closing_commits_what_was_submitted(disk: FakeDisk, committer: GroupCommitter, gate: Gate) -> None:
+def test_closing_commits_submitted_entries(disk: FakeDisk, committer: GroupCommitter, gate: Gate) -> None:
     committer.start()
     for n in range(6):
         committer.submit(entry(n, sync=False))
@@ -259,7 +259,7 @@ def test_a_delivery_that_raises_does_not_stop_the_others(
     assert "could not be delivered" in caplog.text
 
 
-def test_a_defect_in_a_commit_fails_its_entries_and_no_more(
+def test_a_defect_in_a_commit_fails_only_its_entries(
     log: AppendLog, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     committer = GroupCommitter(log, gate.deliver)
@@ -274,7 +274,7 @@ def test_a_defect_in_a_commit_fails_its_entries_and_no_more(
     assert [isinstance(done.error, Unavailable) for done in gate.entries] == [True, False]
 
 
-def test_slow_syncs_are_worth_a_wait(disk: FakeDisk, log: AppendLog, gate: Gate) -> None:
+def test_with_slow_syncs_a_commit_waits_for_more_entries(disk: FakeDisk, log: AppendLog, gate: Gate) -> None:
     committer = GroupCommitter(log, gate.deliver, window_max_s=0.002)
     committer._usual_sync_s = 1.0
     committer._last_size = 10
@@ -321,7 +321,7 @@ def test_a_commit_that_fails_half_way_keeps_the_files_before(disk: FakeDisk) -> 
     assert bodies(scan(disk, DIRECTORY, TINY))[-1] == b"100"
 
 
-def test_on_a_real_disk_the_next_file_is_made_ahead(tmp_path: Path, gate: Gate) -> None:
+def test_on_a_real_disk_the_next_file_is_prepared(tmp_path: Path, gate: Gate) -> None:
     log = AppendLog.open(OsFileSystem(), str(tmp_path), TINY, file_bytes=4096)
     committer = GroupCommitter(log, gate.deliver)
     committer.start()
@@ -334,7 +334,7 @@ def test_on_a_real_disk_the_next_file_is_made_ahead(tmp_path: Path, gate: Gate) 
     assert bodies(scan(OsFileSystem(), str(tmp_path), TINY)) == [b"%d" % n for n in range(300)]
 
 
-def test_what_is_held_is_committed_together_when_it_is_let_go(committer: GroupCommitter, gate: Gate) -> None:
+def test_held_entries_are_committed_together_on_flush(committer: GroupCommitter, gate: Gate) -> None:
     committer.start()
     for n in range(3):
         committer.submit(entry(n), hold=True)
@@ -346,7 +346,7 @@ def test_what_is_held_is_committed_together_when_it_is_let_go(committer: GroupCo
     assert gate.batches == [3]
 
 
-def test_held_entries_fail_with_those_they_were_built_on(
+def test_held_entries_fail_with_those_they_build_on(
     disk: FakeDisk, committer: GroupCommitter, gate: Gate
 ) -> None:
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ONCE)
@@ -367,17 +367,17 @@ def test_where_syncs_are_quick_a_single_entry_is_committed_by_its_submitter(
     quick: GroupCommitter, gate: Gate, log: AppendLog
 ) -> None:
     quick.start()
-    quick.submit(entry(0))  # from it the committer learns how long a sync takes
+    quick.submit(entry(0))  # the committer measures a sync with it
     gate.wait_for(1)
     until(lambda: quick.stats().entries == 1 and not log.wants_mark)
     quick.submit(entry(1))
     assert numbers(gate.entries) == [0, 1]
     assert quick.stats().entries == 2
-    until(lambda: not log.wants_mark)  # the thread vouches for it, though it was never handed the entry
+    until(lambda: not log.wants_mark)  # the thread marks it, although it never received the entry
 
 
 def stall(log: AppendLog, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every append takes at least so long from now on."""
+    """Make every later append take at least this long."""
     append = log.append
 
     def stalled(
@@ -400,7 +400,7 @@ def test_after_a_stall_only_the_thread_waits_for_the_disk(
     quick.submit(entry(1))
     monkeypatch.undo()
     gate.open.clear()
-    quick.submit(entry(2))  # would not come back if the delivery were made by this thread
+    quick.submit(entry(2))  # would not return if this thread made the delivery
     gate.open.set()
     gate.wait_for(3)
     assert numbers(gate.entries) == [0, 1, 2]
@@ -416,13 +416,13 @@ def test_a_disk_is_as_slow_as_its_first_sync(
     gate.wait_for(1)
     until(lambda: committer.stats().entries == 1 and not log.wants_mark)
     gate.open.clear()
-    committer.submit(entry(1))  # would not come back if the delivery were made by this thread
+    committer.submit(entry(1))  # would not return if this thread made the delivery
     gate.open.set()
     gate.wait_for(2)
     committer.close()
 
 
-def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, gate: Gate) -> None:
+def test_in_a_wider_window_a_commit_waits_while_more_entries_arrive(log: AppendLog, gate: Gate) -> None:
     coming = [1, 2, 3]
 
     def pause(seconds: float) -> None:
@@ -443,7 +443,7 @@ def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, 
     committer.close()
 
 
-def test_where_syncs_are_quick_no_commit_is_held_open(log: AppendLog, gate: Gate) -> None:
+def test_where_syncs_are_quick_no_commit_waits_for_more_entries(log: AppendLog, gate: Gate) -> None:
     pauses: list[float] = []
     committer = GroupCommitter(log, gate.deliver, quick_sync_s=60.0, pause=pauses.append)
     committer.widen(60.0)
@@ -484,7 +484,7 @@ def test_one_by_one_no_entry_shares_its_sync(log: AppendLog, gate: Gate) -> None
     committer.close()
 
 
-def test_a_rotation_comes_between_two_commits(log: AppendLog, gate: Gate) -> None:
+def test_a_rotation_happens_between_two_commits(log: AppendLog, gate: Gate) -> None:
     committer = GroupCommitter(log, gate.deliver)
     committer.start()
     committer.submit(entry(0))

@@ -1,4 +1,4 @@
-"""Reading a log back: torn writes are cut off, damage is told, and neither is taken for the other."""
+"""Scanning a log: torn writes are cut off, damage is reported, and neither is mistaken for the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flip(disk: FakeDisk, name: str, offset: int, bit: int = 0x10) -> None:
 
 
 def places(disk: FakeDisk) -> dict[bytes, tuple[int, int]]:
-    """File and offset of every record, by its body."""
+    """Return the file and offset of every record, by its body."""
     frames = scan(disk, DIRECTORY, TINY).frames()
     return {bytes(file.view[start + 5 : end - 8]): (file.number, start) for file, start, end in frames}
 
@@ -94,7 +94,7 @@ def test_a_torn_tail_is_cut_and_nothing_before_it_is_lost() -> None:
     assert bodies(scan(disk, DIRECTORY, TINY)) == RECORDS
 
 
-def test_bytes_after_a_torn_frame_do_not_count() -> None:
+def test_bytes_after_a_torn_frame_are_ignored() -> None:
     disk = FakeDisk()
     log = written(disk, RECORDS[:2])
     start = log.end.offset
@@ -107,7 +107,7 @@ def test_bytes_after_a_torn_frame_do_not_count() -> None:
     assert found.damage == []
 
 
-def test_a_later_sync_vouches_for_what_was_only_written() -> None:
+def test_a_later_sync_confirms_earlier_writes() -> None:
     disk = FakeDisk()
     log = written(disk, RECORDS[:2])
     append(log, b"one", sync=False)
@@ -121,7 +121,7 @@ def test_a_later_sync_vouches_for_what_was_only_written() -> None:
     assert bodies(found) == [*RECORDS[:2], b"one", b"four"]
 
 
-def test_bytes_of_a_record_that_look_like_marks_and_frames_are_not_taken_for_them() -> None:
+def test_bytes_of_a_record_that_look_like_marks_and_frames_are_ignored() -> None:
     disk = FakeDisk()
     forged = b"".join(TINY.mark(position) + frame(b"phantom") for position in range(0, 400, 7))
     log = AppendLog.open(disk, DIRECTORY, TINY)
@@ -182,7 +182,7 @@ def test_a_damaged_current_is_reported(text: bytes | None) -> None:
     assert bodies(found) == RECORDS
 
 
-def test_a_file_shorter_than_the_next_one_says_is_damage() -> None:
+def test_a_file_shorter_than_the_next_header_says_is_damage() -> None:
     disk = FakeDisk()
     log = written(disk)
     first = log.files()[0]
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_kept_as_evidence_when_it_is_dropped() -> None:
     assert scan(disk, DIRECTORY, TINY).damage == []
 
 
-def test_a_failed_record_does_not_come_back_even_if_nothing_follows() -> None:
+def test_a_failed_record_does_not_reappear_even_if_nothing_follows() -> None:
     disk = FakeDisk()
     log = written(disk)
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ONCE)
@@ -224,7 +224,7 @@ def test_after_a_failed_sync_the_bytes_are_read_from_memory() -> None:
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ONCE)
     with pytest.raises(PenstockError):
         log.sync()
-    # What a kernel may do that dropped the page: the old bytes are back.
+    # A kernel that dropped the page may return the old bytes again.
     disk.open_log(path(file)).write_durably_at(offset, [bytes(len(data))])
     assert bytes(log.view(file)[offset : offset + len(data)]) == data
     assert append(log, b"later")
@@ -232,7 +232,7 @@ def test_after_a_failed_sync_the_bytes_are_read_from_memory() -> None:
     assert bodies(scan(disk.crash(), DIRECTORY, TINY)) == [*RECORDS[:3], b"only written", b"later"]
 
 
-def test_scanning_twice_and_opening_twice_is_the_same() -> None:
+def test_a_second_scan_and_a_second_opening_change_nothing() -> None:
     disk = FakeDisk()
     written(disk)
     numbers = []

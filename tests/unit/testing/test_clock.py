@@ -14,7 +14,7 @@ async def _note_after(clock: Clock, seconds: float, log: list[tuple[str, float]]
     log.append((name, clock.monotonic()))
 
 
-async def test_time_stands_still_until_it_is_advanced() -> None:
+async def test_time_changes_only_when_it_is_advanced() -> None:
     clock = ManualClock(start_ms=5_000)
     await asyncio.sleep(0)
     assert (clock.now_ms(), clock.monotonic()) == (5_000, 0.0)
@@ -56,7 +56,7 @@ async def test_a_sleep_begun_by_a_woken_task_counts_from_its_waking() -> None:
     assert ticks == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-async def test_a_sleeper_past_the_target_stays_asleep() -> None:
+async def test_a_sleeper_after_the_target_time_does_not_wake() -> None:
     clock, log = ManualClock(), list[tuple[str, float]]()
     task = asyncio.create_task(_note_after(clock, 2, log, "late"))
     await clock.advance(1.999)
@@ -85,7 +85,7 @@ async def test_woken_tasks_run_until_they_are_idle() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_cancelled_sleeper_is_forgotten() -> None:
+async def test_a_cancelled_sleeper_is_removed() -> None:
     clock = ManualClock()
     task = asyncio.create_task(clock.sleep(1))
     await clock.advance(0.5)

@@ -1,4 +1,4 @@
-"""The disk that can lose power: what survives, what does not, and what a failed sync means."""
+"""The disk that can lose power: which data survives, and the effect of a failed sync."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_writes_in_place_are_durable_after_the_sync(disk: FakeDisk) -> None:
     assert after(disk)[:6] == b"one\0\0\0"
 
 
-def test_a_durable_write_covers_its_own_range_alone(disk: FakeDisk) -> None:
+def test_a_durable_write_covers_only_its_own_range(disk: FakeDisk) -> None:
     log = log_file(disk)
     log.write_at(0, [b"one"])
     log.write_durably_at(3, [b"two"])
@@ -89,7 +89,7 @@ def test_everything_survives_when_only_the_process_dies(disk: FakeDisk) -> None:
     assert after(disk, Survival.EVERYTHING)[100 : 100 + len(DATA)] == DATA
 
 
-def test_what_a_failed_sync_did_not_write_no_later_sync_does(disk: FakeDisk) -> None:
+def test_data_of_a_failed_sync_is_not_written_by_a_later_sync(disk: FakeDisk) -> None:
     log = log_file(disk)
     log.write_at(0, [b"lost"])
     fail_next(disk)
@@ -114,7 +114,7 @@ def test_a_durable_write_that_fails_may_have_reached_the_disk(disk: FakeDisk, ki
     assert after(disk)[:4] == bytes(4)
 
 
-def test_a_write_that_the_power_cuts_off_may_have_reached_the_disk(disk: FakeDisk) -> None:
+def test_a_write_interrupted_by_a_power_failure_may_have_reached_the_disk(disk: FakeDisk) -> None:
     log = log_file(disk)
     fail_next(disk, DiskFault.CRASH_BEFORE)
     with pytest.raises(PowerCut):
@@ -123,14 +123,14 @@ def test_a_write_that_the_power_cuts_off_may_have_reached_the_disk(disk: FakeDis
     assert after(disk)[:4] == bytes(4)
 
 
-def test_a_full_device_takes_no_new_file(disk: FakeDisk) -> None:
+def test_a_full_device_refuses_new_files(disk: FakeDisk) -> None:
     fail_next(disk, DiskFault.NO_SPACE)
     with pytest.raises(StorageFull):
         disk.allocate("/d/log", 10)
     assert disk.list_files("/d") == []
 
 
-def test_faults_strike_every_new_call(disk: FakeDisk) -> None:
+def test_faults_are_injected_into_every_new_call(disk: FakeDisk) -> None:
     log = log_file(disk)
     disk.make_dirs("/d/empty")
     for call in (
@@ -185,7 +185,7 @@ def test_a_removed_directory_is_gone_after_its_parent_is_synced(disk: FakeDisk) 
         disk.crash().stat("/d/empty")
 
 
-def test_room_is_what_the_test_says(disk: FakeDisk) -> None:
+def test_free_space_is_set_by_the_test(disk: FakeDisk) -> None:
     disk.free = 123
     assert disk.free_bytes("/d") == 123
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_renamed_is_found_under_one_name_at_least(disk: FakeDisk)
     assert seen == {("old",), ("new",), ("new", "old")}
 
 
-def test_a_directory_whose_name_could_not_be_synced_is_made_again() -> None:
+def test_a_directory_whose_name_could_not_be_synced_is_created_again() -> None:
     disk = FakeDisk(plan=PlannedFault(call=1, kind=DiskFault.FAIL_ONCE))
     with pytest.raises(PenstockError):
         disk.make_dirs("/data")

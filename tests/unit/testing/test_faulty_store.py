@@ -36,7 +36,7 @@ class Rig:
         return await self.inner.put("k", b"old")
 
     async def now(self) -> bytes | None:
-        """What the store holds, whatever the callers believe."""
+        """Return the stored bytes, regardless of the results that callers got."""
         try:
             return bytes((await self.inner.get("k")).data)
         except NotFound:
@@ -133,7 +133,7 @@ async def test_a_plain_put_is_unavailable_because_it_may_be_repeated(
 @pytest.mark.parametrize(
     ("kind", "applied"), [(FaultKind.FAILED_BEFORE, False), (FaultKind.APPLIED_THEN_LOST, True)]
 )
-async def test_a_delete_answers_key_by_key(kind: FaultKind, *, applied: bool) -> None:
+async def test_a_delete_reports_each_key(kind: FaultKind, *, applied: bool) -> None:
     rig = Rig(FaultPlan.at(0, kind))
     await rig.seeded()
     failed = await rig.store.delete_many(["k", "other"])
@@ -141,7 +141,7 @@ async def test_a_delete_answers_key_by_key(kind: FaultKind, *, applied: bool) ->
     assert (await rig.now() is None) is applied
 
 
-async def test_a_lost_answer_hides_a_conflict_too() -> None:
+async def test_a_lost_response_hides_a_conflict_too() -> None:
     rig = Rig(FaultPlan.at(0, FaultKind.APPLIED_THEN_LOST))
     await rig.seeded()
     with pytest.raises(OutcomeUnknown):
@@ -162,7 +162,7 @@ async def test_a_late_write_is_unknown_immediately_and_wins_without_a_competitor
 
 
 @CONDITIONAL
-async def test_a_late_write_loses_against_what_came_first(write: Write) -> None:
+async def test_a_late_write_loses_against_an_earlier_write(write: Write) -> None:
     rig = Rig(FaultPlan.at(0, FaultKind.LATE_LANDING))
     with pytest.raises(OutcomeUnknown):
         await write(rig)
@@ -184,7 +184,7 @@ async def test_a_late_write_carries_the_bytes_of_the_call() -> None:
     assert await rig.now() == b"new"
 
 
-async def test_closing_drops_writes_under_way() -> None:
+async def test_closing_cancels_late_writes() -> None:
     rig = Rig(FaultPlan.at(0, FaultKind.LATE_LANDING))
     with pytest.raises(Unavailable):
         await _put(rig)
@@ -216,7 +216,7 @@ async def test_a_failed_read_is_unavailable(kind: FaultKind) -> None:
     assert bytes((await rig.store.get("k")).data) == b"old"
 
 
-async def test_a_truncated_read_returns_only_the_beginning() -> None:
+async def test_a_truncated_read_returns_only_the_first_bytes() -> None:
     for call in ("get", "get_if_changed"):
         rig = Rig(FaultPlan.at(0, FaultKind.TRUNCATED))
         await rig.seeded()
@@ -297,7 +297,7 @@ def test_random_faults_follow_their_rates_and_apply_to_the_call(op: StoreOp) -> 
 
 
 @pytest.mark.parametrize("lands", [True, False])
-async def test_a_write_whose_caller_gave_up_may_land_later(*, lands: bool) -> None:
+async def test_a_write_of_a_cancelled_caller_may_land_later(*, lands: bool) -> None:
     rig = Rig(FaultPlan.random({}, latency_s=(10, 10), cancelled_lands=1.0 if lands else 0.0))
     write = asyncio.create_task(_put_if_absent(rig))
     await rig.clock.advance(0.001)
@@ -331,7 +331,7 @@ async def test_a_sweep_meets_a_fault_at_every_call() -> None:
 
 
 def _contended_counter(seed: int) -> tuple[str, int, int, int]:
-    """Ten tasks add to one object through a bad network; what they know must fit what is stored."""
+    """Let ten tasks add to one object over a bad network, and compare their results with the stored value."""
 
     async def main(sim: Simulation) -> tuple[str, int, int, int]:
         clock = sim.clock()

@@ -42,7 +42,7 @@ def accepted(*history: QueueOperation) -> bool:
 def recorded_run(
     rng: random.Random, length: int, *, concurrency: float = 10.0, unknown: float = 0.06
 ) -> list[QueueOperation]:
-    """A real sequential run, whose operations are then stretched so that they overlap."""
+    """Return a real sequential run, with operations stretched so that they overlap."""
     epoch, first, entries = 0, 0, list[str]()
     history: list[QueueOperation] = []
     for at in range(length):
@@ -240,7 +240,7 @@ def test_a_history_of_a_real_run_is_always_accepted(
 
 
 class PlainQueueModel:
-    """The same model without its knowledge of the whole history."""
+    """The same model without knowledge of the whole history."""
 
     def __init__(self) -> None:
         self._model = QueueModel()
@@ -263,7 +263,7 @@ def test_looking_ahead_in_the_history_never_changes_the_verdict(seed: int) -> No
 
 
 def _any_order_works(history: list[QueueOperation]) -> bool:
-    """The definition itself: try every order of every choice of unknown operations."""
+    """Try every order of every choice of unknown operations: the definition of linearizability."""
     known = [item for item in history if item.return_at is not None]
     unknown = [item for item in history if item.return_at is None]
     return any(

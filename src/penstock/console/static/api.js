@@ -1,10 +1,10 @@
-// Calls to the console's own API, and its streams. A key lives in this tab's session storage and in no address.
+// Calls to the console's API, and its streams. A key is stored only in this tab's session storage, never in a URL.
 
 const BASE = "/console/api/";
 const KEY = "penstock-console-key";
 
 export class Refused extends Error {
-  /** `asksKey`: whether a key would open what was refused. */
+  /** `asksKey` says whether a key would allow the request. */
   constructor(status, code, message, asksKey = false) {
     super(message);
     this.status = status;
@@ -25,13 +25,13 @@ function headers(extra) {
 
 async function refusal(answer) {
   let code = "unavailable";
-  let text = `the console answered ${answer.status}`;
+  let text = `the console responded with ${answer.status}`;
   try {
     const body = await answer.json();
     const error = body.error;
     code = error?.code ?? body.errorType ?? code;
     text = error?.message ?? body.message ?? (typeof error === "string" ? error : text);
-  } catch { /* not JSON: the status has to do */ }
+  } catch { /* not JSON: only the status is known */ }
   return new Refused(answer.status, code, text, answer.headers.has("www-authenticate"));
 }
 
@@ -54,7 +54,7 @@ export function post(path, body, signal) {
 /** One path segment. */
 export const part = encodeURIComponent;
 
-/** A query of what is set. */
+/** Return a query string of the fields that have a value. */
 export function query(fields) {
   const found = new URLSearchParams();
   for (const [name, value] of Object.entries(fields)) {
@@ -64,28 +64,28 @@ export function query(fields) {
   return text ? `?${text}` : "";
 }
 
-/** A read that fails when nothing comes for so long; 0 waits for ever. */
-function heard(reader, silentMs) {
+/** Read a chunk. Fail after `silentMs` without data; 0 means no limit. */
+function readChunk(reader, silentMs) {
   if (!silentMs) return reader.read();
   let timer = null;
-  const silence = new Promise((_, failed) => { timer = setTimeout(() => failed(new Error("nothing was heard for long")), silentMs); });
+  const silence = new Promise((_, failed) => { timer = setTimeout(() => failed(new Error("no data was received for too long")), silentMs); });
   return Promise.race([reader.read(), silence]).finally(() => clearTimeout(timer));
 }
 
-/** The events of one answer, as {id, event, data}. Ends with the answer. */
+/** Yield the events of one response as {id, event, data}, until the response ends. */
 async function* events(answer, silentMs) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await heard(reader, silentMs);
+      const { value, done } = await readChunk(reader, silentMs);
       if (done) return;
       const frames = (rest + value).split("\n\n");
       rest = frames.pop();
       yield* frames.map(parsed);
     }
   } finally {
-    reader.cancel().catch(() => { /* it is over already */ });
+    reader.cancel().catch(() => { /* it has already ended */ });
   }
 }
 
@@ -102,8 +102,8 @@ function parsed(frame) {
   return { ...one, data: one.data.join("\n") };
 }
 
-/** Wait so long, or until `signal` ends it. */
-function rest(ms, signal) {
+/** Wait for `ms`, or until `signal` aborts. */
+function pause(ms, signal) {
   return new Promise((done) => {
     const over = () => { clearTimeout(timer); signal.removeEventListener("abort", over); done(); };
     const timer = setTimeout(over, ms);
@@ -111,7 +111,7 @@ function rest(ms, signal) {
   });
 }
 
-/** Wait until somebody sees the page, or `signal` ends it. */
+/** Wait until the page is visible, or `signal` aborts. */
 function shown(signal) {
   return new Promise((done) => {
     const look = () => {
@@ -126,7 +126,7 @@ function shown(signal) {
   });
 }
 
-/** What ends one connection: `signal`, or that nobody sees the page any more. */
+/** Return a signal that aborts with `signal`, or when the page is hidden. */
 function attended(signal) {
   const ended = new AbortController();
   const look = () => { if (document.hidden || signal.aborted) ended.abort(); };
@@ -143,11 +143,11 @@ const WAIT_MS = 500;
 const WAIT_MAX_MS = 8000;
 
 /**
- * Follow a stream until `signal` ends it, over lost connections: it goes on behind the last id it has seen.
- * While nobody sees the page there is no connection. `address(after)` is the path to read on from.
- * `tell(event, data, id)` gets each event, `state(word, text)` gets `live`, `waiting` or `refused`.
- * A stream that says something now and then is taken for lost after `silentMs`. The wait between two tries
- * is doubled until a connection stands for longer than the longest wait.
+ * Follow a stream until `signal` aborts. After a lost connection it continues after the last received id.
+ * There is no connection while the page is hidden. `address(after)` returns the path to continue from.
+ * `tell(event, data, id)` receives each event, and `state(word, text)` receives `live`, `waiting` or `refused`.
+ * A connection is considered lost after `silentMs` without data. The wait between two attempts doubles, until
+ * a connection lasts longer than the longest wait.
  */
 export async function follow(address, { signal, tell, state, after = null, silentMs = 0 }) {
   let last = after;
@@ -163,10 +163,10 @@ export async function follow(address, { signal, tell, state, after = null, silen
       });
       if (!answer.ok) throw await refusal(answer);
       state?.("live", "");
-      for await (const heard of events(answer, silentMs)) {
+      for await (const found of events(answer, silentMs)) {
         if (one.signal.aborted) break;
-        if (heard.id !== null) last = heard.id;
-        if (heard.data !== "") tell(heard.event, JSON.parse(heard.data), heard.id);
+        if (found.id !== null) last = found.id;
+        if (found.data !== "") tell(found.event, JSON.parse(found.data), found.id);
       }
       if (!one.signal.aborted) state?.("waiting", "the connection ended");
     } catch (error) {
@@ -179,7 +179,7 @@ export async function follow(address, { signal, tell, state, after = null, silen
     } finally { one.done(); }
     if (one.signal.aborted) continue;
     if (performance.now() - began > WAIT_MAX_MS) wait = WAIT_MS;
-    await rest(wait * (0.5 + Math.random() / 2), signal);
+    await pause(wait * (0.5 + Math.random() / 2), signal);
     wait = Math.min(wait * 2, WAIT_MAX_MS);
   }
 }

@@ -1,4 +1,4 @@
-// The frame of the page: session, navigation, keys, and whether the connection stands.
+// The frame of the page: session, navigation, keys, and the state of the connection.
 
 import { get, keep, post, Refused } from "./api.js";
 import { h, speak } from "./dom.js";
@@ -16,7 +16,7 @@ let leaving = null;
 
 // --- pages
 
-/** A segment of the address; as it stands, if it is not what an address should have. */
+/** Decode a segment of the address. Return it unchanged if it is not valid. */
 function segment(text) {
   try { return decodeURIComponent(text); } catch { return text; }
 }
@@ -67,7 +67,7 @@ async function begin() {
   let spent = null;
   try {
     if (token) await post("session", { token }).catch((error) => { if (!refused(error)) throw error; spent = error; });
-    live.overview = await get("overview"); // whoever opens the address a second time has a session
+    live.overview = await get("overview"); // a browser that opens the address again already has a session
   } catch (error) {
     if (refused(error)) { ask((spent ?? error).message); return; }
   }
@@ -82,7 +82,7 @@ function enterPages() {
 
 const refused = (error) => error instanceof Refused && (error.status === 401 || error.status === 403);
 
-/** What was typed may be a key, a token, or the whole printed address with its token. Throws if it opens nothing. */
+/** Sign in with a key, a token, or the whole printed address with its token. Throw if it is not accepted. */
 async function enter(text) {
   const token = /(?:^|#token=)([\w-]{20,})$/.exec(text)?.[1];
   if (!text.includes("#token=")) {
@@ -109,7 +109,7 @@ function ask(why) {
     enterPages();
   } }, h("h1", null, "Sign in"), h("p", null, why),
   h("label", { for: "key" }, "Key, or the printed address"), input, problem,
-  h("p", { class: "quiet" }, "A key is kept in this tab until the tab is closed, and never in an address."),
+  h("p", { class: "quiet" }, "A key is kept in this tab until the tab is closed, and is never part of an address."),
   h("button", { type: "submit", class: "primary" }, "Enter"));
   dialog.replaceChildren(form);
   if (!dialog.open) dialog.showModal();
@@ -131,7 +131,7 @@ function linked({ word, text, error }) {
   const link = document.getElementById("link");
   link.textContent = LINKS[word];
   link.className = word;
-  if (word !== "live") tell(`What you see may be old: ${text}. Retrying automatically.`);
+  if (word !== "live") tell(`This page may be out of date: ${text}. Retrying automatically.`);
   else if (Date.now() >= gapUntil) tell("");
   if (word === "refused" && error) { tell(""); ask(error.message); }
 }
@@ -145,7 +145,7 @@ on(["gap"], () => {
 
 const states = new Map();
 
-/** Say which parts have changed since the last time. */
+/** Announce the parts whose state has changed. */
 function compare() {
   for (const one of live.overview?.parts ?? []) {
     const before = states.get(one.name);
@@ -174,8 +174,8 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 
 function help() {
-  const keys = [["1 … 8", "the pages, in order"], ["/", "search or filter on this page"], ["r", "read this page again"],
-    ["t", "light, dark, as the system says"], ["?", "this list"], ["Esc", "close"]];
+  const keys = [["1 … 8", "the pages, in order"], ["/", "search or filter on this page"], ["r", "reload the data of this page"],
+    ["t", "light, dark, or system theme"], ["?", "this list"], ["Esc", "close"]];
   dialog.replaceChildren(h("h1", null, "Keys"),
     h("dl", { class: "facts" }, keys.map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)])),
     h("form", { method: "dialog" }, h("button", null, "Close")));

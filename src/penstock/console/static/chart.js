@@ -1,4 +1,4 @@
-// Line charts over time: uPlot, fetched when the first chart is drawn, in the colours of the page.
+// Line charts over time, drawn by uPlot, which is loaded with the first chart, in the colours of the page.
 
 import { h } from "./dom.js";
 import { mark, when } from "./format.js";
@@ -18,18 +18,18 @@ function load() {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** From zero, unless something lies below; a flat line gets room above it. */
+/** Return a range from zero, or from the lowest value below it. A flat line gets space above it. */
 function height(_, low, high) {
   const least = Math.min(0, low ?? 0);
   return [least, high > least ? high + (high - least) * 0.1 : least + 1];
 }
 
-/** The span of the times; one moment alone gets a minute around it. */
+/** Return the range of the times. A single moment gets a minute around it. */
 function span(_, low, high) {
   return high > low ? [low, high] : [low - 30, high + 30];
 }
 
-/** Without a pointer over the chart its legend tells the newest values. */
+/** Show the newest values in the legend while no pointer is over the chart. */
 function newest(plot) {
   if (!(plot.cursor.left >= 0)) plot.setLegend({ idx: plot.data[0].length - 1 });
 }
@@ -57,8 +57,8 @@ function options(found, holder, high) {
 }
 
 /**
- * A chart of series over time. `read()` gives `{times: [ms], series: [{label, values, format?}]}`; null is a hole.
- * Returns the element; `element.draw()` reads again. It ends with `signal`.
+ * Return a chart of series over time. `read()` returns `{times: [ms], series: [{label, values, format?}]}`; null is a
+ * gap. `element.draw()` reads again. The chart ends with `signal`.
  */
 export function chart(title, read, signal, { height: high = 180, kind = "card", none = "No data yet: it is collected while the console is open." } = {}) {
   const holder = h("div", { class: "chart" });
@@ -86,7 +86,7 @@ export function chart(title, read, signal, { height: high = 180, kind = "card", 
     newest(plot);
     spoken.textContent = found.series.map((one) => {
       const last = one.values.findLast((value) => value !== null && value !== undefined);
-      return `${one.label}: ${last === undefined ? "not known" : (one.format ?? String)(last)}`;
+      return `${one.label}: ${last === undefined ? "unknown" : (one.format ?? String)(last)}`;
     }).join(", ");
   };
 

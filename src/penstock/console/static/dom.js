@@ -1,10 +1,10 @@
-// Elements from plain calls. Text becomes text nodes and nothing else: no markup is ever parsed here.
+// Functions that create elements. Text becomes text nodes only: no markup is ever parsed here.
 
 const SVG = "http://www.w3.org/2000/svg";
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const EXACT = new Set(["href", "value"]);
 
-/** The text with its codes in place of characters that nobody sees, or that turn others around. */
+/** Return the text with codes in place of characters that are invisible or change the text direction. */
 export function visible(text) {
   return text.replace(HIDDEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
@@ -23,19 +23,19 @@ function fill(node, props, children) {
   return node;
 }
 
-/** An HTML element. Properties that begin with `on` are listeners, all others attributes. */
+/** Create an HTML element. Properties that begin with `on` are listeners, all others are attributes. */
 export function h(tag, props, ...children) {
   return fill(document.createElement(tag), props, children);
 }
 
-/** The same for SVG. */
+/** Create an SVG element in the same way. */
 export function svg(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
 
 /**
- * Make an element's content this. Only what differs is touched, so that focus, selection and scrolling survive.
- * Content with listeners is put in with `replaceChildren` instead: listeners of what stays are not changed.
+ * Set an element's content. Only the differences are changed, so that focus, selection and scroll position remain.
+ * Use `replaceChildren` for content with listeners: listeners of unchanged elements are not replaced here.
  */
 export function show(node, ...children) {
   align(node, fill(document.createElement("div"), null, children));
@@ -58,7 +58,7 @@ function settle(node, draft) {
   align(node, draft);
 }
 
-/** A table with a caption for readers that do not see it. Cells are nodes, text, or null for unknown. */
+/** Create a table with a caption for screen readers. A cell is a node, text, or null for unknown. */
 export function table(caption, heads, rows, props) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", props,
@@ -67,38 +67,38 @@ export function table(caption, heads, rows, props) {
       h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell) => h("td", null, cell ?? "–")))))));
 }
 
-/** A list of names and values; `kind` "wide" puts them beside each other. */
+/** Create a list of names and values. `kind` "wide" puts them side by side. */
 export function facts(pairs, kind = "") {
   return h("dl", { class: `facts ${kind}`.trim() },
     pairs.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value ?? "–"))));
 }
 
-/** One number with its name and a remark. */
+/** Create a card with a number, its name and a remark. */
 export function figure(title, value, remark) {
   return h("div", { class: "card" }, h("h3", null, title), h("p", { class: "figure" }, value), remark ? h("p", { class: "quiet" }, remark) : null);
 }
 
-/** What the colours of a picture mean, from [class, text]. */
+/** Create a legend of the colours of a picture, from [class, text]. */
 export function legend(pairs) {
   return h("ul", { class: "legend" }, pairs.map(([kind, text]) => h("li", null, h("span", { class: `chip ${kind}` }), text)));
 }
 
-/** A state as a word with a colour; the word is what counts. */
+/** Create a badge: a state as a word with a colour. */
 export function badge(state, text) {
   return h("span", { class: `badge ${state}` }, text ?? String(state).replaceAll("_", " "));
 }
 
-/** What to say where there is nothing to show, and what would change that. */
+/** Create the text for an empty list, which says how to fill it. */
 export function empty(...children) {
   return h("p", { class: "empty" }, children);
 }
 
-/** The way back to a list: `#/page`, its title, and the name of what is shown. */
+/** Create the path back to a list: `#/page`, its title, and the name of the current item. */
 export function crumbs(page, title, name) {
   return h("p", { class: "crumbs" }, h("a", { href: `#/${page}` }, title), ` / ${name}`);
 }
 
-/** `draw` as a function that may be called often: it draws once before the page is next shown, if `signal` has not ended. */
+/** Return a function that calls `draw` at most once per frame, until `signal` aborts. */
 export function perFrame(draw, signal) {
   let isDue = false;
   return () => {
@@ -108,7 +108,7 @@ export function perFrame(draw, signal) {
   };
 }
 
-/** Say something to those who listen instead of looking. */
+/** Announce a text to screen readers. */
 export function speak(text) {
   document.getElementById("spoken").textContent = text;
 }

@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash, never a zero. A number and its unit stay on one line.
+// Numbers for display. An unknown number is a dash, never zero. A number and its unit stay on one line.
 
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -17,7 +17,7 @@ export function brief(value) {
   return missing(value) ? UNKNOWN : SHORT.format(value);
 }
 
-/** A count with its noun, in the singular for one. */
+/** Return a count with its noun, which is singular for one. */
 export function several(value, one, many = `${one}s`) {
   return missing(value) ? UNKNOWN : `${count(value)}${JOIN}${value === 1 ? one : many}`;
 }
@@ -51,7 +51,7 @@ export function when(ms) {
   return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
 }
 
-/** Day and time; only the time if it was today. */
+/** Return day and time, or only the time if it is today. */
 export function day(ms, now = Date.now()) {
   if (missing(ms)) return UNKNOWN;
   const at = new Date(ms);
@@ -64,7 +64,7 @@ export function ago(ms, now = Date.now()) {
   return missing(ms) ? UNKNOWN : past < 1 ? "now" : `${seconds(past)}${JOIN}ago`;
 }
 
-/** A moment on an axis whose marks are `step` seconds apart. */
+/** Return the label of a moment on an axis with a mark every `step` seconds. */
 export function mark(at, step) {
   const text = when(at * 1000);
   if (step >= 86400) return day(at * 1000, 0).slice(5, 10);

@@ -7,9 +7,9 @@ const ASIDE = 44;
 const BELOW = 40;
 
 /**
- * A drawing of `nodes` ({id}) and `edges` ({from, to}), with `columnOf(node)` and sizes
- * `{wide, high, gapX, gapY}`. `box(node, spot)` and `text(edge)` give what stands in and on them:
- * `text` is `{kind, lines, title}`. Edges that lead back run below all boxes; several between the same two bend apart.
+ * Draw `nodes` ({id}) and `edges` ({from, to}), with `columnOf(node)` and sizes `{wide, high, gapX, gapY}`.
+ * `box(node, spot)` returns the drawing of a node, and `text(edge)` the label of an edge as `{kind, lines, title}`.
+ * Backward edges run below all boxes. Several edges between the same two nodes are bent apart.
  */
 export function graph(nodes, edges, columnOf, sizes, { box, text, label }) {
   const { wide, high, gapX, gapY } = sizes;
@@ -33,7 +33,7 @@ export function graph(nodes, edges, columnOf, sizes, { box, text, label }) {
     head(), svg("g", null, lines.map((one) => one.line)), svg("g", null, nodes.map((node) => box(node, spots.get(node.id)))), svg("g", null, lines.map((one) => one.words)));
 }
 
-/** How far each edge bends aside: Map(edge → distance); one alone between its two nodes does not. */
+/** Return how far each edge is bent: Map(edge → distance). A single edge between two nodes is not bent. */
 function aside(edges) {
   const groups = Map.groupBy(edges, (edge) => JSON.stringify([edge.from, edge.to]));
   return new Map([...groups.values()].flatMap((group) => group.map((edge, place) => [edge, (place - (group.length - 1) / 2) * ASIDE])));
@@ -52,8 +52,8 @@ function points(spots, wide, high) {
   });
 }
 
-/** An edge to the right, with its words in the middle of its last stretch. */
-function onward(spots, { wide, high }, bend, said) {
+/** Draw an edge to the right, with its label in the middle of its last section. */
+function onward(spots, { wide, high }, bend, label) {
   const all = points(spots, wide, high);
   const curves = all.slice(1).map(([x, y], place) => {
     const [x0, y0] = all[place];
@@ -61,16 +61,16 @@ function onward(spots, { wide, high }, bend, said) {
     return y === y0 && !bend ? `L${x},${y}` : `C${middle},${y0 + bend} ${middle},${y + bend} ${x},${y}`;
   });
   const [[x0, y0], [x, y]] = all.slice(-2);
-  return { line: line(`M${all[0].join(",")} ${curves.join(" ")}`, "", said), words: words((x0 + x) / 2, (y0 + y) / 2 + bend * 0.75, said) };
+  return { line: line(`M${all[0].join(",")} ${curves.join(" ")}`, "", label), words: words((x0 + x) / 2, (y0 + y) / 2 + bend * 0.75, label) };
 }
 
-/** An edge that leads back: out of the bottom of one box, as deep as `deep`, into the bottom of the other. */
-function backward(from, to, { wide, high }, deep, said) {
+/** Draw a backward edge from the bottom of one box, down to `deep`, to the bottom of the other. */
+function backward(from, to, { wide, high }, deep, label) {
   const [x0, y0] = [from.x + wide * 0.7, from.y + high];
   const [x, y] = [to.x + wide * 0.3, to.y + high];
   const middle = (x0 + x) / 2;
   const d = `M${x0},${y0} C${x0},${deep} ${x0},${deep} ${middle},${deep} S${x},${deep} ${x},${y}`;
-  return { line: line(d, "back", said), words: words(middle, deep, said) };
+  return { line: line(d, "back", label), words: words(middle, deep, label) };
 }
 
 function line(d, way, { kind, title }) {
@@ -81,7 +81,7 @@ function words(x, y, { kind, lines }) {
   return lines.filter(Boolean).map((one, place) => svg("text", { class: `small ${kind}`.trim(), x, y: place ? y + 2 + place * 12 : y - 6, "text-anchor": "middle" }, one));
 }
 
-/** At most so many characters of a name. */
+/** Return at most `most` characters of a name. */
 export function cut(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }

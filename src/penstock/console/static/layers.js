@@ -1,10 +1,10 @@
-// Places for boxes in columns, so that ways cross each other and other boxes as little as possible. Pure.
+// Arranges boxes in columns, with as few crossings of edges as possible. Pure.
 
 const PASSES = 6;
 
 /**
- * How many edges lie before each node, on the longest way to it, up to `most`: Map(id → rank). An edge that closes a
- * ring does not count, so that every other one leads to the right.
+ * Return the length of the longest path to each node, up to `most`: Map(id → rank). An edge that closes a cycle does
+ * not count, so that every other edge leads to the right.
  */
 export function ranks(nodes, edges, most) {
   const out = new Map(nodes.map((node) => [node.id, []]));
@@ -17,7 +17,7 @@ export function ranks(nodes, edges, most) {
   return rank;
 }
 
-/** The ids so that edges lead onwards, and of each id where the edges lead that close a ring. */
+/** Return the ids in topological order, and for each id the targets of its edges that close a cycle. */
 function walked(out) {
   const done = [];
   const closing = new Map([...out.keys()].map((id) => [id, new Set()]));
@@ -39,9 +39,9 @@ function walked(out) {
 }
 
 /**
- * Columns of places for `nodes` ({id}) with `columnOf(node)`, joined by `edges` ({from, to}).
- * A way over several columns gets a free place in each of them. Gives `{columns: [[id]], ways: Map(edge → [id])}`,
- * where ids that are not nodes are such free places, and `back`, the edges that do not lead to the right.
+ * Arrange `nodes` ({id}) with `columnOf(node)` in columns, connected by `edges` ({from, to}).
+ * An edge over several columns gets an empty place in each of them. Return `{columns: [[id]], ways: Map(edge → [id]),
+ * back}`. Ids that are not nodes are such empty places. `back` are the edges that do not lead to the right.
  */
 export function layered(nodes, edges, columnOf) {
   const used = [...new Set(nodes.map(columnOf))].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-// What the whole page knows: the last overview, the log, and whether the connection stands.
+// The state of the whole page: the last overview, the log, and the connection.
 
 import { follow } from "./api.js";
 
@@ -20,7 +20,7 @@ class Live extends EventTarget {
     return follow((after) => (after === null ? "live" : `live?after=${after}`), {
       signal: this.#stop.signal,
       silentMs: SILENT_MS,
-      tell: (event, data) => this.#told(event, data),
+      tell: (event, data) => this.#receive(event, data),
       state: (word, text, error) => this.#linked(word, text, error),
     });
   }
@@ -33,7 +33,7 @@ class Live extends EventTarget {
     return this.overview?.parts.find((one) => one.name === name) ?? null;
   }
 
-  #told(event, data) {
+  #receive(event, data) {
     if (event === "overview") {
       this.overview = data;
       if (this.#isHeld) this.#say("live", "");
@@ -48,7 +48,7 @@ class Live extends EventTarget {
     this.dispatchEvent(new CustomEvent(event, { detail: data }));
   }
 
-  /** A connection is told as live when the state of now has come over it: until then what is shown is old. */
+  /** Report a connection as live only after it has delivered the current state. Until then the page is out of date. */
   #linked(word, text, error) {
     if (word === "live") this.#isHeld = true;
     else this.#say(word, text, error);
@@ -63,7 +63,7 @@ class Live extends EventTarget {
 
 export const live = new Live();
 
-/** Call `draw` now and at every event of these names, until `signal` ends it. */
+/** Call `draw` at every event with one of these names, until `signal` aborts. */
 export function on(names, draw, signal) {
   for (const name of names) live.addEventListener(name, (event) => draw(event.detail), { signal });
 }

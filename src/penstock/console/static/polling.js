@@ -1,4 +1,4 @@
-// Pages that read something again and again while they are shown, and say so when that fails.
+// Polling for pages that are shown, and the display of failures.
 
 import { get, Refused } from "./api.js";
 import { h } from "./dom.js";
@@ -6,9 +6,9 @@ import { h } from "./dom.js";
 const FINAL = new Set([400, 404]);
 
 /**
- * Read `address()` now and every `everyMs`, until `signal` ends it. `draw(value)` gets each answer.
- * What was drawn stays when a reading fails; the fault stands above it. Reading ends
- * with an answer that asking again will not change. Gives a function that reads at once.
+ * Read `address()` now and every `everyMs`, until `signal` aborts. `draw(value)` receives each result.
+ * When a read fails, the last drawing stays and `fault` shows the error. Polling ends with an error that a retry
+ * cannot change. Return a function that reads immediately.
  */
 export function poll(address, everyMs, draw, { signal, fault }) {
   let timer = null;
@@ -34,12 +34,12 @@ export function poll(address, everyMs, draw, { signal, fault }) {
   return again;
 }
 
-/** A fault as a paragraph. */
+/** Return a paragraph with an error. */
 export function note(error) {
-  return h("p", { class: "error", role: "status" }, `Not known now: ${error.message}`);
+  return h("p", { class: "error", role: "status" }, `Not available: ${error.message}`);
 }
 
-/** A place for faults, to stand above what they concern. */
+/** Return an element for errors, to put above the content that they concern. */
 export function faults() {
   return h("div", null);
 }

@@ -1,17 +1,17 @@
-"""The interface of the file system: the few calls that durable code needs, with errors that say what to do.
+"""The interface of the file system: the calls that durable code needs. Its errors say what to do.
 
-What is durable when:
+Durability:
 
-- a file's bytes, once `datasync` on its handle has returned;
-- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned; until
-  then a file that was renamed within its directory is found under its old name, its new one, or both;
-- the bytes of one `write_durably_at`, once it has returned: those bytes alone, not what was written before.
+- The bytes of a file are durable after `datasync` on its handle has returned.
+- A name (created, renamed or removed) is durable after `sync_dir` on its directory has returned. Until then a
+  file that was renamed within its directory is found under its old name, its new name, or both.
+- `write_durably_at` makes only its own bytes durable, not earlier writes.
 
-A failed `datasync` or `sync_dir` is never repeated on the same handle: the kernel reports a lost page once
-and then forgets it, so a second call would succeed over missing bytes. The caller gets the error and has to
-write the file again.
+A failed `datasync` or `sync_dir` is never repeated on the same handle. The kernel reports a lost page only
+once, so a second call would succeed although bytes are missing. The caller gets the error and has to write
+the file again.
 
-`stage` and `publish` are the only way to replace a whole file: readers see the old bytes or the new ones,
+`stage` and `publish` are the only way to replace a whole file. Readers see the old bytes or the new ones,
 never a mixture, even after a failure.
 """
 
@@ -47,7 +47,7 @@ _WRITE_BYTES = 256 * 1024
 _SECTOR = 4096
 """A kernel reads whole pages, so one bad sector makes a page unreadable."""
 _BAD_MAX = 1024
-"""The most unreadable ranges of a file that are kept apart; more of them are joined into one."""
+"""Limit of the unreadable ranges that are recorded separately for a file. Further ones are joined."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
@@ -66,7 +66,7 @@ class WritableFile(Protocol):
     """A new file, written from its start to its end by one owner."""
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append every byte of `buffers`, in order. After a failure the file's tail is undefined."""
+        """Append every byte of `buffers`, in order. After a failure the end of the file is undefined."""
         ...
 
     def datasync(self) -> None:
@@ -87,16 +87,13 @@ class LogFile(Protocol):
         ...
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Write every byte of `buffers`, in order, from `offset` on.
-
-        After a failure that range is undefined.
-        """
+        """Write every byte of `buffers`, in order, at `offset`. After a failure that range is undefined."""
         ...
 
     def write_durably_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Write as `write_at`, and return when these bytes are durable; earlier writes may still not be.
+        """Write as `write_at`. These bytes are durable on return, but earlier writes may not be.
 
-        After a failure that range is undefined, and what it holds may become durable or not.
+        After a failure that range is undefined, and its content may become durable or not.
         """
         ...
 
@@ -110,24 +107,25 @@ class LogFile(Protocol):
 
 
 class FileView:
-    """A file with the size that it had when it was opened, read in pieces; it outlives the name.
+    """An open file that is read in pieces, with the size that it had when it was opened.
 
-    `view[start:stop]` is a copy of these bytes, read now, so later writes in place are seen. Within
-    `len(view)` it always has the requested length: bytes that the device cannot read, or that were cut off
-    meanwhile, are zeros, and are added to `bad`. So a reader has to verify a checksum.
+    It stays readable after its name is removed. Each `view[start:stop]` reads the bytes again and returns a
+    copy, so it includes later writes in place. Within `len(view)` it always has the requested length. Bytes
+    that the device cannot read, or that were cut off after the file was opened, are zeros and are added to
+    `bad`. A reader therefore has to verify a checksum.
 
-    It holds a descriptor, so keep few of them. Safe to share between threads.
+    A view holds a descriptor, so keep few of them. Threads may share a view.
     """
 
     __slots__ = ("_read", "_size", "bad", "path")
 
     def __init__(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """Create a view over `read`, which returns the bytes from an offset on and raises `MediaError`."""
+        """Create a view over `read(offset, length)`, which may raise `MediaError`."""
         self.path = path
         self._size = size
         self._read = read
         self.bad: list[tuple[int, int]] = []
-        """The first byte and the end of every range that could not be read so far, in order."""
+        """The start and end of every range that could not be read so far, in order."""
 
     def __len__(self) -> int:
         return self._size
@@ -137,22 +135,22 @@ class FileView:
         return memoryview(self.read(start, stop))
 
     def read(self, start: int, stop: int) -> bytes:
-        """Read the bytes `start` to `stop - 1`; those that cannot be read are zeros."""
-        wanted = stop - start
-        if wanted <= 0:
+        """Read the bytes `start` to `stop - 1`. Unreadable bytes are zeros."""
+        length = stop - start
+        if length <= 0:
             return b""
         try:
-            data = self._read(start, wanted)
+            data = self._read(start, length)
         except MediaError:
             data = self._around(start, stop)
-        if len(data) < wanted:
-            there = start + len(data)
-            self._note(there, stop, "the file was cut while it was in use")
-            data += bytes(wanted - len(data))
+        if len(data) < length:
+            end = start + len(data)
+            self._record_bad(end, stop, "the file was truncated while it was in use")
+            data += bytes(length - len(data))
         return data
 
     def read_exactly(self, start: int, stop: int) -> bytes:
-        """Read as above, but raise `MediaError` unless every byte can be read."""
+        """Read the bytes `start` to `stop - 1`. Raise `MediaError` if one of them is unreadable."""
         data = self.read(start, stop)
         for low, high in self.bad:
             if low < stop and start < high:
@@ -166,7 +164,7 @@ class FileView:
         return part
 
     def _around(self, start: int, stop: int) -> bytes:
-        """Read what can be read, with zeros for each unreadable page."""
+        """Read a range, with zeros for each unreadable page."""
         parts: list[bytes] = []
         while start < stop:
             data = self._beginning(start, stop)
@@ -177,8 +175,10 @@ class FileView:
         return b"".join(parts)
 
     def _beginning(self, start: int, stop: int) -> bytes:
-        """Read as much from `start` on as possible, else zeros for one page; nothing at the end of the
-        file."""
+        """Read as many bytes from `start` as possible.
+
+        Return zeros for one page if `start` is unreadable, and nothing at the end of the file.
+        """
         page_end = min(stop, start - start % _SECTOR + _SECTOR)
         while True:
             try:
@@ -189,14 +189,14 @@ class FileView:
                 elif stop > page_end:
                     stop = page_end
                 else:
-                    self._note(start, stop, "the device fails")
+                    self._record_bad(start, stop, "the device fails")
                     return bytes(stop - start)
 
-    def _note(self, start: int, end: int, reason: str) -> None:
+    def _record_bad(self, start: int, end: int, reason: str) -> None:
         if any(low <= start and end <= high for low, high in self.bad):
             return
         _LOGGER.error(
-            "%s, bytes %d to %d cannot be read: %s; what is stored there is lost",
+            "%s, bytes %d to %d cannot be read: %s; their content is lost",
             self.path,
             start,
             end,
@@ -215,16 +215,17 @@ class FileSystem(Protocol):
     """Paths are absolute strings. Every method raises the errors of `explain`."""
 
     def create(self, path: str) -> WritableFile:
-        """Create an empty file. Raises `Conflict` if the name is taken."""
+        """Create an empty file. Raise `Conflict` if the name is taken."""
         ...
 
     def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
-        """Create a file of `size` zero bytes which are written and durable, so that overwriting them in place
-        neither needs space nor changes the metadata of the file.
+        """Create a file of `size` zero bytes that are written and durable.
 
-        Raises `Conflict` if the name is taken; after any other failure the file does not exist. With
-        `reserve_only` the space is allocated and the bytes are zero, but they need not be written: that costs
-        nothing now, and a little with the first sync of each part that is written.
+        Overwriting them in place neither needs space nor changes the metadata of the file. Raise `Conflict`
+        if the name is taken. After any other failure the file does not exist.
+
+        With `reserve_only` the space is allocated and reads as zeros, but the zeros need not be written. That
+        costs nothing now, and a little with the first sync of each part that is written later.
         """
         ...
 
@@ -233,19 +234,19 @@ class FileSystem(Protocol):
         ...
 
     def open_append(self, path: str, size: int) -> WritableFile:
-        """Continue an existing file at `size`; later bytes are cut off first.
+        """Open an existing file to append at `size`, after cutting off all later bytes.
 
-        Raises `Corrupt` if the file is shorter. The cut is durable after the handle's next `datasync`.
+        Raise `Corrupt` if the file is shorter. The cut is durable after the handle's next `datasync`.
         """
         ...
 
     def map(self, path: str) -> memoryview:
-        """Map the whole file read-only with its current size; the view outlives the name.
+        """Map the whole file read-only with its current size. The view stays valid after the name is removed.
 
-        Later writes through a `LogFile` are seen in it. It may hold a descriptor, so keep few of them.
+        The view shows later writes through a `LogFile`. It may hold a descriptor, so keep few of them.
 
-        Reading a part that was cut off meanwhile, or that the device cannot read, ends the process: it is
-        used only if a setting demands it. Use `open_view` otherwise.
+        Reading a part that was cut off, or that the device cannot read, ends the process. A mapping is
+        therefore used only if a setting requires it. Use `open_view` otherwise.
         """
         ...
 
@@ -254,25 +255,25 @@ class FileSystem(Protocol):
         ...
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut the file to `size` bytes; durable on return."""
+        """Durably cut the file to `size` bytes."""
         ...
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
-        """Read the file, or `length` bytes from `start`, or its last `length` bytes when `start` is None.
+        """Read the file, or `length` bytes from `start`, or its last `length` bytes if `start` is None.
 
-        A range beyond the end returns the existing bytes. All bytes come from one state of the file, even if
-        the name is replaced meanwhile. Raises `MediaError` if the device cannot read it.
+        A range beyond the end returns the existing bytes. All bytes come from one file, even if the name is
+        replaced during the read. Raise `MediaError` if the device cannot read it.
         """
         ...
 
     def read_into(
         self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]
     ) -> memoryview:
-        """Read as `read`, into memory from `allocate`, which is called once with the number of bytes."""
+        """Read like `read`, into memory from `allocate`, which is called once with the number of bytes."""
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Return size and age of a file or directory."""
+        """Return size and modification time of a file or directory."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -284,18 +285,18 @@ class FileSystem(Protocol):
         ...
 
     def protect(self, path: str) -> bool:
-        """Make the file read-only; returns False if the file system does not support that.
+        """Make the file read-only. Return False if the file system does not support that.
 
-        It guards against mistakes, so nothing depends on it, and it need not survive a power cut.
+        This only guards against mistakes. It need not survive a power failure.
         """
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Make sure the directory exists; the ones made here are durable on return."""
+        """Create the directory and its parents if they do not exist. They are durable on return."""
         ...
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty directory; durable after `sync_dir` of the one that holds it."""
+        """Remove an empty directory. This is durable after `sync_dir` of its parent."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -303,14 +304,14 @@ class FileSystem(Protocol):
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Return the space that this user has left on the device of `path`."""
+        """Return the space that is left for this user on the device of `path`."""
         ...
 
     def list_files(self, path: str) -> list[tuple[str, FileStat]]:
-        """List every file below the directory by its `/`-joined relative path, sorted; no directories.
+        """Return the `/`-joined relative paths of all files below the directory, sorted, without directories.
 
-        Empty if the directory does not exist. Files that vanish meanwhile are left out, links to directories
-        are not followed.
+        The list is empty if the directory does not exist. Files that vanish during the call are skipped.
+        Links to directories are not followed.
         """
         ...
 
@@ -323,17 +324,17 @@ class FileSystem(Protocol):
         wait_s: float | None = None,
         note: bytes = b"",
     ) -> AbstractContextManager[None]:
-        """Hold the lock named by this file, which is created if need be and never removed.
+        """Hold the lock of this file, which is created if needed and never removed.
 
-        Excludes other threads and other processes, and ends with the process. With `wait=False` a held
-        lock raises `LockHeld` immediately, with `wait_s` after that many seconds. The error names the
-        holder if it can be found. `note` is left in the file and ends with the holder's process id.
+        The lock excludes other threads and processes, and ends with the process. If the lock is held, raise
+        `LockHeld` immediately with `wait=False`, or after `wait_s` seconds. The error names the holder if
+        possible. `note` is written to the file and ends with the holder's process id.
         """
         ...
 
 
 def explain(error: OSError, path: str, doing: str) -> PenstockError:
-    """Return the error to raise for a failed system call: the operation, the path, and what to do."""
+    """Return the error for a failed system call. It names the operation, the path, and the remedy."""
     explained = _explanation(error, path, doing)
     explained.path = path
     return explained
@@ -354,15 +355,15 @@ def _explanation(error: OSError, path: str, doing: str) -> PenstockError:
         return Unsupported(f"{text}; keep the whole directory on one device")
     if error.errno in _SHAPE:
         return InvalidInput(
-            f"{text}; a file cannot stand where a directory does, and names have a maximum length"
+            f"{text}; a file cannot have the path of a directory, and names have a maximum length"
         )
     return Unavailable(f"{text}; check the device, then try again")
 
 
 def stage(fs: FileSystem, path: str, buffers: Iterable[Buffer]) -> None:
-    """Write a new file and make its bytes durable. On failure the file is removed again.
+    """Write a new file and make its bytes durable. Remove the file after a failure.
 
-    The buffers are written as they come, so an iterable that builds them needs the memory of a few only.
+    Buffers are written as they are produced, so an iterable that builds them keeps only a few in memory.
     """
     file = fs.create(path)
     try:
@@ -379,7 +380,7 @@ def stage(fs: FileSystem, path: str, buffers: Iterable[Buffer]) -> None:
 
 
 def _grouped(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
-    """Join small neighbours into one call; pass large buffers on immediately, while they are in the cache."""
+    """Group small buffers for one call. Yield a large buffer immediately, while it is in the cache."""
     group: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -393,10 +394,10 @@ def _grouped(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def publish(fs: FileSystem, staged: str, target: str) -> None:
-    """Move a staged file to its name, replacing what is there, and make the name durable.
+    """Move a staged file to `target`, replacing any file there, and make the name durable.
 
-    Raises `OutcomeUnknown` once the new name may be visible without being known to be durable; any other
-    error means that `target` is untouched.
+    Raise `OutcomeUnknown` if the new name may be visible but is not known to be durable. After any other
+    error `target` is untouched.
     """
     try:
         fs.rename(staged, target)
@@ -407,14 +408,16 @@ def publish(fs: FileSystem, staged: str, target: str) -> None:
     try:
         fs.sync_dir(os.path.dirname(target))
     except PenstockError as error:
-        raise OutcomeUnknown(f"{target} was replaced but a power cut could still undo it: {error}") from error
+        raise OutcomeUnknown(
+            f"{target} was replaced, but a power failure could still undo it: {error}"
+        ) from error
 
 
 def write_durably(fs: FileSystem, path: str, buffers: Sequence[Buffer], *, staging: str) -> None:
-    """Replace the file at `path`; on return the new bytes survive a power cut.
+    """Replace the file at `path`. On return the new bytes survive a power failure.
 
-    `staging` is an existing directory on the same device. Raises `OutcomeUnknown` if the new file is in
-    place but may not be durable; after any other error the old file is untouched.
+    `staging` is an existing directory on the same device. Raise `OutcomeUnknown` if the new file may be in
+    place but not durable. After any other error the old file is untouched.
     """
     staged = os.path.join(staging, f"{os.path.basename(path)}.{uuid.uuid4().hex}")
     stage(fs, staged, buffers)

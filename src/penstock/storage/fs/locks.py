@@ -1,14 +1,14 @@
 """Access to files: the modes of new files and directories, and locks between processes.
 
-Directories are created with mode 0700, files and lock files with 0600, whatever the umask is. The environment
-variable `PENSTOCK_DATA_MODE` sets another mode for directories, such as 0750 or 0770. Files then get the same
-read and write bits. A lock file can be opened only by users who may write, because a user who can open it can
-hold the lock, and a reader that held it would stop every writer. Modes of existing files and directories stay
-as they are, except that an old lock file loses the read bits of users who may not write it.
+Directories are created with mode 0700, files and lock files with 0600, regardless of the umask. The
+environment variable `PENSTOCK_DATA_MODE` sets another mode for directories, such as 0750 or 0770. Files then
+get the same read and write bits. Only users with write permission can open a lock file: a user who can open
+it can hold the lock, and a reader that held it would stop every writer. Modes of existing files and
+directories do not change, except that an old lock file loses the read bits of users who may not write it.
 
-A lock is an `flock`. It ends with its process, but a stopped process keeps it, so every wait of a store has
-an end. The error then names the holder: from the kernel's table of locks, or else from the process id that
-holders leave in the file.
+A lock is an `flock`. It ends with its process, but a stopped process keeps it, so a store never waits for it
+indefinitely. The error then names the holder: from the kernel's lock table, or else from the process id that
+the holder wrote to the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONTINUE: Final = "which is stopped: continue it with"
 
 
 class LockHeld(Unavailable):
-    """Another process or thread holds the lock. Nothing was done under it."""
+    """Another process or thread holds the lock. The operation was not started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class DataModes:
     lock: int = 0o600
 
     def new_file(self, path: str, flags: int, *, lock: bool = False) -> int:
-        """Open `path`, creating it if `flags` say so; returns its descriptor. Raises `OSError`."""
+        """Open `path` with `flags`, which may create it, and return its descriptor. Raise `OSError`."""
         mode = self.lock if lock else self.file
         if mode == 0o600 or os.path.exists(path):
             return os.open(path, flags, mode)
@@ -59,7 +59,7 @@ class DataModes:
         return fd
 
     def new_directory(self, path: str) -> None:
-        """Create one directory. Raises `OSError`."""
+        """Create one directory. Raise `OSError`."""
         os.mkdir(path, self.directory)
         if self.directory != 0o700:
             inherited = os.stat(path).st_mode & stat_bits.S_ISGID
@@ -67,7 +67,7 @@ class DataModes:
 
 
 def data_modes() -> DataModes:
-    """Return the modes for new files, by the environment. Raises `ConfigError`."""
+    """Return the modes that the environment sets for new files. Raise `ConfigError` for an invalid one."""
     return _parsed(os.environ.get(DATA_MODE, ""))
 
 
@@ -86,7 +86,7 @@ def _parsed(text: str) -> DataModes:
 
 
 class FileLock:
-    """One held (or awaited) lock file; `fd` becomes None in a forked child, which never owned the lock."""
+    """One held or awaited lock file. `fd` becomes None in a forked child, which never owned the lock."""
 
     __slots__ = ("fd", "path")
 
@@ -95,10 +95,10 @@ class FileLock:
         self.path = path
 
     def acquire(self, *, shared: bool, wait_s: float | None, note: bytes) -> None:
-        """Take the lock, waiting at most `wait_s` seconds (None: without an end).
+        """Take the lock. Wait at most `wait_s` seconds (None: indefinitely).
 
-        Raises `LockHeld`, which names the holder, and `OSError`. The `note` of an exclusive holder is left
-        in the file.
+        Raise `LockHeld`, which names the holder, or `OSError`. Write `note` to the file, for errors of other
+        processes.
         """
         assert self.fd is not None
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -112,7 +112,7 @@ class FileLock:
             os.pwrite(self.fd, note, 0)
 
     def _is_taken(self, kind: int, wait_s: float) -> bool:
-        """Poll the lock, because a blocking `flock` has no timeout. The pauses are shorter than a sync."""
+        """Poll the lock, because a blocking `flock` has no timeout. Return whether it was acquired."""
         assert self.fd is not None
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_LOOK_S
@@ -131,9 +131,9 @@ class FileLock:
 class _Locks:
     """The lock handles of this process, so that a forked child can drop its copies.
 
-    A flock belongs to the open file, which a fork shares: a child that kept its copy would hold the
-    parent's lock after the parent let go or died. The mutex keeps a fork from falling between the opening
-    of a lock file and its entry here.
+    A flock belongs to the open file, which a fork shares. A child that kept its copy would hold the parent's
+    lock after the parent released it or died. The mutex prevents a fork between the opening of a lock file
+    and its registration here.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class _Locks:
             fd, lock.fd = lock.fd, None
             if fd is not None:
                 try:
-                    # Not left to the closing: a child forked a moment ago may not have dropped its copy yet.
+                    # Unlock explicitly: a child that was just forked may not have closed its copy yet.
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 finally:
                     os.close(fd)
@@ -177,7 +177,7 @@ close_lock = _LOCKS.close
 
 
 def _close_to_readers(fd: int) -> None:
-    """Remove the read bit of users who may not write: they could hold the lock, and never need it."""
+    """Remove the read bit of users who may not write. They could hold the lock, but never need it."""
     mode = stat_bits.S_IMODE(os.fstat(fd).st_mode)
     kept = mode & ~((mode & 0o444) & ~(mode & 0o222) << 1)
     if kept != mode:
@@ -186,10 +186,10 @@ def _close_to_readers(fd: int) -> None:
 
 
 def holder(path: str) -> str:
-    """Describe the holder of a lock file for an error: process id, command and whether it is stopped."""
+    """Describe the holder of a lock file for an error: process id, command, and whether it is stopped."""
     pid, source = _pid_in_kernel_table(path), ""
     if pid is None:
-        pid, source = _pid_in_file(path), ", as it noted in that file"
+        pid, source = _pid_in_file(path), ", by its note in that file"
     if pid is None:
         return "an unknown process (it left no process id, and the kernel does not show one)"
     return described(pid, source)
@@ -208,7 +208,7 @@ def advised(named: str, advice: str = "wait for that process or stop it") -> str
 
 
 def _pid_in_kernel_table(path: str) -> int | None:
-    """Return the process that /proc/locks names for this file; None without such a table or line."""
+    """Return the process that /proc/locks lists for this file, or None."""
     try:
         info = os.stat(path)
         with open("/proc/locks", encoding="ascii", errors="replace") as table:
@@ -224,7 +224,7 @@ def _pid_in_kernel_table(path: str) -> int | None:
 
 
 def _pid_in_file(path: str) -> int | None:
-    """Return the process id at the end of the holder's note, if that process is alive."""
+    """Return the process id at the end of the holder's note if that process is alive, else None."""
     try:
         with open(path, "rb") as file:
             words = file.read(4096).decode("ascii", "replace").replace("=", " ").split()
@@ -262,11 +262,11 @@ def _is_stopped(pid: int) -> bool:
 
 
 class DirectoryLock:
-    """Keeps a data directory for one owner, as a context manager.
+    """The exclusive lock of a data directory, as a context manager.
 
-    Entering raises `LockHeld`, which names the holder's process id, if the directory is in use. The lock
-    ends with the process however it ends, so nothing is left to clean up after a crash. `name` is the lock
-    file in the directory; `note` stands before the process id in it.
+    Entering raises `LockHeld`, which names the holder's process id, if the directory is in use. The lock ends
+    with the process, so nothing has to be cleaned up after a crash. `name` is the lock file in the directory.
+    It contains `note` and then the process id.
     """
 
     __slots__ = ("_directory", "_fs", "_name", "_note", "_stack")

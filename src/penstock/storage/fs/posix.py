@@ -1,4 +1,4 @@
-"""The file system of the machine by POSIX calls, and the kind of device of a directory."""
+"""The local file system through POSIX calls, and the type of the file system of a directory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from penstock.storage.fs.file_system import Buffer, FileStat, FileView, LogFile,
 from penstock.storage.fs.locks import close_lock, data_modes, open_lock
 
 VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
-"""File systems in memory: their content does not survive a restart of the machine."""
+"""File systems in memory, whose content does not survive a restart of the machine."""
 
 _T = TypeVar("_T")
 _IOV_MAX = 1024
 _ZEROS = bytes(1024 * 1024)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-# One call that writes and syncs saves a system call and, beside a busy thread, a wait for the interpreter.
+# One call that writes and syncs saves a system call and, next to a busy thread, a wait for the interpreter.
 _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
-# What a kernel answers for a bad sector, and for a block that fails a check of the file system.
+# The errors of a kernel for a bad sector, or for a block that fails a check of the file system.
 _MEDIA = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO})
 _READ_TRIES = 2
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class _OsFile:
-    """A file being written through its descriptor."""
+    """A file that is written through its descriptor."""
 
     __slots__ = ("_fd", "_path")
 
@@ -64,7 +64,7 @@ class _OsFile:
 
 
 class _OsLogFile:
-    """A file written in place. The calls are short, because an acknowledgement waits for each."""
+    """A file that is written in place. Its methods are short, because an acknowledgement waits for each."""
 
     __slots__ = ("_fd", "_path", "size")
 
@@ -113,7 +113,7 @@ class _OsLogFile:
 
 
 class _Descriptor:
-    """An open file that is closed with its last reference, as a map of it would be."""
+    """An open file that is closed with its last reference."""
 
     __slots__ = ("fd", "path")
 
@@ -126,11 +126,11 @@ class _Descriptor:
             os.close(self.fd)
 
     def read(self, start: int, length: int) -> bytes:
-        """Read bytes from `start` on, fewer at the end of the file."""
+        """Read `length` bytes from `start`, or fewer at the end of the file."""
         try:
             data = os.pread(self.fd, length, start)
         except OSError:
-            data = b""  # read again, for an error with an explanation
+            data = b""  # the second read below explains the error
         if len(data) == length:
             return data
         with _explained(self.path, "read"):
@@ -213,8 +213,8 @@ class OsFileSystem:
         with _explained(path, "read"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                begin, wanted = _range(fd, start, length)
-                memory = allocate(wanted)
+                begin, size = _range(fd, start, length)
+                memory = allocate(size)
                 return memory[: _fill(fd, path, begin, memory)]
             finally:
                 os.close(fd)
@@ -303,21 +303,21 @@ def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
 
 
 def _write_all_at(fd: int, offset: int, buffers: Sequence[Buffer], size: int, flags: int) -> None:
-    """Write with one system call if possible: too many buffers are joined, and a short write is continued."""
+    """Write with one system call if possible. Join too many buffers, and continue a short write."""
     if len(buffers) > _IOV_MAX:
         buffers = [b"".join(buffers)]
-    wanted = sum(map(len, buffers))
-    if offset + wanted > size:
-        raise InvalidInput(f"{wanted} bytes at {offset} reach past the end of a file of {size}")
+    byte_count = sum(map(len, buffers))
+    if offset + byte_count > size:
+        raise InvalidInput(f"{byte_count} bytes at {offset} reach past the end of a file of {size}")
     written = os.pwritev(fd, buffers, offset, flags)
-    if written != wanted:
+    if written != byte_count:
         rest = memoryview(b"".join(buffers))
         while written < len(rest):
             written += os.pwritev(fd, [rest[written:]], offset + written, flags)
 
 
 def _is_reserved(fd: int, size: int) -> bool:
-    """Allocate space; returns False if the file system cannot."""
+    """Allocate space without writing it. Return False if the file system cannot do that."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -331,17 +331,17 @@ def _is_reserved(fd: int, size: int) -> bool:
 def _fill_with_zeros(fd: int, size: int) -> None:
     for start in range(0, size, len(_ZEROS)):
         _write_all(fd, [_ZEROS[: size - start]])
-        # In pieces, so that the sync of another process on the same device does not wait for all of it.
+        # Sync each piece, so that a sync of another process on this device does not wait for all of them.
         os.fdatasync(fd)
 
 
 def _cut_to(fd: int, path: str, size: int) -> None:
-    there = _size(fd)
-    if there < size:
+    found = _size(fd)
+    if found < size:
         raise Corrupt(
-            f"{path} has {there} bytes where at least {size} were written; keep it and restore a copy"
+            f"{path} has {found} bytes where at least {size} were written; keep it and restore a copy"
         )
-    if there > size:
+    if found > size:
         os.ftruncate(fd, size)
     os.lseek(fd, size, os.SEEK_SET)
 
@@ -354,24 +354,23 @@ def _size(fd: int) -> int:
 
 
 def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
-    """Return the start of a read, and the number of bytes that exist for it now."""
+    """Return the start of a read, and the number of bytes that currently exist in its range."""
     size = _size(fd)
     if start is None:
         start = max(0, size - (size if length is None else length))
     return start, max(0, size - start) if length is None else max(0, min(length, size - start))
 
 
-def _pread(fd: int, path: str, wanted: int, start: int) -> bytes:
-    return _tried(path, start, wanted, lambda: os.pread(fd, wanted, start))
+def _pread(fd: int, path: str, length: int, start: int) -> bytes:
+    return _retried(path, start, length, lambda: os.pread(fd, length, start))
 
 
 def _preadv(fd: int, path: str, memory: memoryview, start: int) -> int:
-    return _tried(path, start, len(memory), lambda: os.preadv(fd, [memory], start))
+    return _retried(path, start, len(memory), lambda: os.preadv(fd, [memory], start))
 
 
-def _tried(path: str, start: int, wanted: int, read: Callable[[], _T]) -> _T:
-    """Read with a retry. Raises `MediaError` if the device fails twice, because one failure may be
-    transient."""
+def _retried(path: str, start: int, length: int, read: Callable[[], _T]) -> _T:
+    """Read, and retry once, because a failure may be transient. Raise `MediaError` if both fail."""
     for tries_left in reversed(range(_READ_TRIES)):
         try:
             return read()
@@ -379,12 +378,12 @@ def _tried(path: str, start: int, wanted: int, read: Callable[[], _T]) -> _T:
             if error.errno not in _MEDIA:
                 raise
             if not tries_left:
-                raise MediaError(path, start, wanted, os.strerror(error.errno)) from error
+                raise MediaError(path, start, length, os.strerror(error.errno)) from error
     raise AssertionError("unreachable")
 
 
 def _fill(fd: int, path: str, start: int, memory: memoryview) -> int:
-    """Read until the memory is full or the file ends; returns the number of bytes."""
+    """Read until the memory is full or the file ends. Return the number of bytes."""
     filled = 0
     while filled < len(memory):
         count = _preadv(fd, path, memory[filled:], start + filled)
@@ -395,15 +394,15 @@ def _fill(fd: int, path: str, start: int, memory: memoryview) -> int:
 
 
 def _read_range(fd: int, path: str, start: int | None, length: int | None) -> bytes:
-    start, wanted = _range(fd, start, length)
+    start, remaining = _range(fd, start, length)
     parts: list[bytes] = []
-    while wanted > 0:
-        part = _pread(fd, path, wanted, start)
+    while remaining > 0:
+        part = _pread(fd, path, remaining, start)
         if not part:
             break
         parts.append(part)
         start += len(part)
-        wanted -= len(part)
+        remaining -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -421,19 +420,19 @@ def _make_dirs(path: str) -> None:
     parent = os.path.dirname(path)
     if parent != path:
         _make_dirs(parent)
-    made = True
+    created = True
     try:
         data_modes().new_directory(path)
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-        made = False
+        created = False
     try:
-        # Even if another process has just created it, which may not have synced it yet.
+        # Sync even a directory of another process, which may not have synced it yet.
         _sync_dir(parent)
     except OSError:
-        if made:
-            # If it stayed, the next call would take it for durable.
+        if created:
+            # Remove it, because the next call would assume that it is durable.
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         raise
@@ -444,7 +443,7 @@ def _sync_dir(path: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # A file system that keeps its names in memory only, such as an automounter's, has nothing to sync.
+        # A file system that keeps its names only in memory, such as an automounter's, has nothing to sync.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -467,7 +466,7 @@ def _walk(path: str, prefix: str) -> Iterator[tuple[str, FileStat]]:
 
 
 def filesystem_of(path: str, mounts: str) -> str:
-    """Return the type of the file system of `path` from the text of /proc/mounts; "" if unknown."""
+    """Return the type of the file system of `path` from the text of /proc/mounts, or "" if unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
@@ -481,7 +480,7 @@ def filesystem_of(path: str, mounts: str) -> str:
 
 
 def device_kind(path: str) -> str:
-    """Return the type of the file system of `path`; "" if the machine does not report it."""
+    """Return the type of the file system of `path`, or "" if the machine does not report it."""
     try:
         return filesystem_of(os.path.realpath(path), Path("/proc/mounts").read_text(encoding="utf-8"))
     except OSError:

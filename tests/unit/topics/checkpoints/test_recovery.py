@@ -355,7 +355,7 @@ async def test_a_log_that_ends_before_its_snapshot_is_reported_and_no_number_is_
 ) -> None:
     last = await _without_its_end(world, extent=extent, zeros=zeros)
     engine = await world.open()
-    assert any("ends before what was durable" in problem for problem in engine.problems)
+    assert any("ends before the end of its durable data" in problem for problem in engine.problems)
     assert any('topic "t": records from 3 on are lost' in problem for problem in engine.problems)
     page = await engine.diff("t", 2)
     assert page.tombstone is not None
@@ -380,7 +380,7 @@ async def test_a_loss_of_records_synced_after_the_last_snapshot_is_reported(worl
     world.unplug(Survival.EVERYTHING)
     world.disk.truncate(f"/data/{max(name for name in world.files() if name.endswith('.log'))}", middle)
     engine = await world.open()
-    assert any("ends before what was durable" in problem for problem in engine.problems)
+    assert any("ends before the end of its durable data" in problem for problem in engine.problems)
     assert (await engine.write("t", recs("new"))).first_seq > last
 
 

@@ -1,4 +1,4 @@
-// Queues: how deep, how old, what is in them, who wrote it, and what the collector of garbage left.
+// Queues: their depth, age, entries, producers, and garbage.
 
 import { part } from "../api.js";
 import { chart } from "../chart.js";
@@ -20,7 +20,7 @@ export async function render(stage, { names, signal }) {
 }
 
 function listing(queues) {
-  if (!queues.length) return empty("No queue is part of this plan. A relay, the collector, a pipeline or a database brings one: see ", h("code", null, "penstock init"), ".");
+  if (!queues.length) return empty("No queue is part of this plan. A relay, the collector, a pipeline or a database adds one: see ", h("code", null, "penstock init"), ".");
   return table("Queues", ["queue", "waiting", "manifest", "in", "written by", "read by", "state"], queues.map((queue) => [
     h("a", { href: `#/buffer/${part(queue.name)}` }, queue.name), several(queue.depth_batches, "batch", "batches"), bytes(queue.manifest_bytes), rate(queue.rate_records_s),
     queue.writers.join(", ") || null, queue.readers.join(", ") || null,
@@ -43,7 +43,7 @@ function one(body, name, { signal, fault }) {
     show(figures, numbers(found));
     show(line, found.entries.length ? timeline(found) : empty("The queue is empty: all batches were read."));
     show(rest, epochs(found), garbage(found));
-    show(entries, found.entries.length ? batches(found) : empty("None waits."));
+    show(entries, found.entries.length ? batches(found) : empty("No batch is waiting."));
     depth.draw();
     size.draw();
   }, { signal, fault });
@@ -57,14 +57,14 @@ function column(now, place, label, format) {
 function numbers(found) {
   return [
     figure("Waiting", several(found.depth_batches, "batch", "batches"), found.depth_records === null ? "too many to count their records" : several(found.depth_records, "record")),
-    figure("Oldest", found.depth_batches === 0 ? "none" : seconds(found.oldest_age_s), "how long the first has waited"),
+    figure("Oldest", found.depth_batches === 0 ? "none" : seconds(found.oldest_age_s), "how long the first batch has waited"),
     figure("Next sequence", count(found.next_sequence), `first in the queue: ${count(found.first_sequence)}`),
     figure("Epoch", count(found.epoch), "rises with every takeover and collection"),
     figure("Manifest", bytes(found.manifest_bytes), found.manifest_path),
   ];
 }
 
-// --- the line of time: from the oldest batch to now, a lane for each producer
+// --- the timeline: from the oldest batch to now, with a lane for each producer
 
 const producerOf = (entry) => entry.producer ?? "producer unknown";
 
@@ -104,9 +104,9 @@ function garbage(found) {
     gc.error ? h("p", { class: "error" }, gc.error) : null,
     gc.shards === null ? empty("Not read yet.") : gc.shards.map((shard) => facts([
       ["objects", `${count(shard.data_objects)}, ${bytes(shard.data_bytes)}`],
-      ["not referred to", `${count(shard.unreferenced_objects)}, ${bytes(shard.unreferenced_bytes)}`],
+      ["unreferenced", `${count(shard.unreferenced_objects)}, ${bytes(shard.unreferenced_bytes)}`],
       ["may be deleted now", count(shard.collectable_objects)], ["dead letters", count(shard.dead_letters)],
-      ["floor", shard.floor_ms ? day(shard.floor_ms) : "none yet"], ["looked at", gc.as_of_ms ? ago(gc.as_of_ms) : null]])));
+      ["floor", shard.floor_ms ? day(shard.floor_ms) : "none yet"], ["as of", gc.as_of_ms ? ago(gc.as_of_ms) : null]])));
 }
 
 function batches(found) {

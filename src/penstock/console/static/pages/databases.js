@@ -1,4 +1,4 @@
-// Databases: how far their writes are, a box for PromQL with a chart, a box to search vectors.
+// Databases: their watermarks, a form for PromQL with a chart, and a form for vector search.
 
 import { part, post } from "../api.js";
 import { chart } from "../chart.js";
@@ -18,7 +18,7 @@ export async function render(stage, { signal, search }) {
   stage.append(h("h1", null, "Databases"), fault, list, boxes);
   let known = "";
   poll(() => "databases", 2000, (found) => {
-    show(list, found.length ? h("div", { class: "cards" }, found.map(card)) : empty("No database is part of this plan. ", h("code", null, "pip install 'penstock[timeseries,vector]'"), " brings them, and ", h("code", null, "penstock up"), " starts them."));
+    show(list, found.length ? h("div", { class: "cards" }, found.map(card)) : empty("No database is part of this plan. ", h("code", null, "pip install 'penstock[timeseries,vector]'"), " installs them, and ", h("code", null, "penstock up"), " starts them."));
     const names = found.map((one) => one.name).join();
     if (names !== known) {
       known = names;
@@ -39,7 +39,7 @@ function card(one) {
     one.error ? h("p", { class: "error" }, one.error) : null);
 }
 
-/** The three marks as bars below each other: what is applied, flushed and durable of all writes. */
+/** Draw the three watermarks as bars: the applied, flushed and durable part of all writes. */
 function watermarks(marks) {
   if (!marks) return empty("Its watermarks are unknown.");
   const most = Math.max(1, ...MARKS.map(([name]) => marks[name] ?? 0));
@@ -120,7 +120,7 @@ function nearest(one, signal) {
       if (answer.status !== undefined && answer.status !== "success") throw new Error(answer.message ?? "the database refused");
       show(out, answer.results.length ? table("Nearest vectors", ["score", "id", "attributes"], answer.results.map((hit) => [hit.score.toPrecision(5), hit.vector.id, h("code", null, attributes(hit.vector.attributes))])) : empty("No result: no vector matches the filter, or there are none yet."));
     } catch (error) {
-      if (!signal.aborted) show(out, h("p", { class: "error" }, error instanceof SyntaxError ? `vector and filter have to be JSON: ${error.message}` : error.message));
+      if (!signal.aborted) show(out, h("p", { class: "error" }, error instanceof SyntaxError ? `vector and filter must be JSON: ${error.message}` : error.message));
     }
   };
   return h("section", { class: "card" }, h("h2", null, `Nearest vectors in ${one.name}`), h("form", { onsubmit: run },

@@ -1,4 +1,4 @@
-// The picture of the whole: what feeds what, how fast, how far behind, and whether the books balance.
+// The data flow: its nodes and edges, with rates and lags, and the balance of the pipelines.
 
 import { account } from "../account.js";
 import { badge, empty, facts, h, perFrame, show, svg, table } from "../dom.js";
@@ -22,7 +22,7 @@ export async function render(stage, { signal }) {
     const now = live.overview;
     if (!now) { show(picture, h("p", { class: "quiet" }, "Waiting for the first data …")); return; }
     show(picture, drawing(now.flow));
-    show(balance, now.balance.length ? now.balance.map(account) : empty("No pipeline is part of this plan, so there is no account to balance. A pipeline is added with ", h("code", null, "pipelines:"), " in penstock.yaml."));
+    show(balance, now.balance.length ? now.balance.map(account) : empty("No pipeline is part of this plan, so there is no balance. Add a pipeline with ", h("code", null, "pipelines:"), " in penstock.yaml."));
     show(parts, h("div", { class: "cards" }, now.parts.map(card)));
     show(edges, listing(now.flow));
   };
@@ -55,17 +55,17 @@ function waiting(edge) {
 
 const hasBytesAlone = (edge) => edge.rate_records_s === null && edge.rate_bytes_s !== null;
 
-/** In records, or in bytes where nobody counts records. */
+/** Return the rate in records, or in bytes if records are not counted. */
 function speed(edge) {
   return hasBytesAlone(edge) ? `${bytes(edge.rate_bytes_s)}/s` : rate(edge.rate_records_s);
 }
 
 function text(edge) {
-  const behind = edge.backlog ? [waiting(edge), edge.lag_s === null ? null : `${seconds(edge.lag_s)} behind`] : [];
+  const backlog = edge.backlog ? [waiting(edge), edge.lag_s === null ? null : `${seconds(edge.lag_s)} behind`] : [];
   const kind = edge.known ? ((edge.rate_records_s ?? edge.rate_bytes_s) > 0 ? "moving" : "") : "unknown";
   return {
     kind: edge.last_error ? `${kind} wrong` : kind,
-    lines: edge.known ? [hasBytesAlone(edge) ? speed(edge) : edge.rate_records_s === null ? null : `${brief(edge.rate_records_s)}/s`, ...behind] : ["not known"],
+    lines: edge.known ? [hasBytesAlone(edge) ? speed(edge) : edge.rate_records_s === null ? null : `${brief(edge.rate_records_s)}/s`, ...backlog] : ["not known"],
     title: `${edge.from} to ${edge.to}: ${speed(edge)}, waiting ${waiting(edge)}, lag ${seconds(edge.lag_s)}${edge.last_error ? `. ${edge.last_error}` : ""}`,
   };
 }

@@ -1,4 +1,4 @@
-// A pipeline's dead letters with their bytes and reasons, and the way to put them back, which asks first.
+// A pipeline's dead letters with their bytes and reasons, and their redrive, which asks for confirmation.
 
 import { get, part, post, query } from "../api.js";
 import { badge, empty, h, show, speak, table } from "../dom.js";
@@ -12,12 +12,12 @@ const HEADS = ["", "position", "reason", "record", "dead since", "state"];
 const dialog = document.getElementById("dialog");
 
 /**
- * The section for the pipeline `name`; `queue()` is the name of its queue, when known.
- * `section.follow(batches)` reads again when micro-batches have brought new letters.
+ * Return the section for the pipeline `name`. `queue()` returns the name of its queue, if known.
+ * `section.follow(batches)` reads again when micro-batches have added new dead letters.
  */
 export function letters(name, queue, signal) {
   const fault = faults();
-  const told = h("p", { class: "quiet", role: "status" });
+  const status = h("p", { class: "quiet", role: "status" });
   const rows = h("div", null);
   const job = h("div", { role: "status" });
   const chosen = new Set();
@@ -35,7 +35,7 @@ export function letters(name, queue, signal) {
     } catch (error) { if (!signal.aborted) fault.replaceChildren(note(error)); }
   };
   const draw = () => {
-    told.textContent = page.kept ? `${several(page.total, "dead letter")}, ${count(page.left)} not redriven` : "This pipeline keeps no dead letters: a record that does not decode stops it.";
+    status.textContent = page.kept ? `${several(page.total, "dead letter")}, ${count(page.left)} not redriven` : "This pipeline keeps no dead letters: a record that does not decode stops it.";
     all.disabled = !page.left;
     some.disabled = !chosen.size;
     more.hidden = !page.next;
@@ -73,9 +73,9 @@ export function letters(name, queue, signal) {
   on(["redrive"], (one) => { if (one.pipeline === name) shown(one); }, signal);
   get(`pipelines/${part(name)}/redrive`, signal).then((found) => {
     if (found.length) show(job, h("p", { class: "quiet" }, `The last redrive, ${ago(found[0].started_ms)}: ${found[0].state}`));
-  }, () => { /* the page says so already, if the console does not answer */ });
+  }, () => { /* the page already shows it if the console does not respond */ });
   read(null);
-  const section = h("section", { class: "card" }, h("h2", null, "Dead letters"), fault, told, h("p", null, all, " ", some), job, rows, more);
+  const section = h("section", { class: "card" }, h("h2", null, "Dead letters"), fault, status, h("p", null, all, " ", some), job, rows, more);
   let seen = null;
   section.follow = (batches) => {
     const last = batches.findLast((line) => line.dead_letters > 0)?.id ?? -1;

@@ -1,4 +1,4 @@
-// The one log stream, with what people look for in it.
+// The log stream of all parts, with a filter.
 
 import { h } from "../dom.js";
 import { when } from "../format.js";

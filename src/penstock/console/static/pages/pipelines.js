@@ -1,4 +1,4 @@
-// Pipelines: micro-batches, checkpoint, sinks and the account. Dead letters are a module of their own.
+// Pipelines: micro-batches, checkpoint, sinks and balance. Dead letters have a separate module.
 
 import { part } from "../api.js";
 import { account } from "../account.js";
@@ -19,7 +19,7 @@ export async function render(stage, { names, signal }) {
 const backlog = (found) => (found.backlog === null ? null : several(found.backlog, "batch", "batches"));
 
 function listing(found) {
-  if (!found.length) return empty("No pipeline is part of this plan. ", h("code", null, "penstock init"), " writes one that works, and ", h("code", null, "pip install 'penstock[spark]'"), " brings what it runs on.");
+  if (!found.length) return empty("No pipeline is part of this plan. ", h("code", null, "penstock init"), " writes a working one, and ", h("code", null, "pip install 'penstock[spark]'"), " installs what it needs.");
   return table("Pipelines", ["pipeline", "state", "reads", "last micro-batch", "rate", "waiting", "lag", "last error"], found.map((row) => [
     h("a", { href: `#/pipelines/${part(row.name)}` }, row.name), badge(row.state ?? "unknown"), queueLink(row.queue), row.last_batch === null ? "none yet" : `${count(row.last_batch)}, ${ago(row.last_at_ms)}`,
     rate(row.rate_records_s), backlog(row), seconds(row.lag_s), row.error ?? row.last_error ? h("span", { class: "error" }, row.error ?? row.last_error) : null]));
@@ -29,14 +29,14 @@ function one(body, name, { signal, fault }) {
   let now = null;
   const head = h("div", null);
   const rows = h("div", null);
-  const took = chart("How long micro-batches take", () => column(now, "duration_ms", "duration", (ms) => seconds(ms / 1000)), signal, { none: "No micro-batch has a duration yet." });
-  const fast = chart("Records per second within them", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "No micro-batch has a duration yet." });
+  const took = chart("Duration of micro-batches", () => column(now, "duration_ms", "duration", (ms) => seconds(ms / 1000)), signal, { none: "No micro-batch has a duration yet." });
+  const fast = chart("Records per second in micro-batches", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "No micro-batch has a duration yet." });
   const dead = letters(name, () => now?.queue, signal);
   body.append(crumbs("pipelines", "All pipelines", name), head, h("div", { class: "columns" }, took, fast), dead, h("h2", null, "Micro-batches, newest first"), rows);
   poll(() => `pipelines/${part(name)}`, 2500, (found) => {
     now = found;
     show(head, summary(found));
-    show(rows, found.batches.length ? batches(found) : empty("None yet: the first follows when the pipeline runs and its queue has records."));
+    show(rows, found.batches.length ? batches(found) : empty("None yet: the first appears when the pipeline runs and its queue has records."));
     dead.follow(found.batches);
     took.draw();
     fast.draw();

@@ -1,4 +1,4 @@
-// Quiver: segments on a line, how far each subscriber is and where its gaps are, and the room there is.
+// Quiver: segments on a line, the progress and gaps of each subscriber, and the disk space.
 
 import { part } from "../api.js";
 import { badge, crumbs, empty, facts, figure, h, legend, show, svg, table } from "../dom.js";
@@ -10,7 +10,7 @@ const EDGE = 4;
 const DRAWN_MAX = 600;
 const LISTED_MAX = 300;
 const STATES = { done: "dead-part", partly: "half-part", pending: "live-part" };
-const MEANING = [["live-part", "segment that waits"], ["half-part", "resolved by some, or in part"], ["dead-part", "resolved"], ["gap-part", "gap: later ones are resolved"]];
+const MEANING = [["live-part", "pending segment"], ["half-part", "resolved by some subscribers, or in part"], ["dead-part", "resolved"], ["gap-part", "gap: later ones are resolved"]];
 
 export async function render(stage, { names, signal }) {
   const fault = faults();
@@ -38,8 +38,8 @@ function one(found) {
       h("div", { class: "card" }, h("h3", null, "Directory"), h("code", null, found.path))),
     found.damaged.length ? h("div", { class: "card bad" }, h("h2", null, "Quarantined as damaged"), found.damaged.map((text) => h("p", { class: "error" }, typeof text === "string" ? text : JSON.stringify(text)))) : null,
     h("h2", null, "Subscribers"),
-    found.metrics_error ? h("p", { class: "quiet" }, `What is in flight is not known: ${found.metrics_error}`) : null,
-    found.subscribers.length ? [legend(MEANING), found.subscribers.map((who) => subscriber(who, found))] : empty("There are no subscribers, so no data is retained."),
+    found.metrics_error ? h("p", { class: "quiet" }, `The number of bundles in flight is unknown: ${found.metrics_error}`) : null,
+    found.subscribers.length ? [legend(MEANING), found.subscribers.map((each) => subscriber(each, found))] : empty("There are no subscribers, so no data is retained."),
     h("h2", null, "Segments, newest first"),
     found.segments.length ? segments(found) : empty("No segment yet: one is written once there are enough records, or after a time limit."),
   ];
@@ -59,7 +59,7 @@ function segments(found) {
   return [
     table("Segments", ["segment", "core", "stream", "items", "bundles", "size", "age", "state"], shown.map((row) => [
       count(row.id), count(row.core), row.slot, count(row.records), count(row.bundles), bytes(row.bytes), seconds(row.age_s), row.state])),
-    older ? h("p", { class: "quiet" }, `${count(older)} older ones are not listed.`) : null,
+    older ? h("p", { class: "quiet" }, `${several(older, "older segment")} not listed.`) : null,
   ];
 }
 
@@ -68,7 +68,7 @@ function subscriber(who, found) {
   return h("section", { class: "card" }, h("h3", null, who.id, " ", badge(who.state)),
     line(who, found),
     facts([["high-water mark", who.high_water ? `segment ${count(who.high_water)}` : "nothing yet"], ["gaps", gaps || "none"], ["waiting", several(who.backlog, "segment")], ["lag", seconds(who.lag_s)],
-      ["in flight", count(who.in_flight)], ["will come again", count(who.deferred)], ["retries", count(who.retries)], ["lost", count(who.lost)]], "wide"));
+      ["in flight", count(who.in_flight)], ["deferred", count(who.deferred)], ["retries", count(who.retries)], ["lost", count(who.lost)]], "wide"));
 }
 
 function line(who, found) {

@@ -1,4 +1,4 @@
-// Routers: topics joined by what copies records from one into another.
+// Routers, which copy records from one topic into another, as a graph and a table.
 
 import { part } from "../api.js";
 import { badge, crumbs, empty, h, show, svg, table } from "../dom.js";
@@ -11,13 +11,13 @@ const SIZES = { wide: 170, high: 36, gapX: 130, gapY: 28 };
 const DEEP_MAX = 20;
 const LABEL = "Topics connected by routers; the table below has the same data";
 
-/** Draw them, and again every three seconds. */
+/** Draw the routers every three seconds. */
 export function routers(body, { signal, fault }) {
   const picture = h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Routers as a graph" });
   const rows = h("div", null);
   body.append(crumbs("topics", "All topics", "routers"), picture, rows);
   poll(() => "routers", 3000, (found) => {
-    show(picture, found.edges.length ? drawing(found) : empty("There are no routers. ", h("code", null, "penstock topics router put"), " makes one."));
+    show(picture, found.edges.length ? drawing(found) : empty("There are no routers. ", h("code", null, "penstock topics router put"), " creates one."));
     show(rows, found.edges.length ? listing(found) : []);
   }, { signal, fault });
 }

@@ -1,4 +1,4 @@
-// A topic as it grows. What is gone, or came too fast to be read, stands between the records as a gap.
+// The live tail of a topic. Records that are lost, or arrive too fast to be read, are shown as a gap.
 
 import { follow, part, query } from "../api.js";
 import { h } from "../dom.js";
@@ -9,7 +9,7 @@ const BACK = 20;
 const SILENT_MS = 30_000;
 const BEGINNINGS = [["last", `the last ${BACK}`], ["now", "now"], ["all", "the beginning"]];
 
-/** The element. `element.start(head)` begins to follow, from what is chosen in it. */
+/** Return the element. `element.start(head)` begins to follow, from the selected position. */
 export function tail(name, signal) {
   const tag = h("input", { id: "tag", placeholder: "tag, or beginning*", autocomplete: "off" });
   const node = h("input", { id: "node", placeholder: "written by", autocomplete: "off" });

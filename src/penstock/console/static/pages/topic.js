@@ -1,4 +1,4 @@
-// One topic: what it keeps, its sequence line with what is gone from it, its jobs, and its tail.
+// One topic: its retention, its sequence line with lost ranges, its jobs, and its tail.
 
 import { part, query } from "../api.js";
 import { chart } from "../chart.js";
@@ -11,9 +11,9 @@ const WIDE = 900;
 const EDGE = 4;
 const STRETCHES_MAX = 40;
 const KINDS = { live: "live-part", deleted: "dead-part", tombstone: "gap-part", evicted: "half-part", expired: "late-part" };
-const WHEN_FULL = { old: "the oldest go", reject: "writes are refused" };
+const WHEN_FULL = { old: "the oldest records are removed", reject: "writes are rejected" };
 
-/** What a topic keeps, in words. */
+/** Return the retention of a topic as text. */
 export function kept(retention) {
   if (!retention) return "–";
   const limits = [retention.ttl_ms ? seconds(retention.ttl_ms / 1000) : null, retention.cap_records ? several(retention.cap_records, "record") : null,
@@ -21,7 +21,7 @@ export function kept(retention) {
   return limits.length ? limits.join(", ") : "all";
 }
 
-/** Draw it, and again every two seconds. */
+/** Draw the topic every two seconds. */
 export function topic(body, name, { signal, fault }) {
   let now = null;
   const head = h("div", { class: "cards" });
@@ -55,7 +55,7 @@ function cards(found) {
   ];
 }
 
-function said(stretch) {
+function describe(stretch) {
   const range = stretch.from === stretch.to ? count(stretch.from) : `${count(stretch.from)} to ${count(stretch.to)}`;
   return `${range}: ${stretch.reason && stretch.reason !== stretch.kind ? (stretch.kind === "live" ? `live, ${stretch.reason}` : stretch.reason) : stretch.kind}`;
 }
@@ -66,18 +66,18 @@ function sequenceLine(found) {
   const rects = found.line.map((stretch) => svg("rect", {
     class: KINDS[stretch.kind] ?? "dead-part", x: EDGE + room * (stretch.from - 1) / found.head, y: 6, height: 22,
     width: Math.max(2, room * (stretch.to - stretch.from + 1) / found.head),
-  }, svg("title", null, said(stretch))));
+  }, svg("title", null, describe(stretch))));
   return [
-    svg("svg", { class: "picture line", viewBox: `0 0 ${WIDE} 46`, role: "img", "aria-label": found.line.slice(0, STRETCHES_MAX).map(said).join("; ") }, rects,
+    svg("svg", { class: "picture line", viewBox: `0 0 ${WIDE} 46`, role: "img", "aria-label": found.line.slice(0, STRETCHES_MAX).map(describe).join("; ") }, rects,
       svg("text", { class: "small", x: EDGE, y: 42 }, "1"), svg("text", { class: "small", x: WIDE - EDGE, y: 42, "text-anchor": "end" }, count(found.head))),
-    legend(found.line.slice(0, STRETCHES_MAX).map((stretch) => [KINDS[stretch.kind] ?? "dead-part", said(stretch)])),
-    found.line.length > STRETCHES_MAX ? h("p", { class: "quiet" }, `and ${count(found.line.length - STRETCHES_MAX)} more stretches`) : null,
+    legend(found.line.slice(0, STRETCHES_MAX).map((stretch) => [KINDS[stretch.kind] ?? "dead-part", describe(stretch)])),
+    found.line.length > STRETCHES_MAX ? h("p", { class: "quiet" }, `and ${several(found.line.length - STRETCHES_MAX, "more range")}`) : null,
   ];
 }
 
 function jobs(queue) {
-  return h("section", { class: "card" }, h("h2", null, "Queue of jobs"),
+  return h("section", { class: "card" }, h("h2", null, "Job queue"),
     facts([["ready", count(queue.ready)], ["leased", count(queue.in_flight)], ["dead letters", count(queue.dead_lettered)], ["a lease lasts", seconds(queue.lease_ms === null ? null : queue.lease_ms / 1000)],
-      ["deliveries at most", count(queue.max_deliveries)], ["dead letters go to", queue.dead_letter ? h("a", { href: `#/topics/topic/${part(queue.dead_letter)}` }, queue.dead_letter) : "nowhere: they are dropped"]], "wide"),
+      ["deliveries, at most", count(queue.max_deliveries)], ["dead letters go to", queue.dead_letter ? h("a", { href: `#/topics/topic/${part(queue.dead_letter)}` }, queue.dead_letter) : "nowhere: they are dropped"]], "wide"),
     queue.letters.length ? [h("h3", null, "Newest dead letters"), table("Newest dead letters", ["sequence", "time", "data"], queue.letters.map((letter) => [count(letter.seq), when(letter.ts_ms), h("code", null, letter.text ?? "(bytes)")]))] : null);
 }

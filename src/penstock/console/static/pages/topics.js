@@ -1,4 +1,4 @@
-// Topics: a list that stays quick with ten thousand of them. One topic and the routers are pages of their own.
+// Topics: a list that stays fast with ten thousand of them. One topic and the routers are separate pages.
 
 import { get, part, query } from "../api.js";
 import { h, perFrame, show } from "../dom.js";
@@ -22,16 +22,16 @@ export async function render(stage, context) {
 }
 
 /**
- * Only the rows that can be seen are in the page. Names come in pages as the end comes near, which is quick; the
- * pages that can be seen are read again with what is known of each topic.
+ * Only the visible rows are in the document. Names are loaded in pages as the user scrolls towards the end, which is
+ * fast. The visible pages are read again with the details of each topic.
  */
 function list(body, { signal, fault }) {
   const prefix = h("input", { type: "search", id: "prefix", placeholder: "begins with …", autocomplete: "off" });
-  const told = h("p", { class: "quiet", role: "status" });
+  const status = h("p", { class: "quiet", role: "status" });
   const sheet = h("div", null);
   const box = h("div", { class: "rows", tabindex: "0", role: "region", "aria-label": "Topics" }, sheet);
   body.append(h("form", { class: "row", onsubmit: (event) => event.preventDefault() }, h("div", null, h("label", { for: "prefix" }, "Filter"), prefix),
-    h("a", { class: "button", href: "#/topics/routers" }, "Routers")), told,
+    h("a", { class: "button", href: "#/topics/routers" }, "Routers")), status,
   h("div", { class: "topic-line heads", "aria-hidden": "true" }, HEADS.map((head) => h("span", null, head))), box);
   let rows = [];
   let begins = [];
@@ -47,7 +47,7 @@ function list(body, { signal, fault }) {
   const draw = () => {
     const [first, last] = seen();
     sheet.style.height = `${rows.length * ROW}px`;
-    lines = reconciled(sheet, lines, wanted(rows, first, last, lines));
+    lines = reconciled(sheet, lines, visibleRows(rows, first, last, lines));
     if (last >= rows.length - PAGE && next && !reading) more();
   };
   const ask = (after, config) => get(`topics${query({ prefix: prefix.value, after, limit: PAGE, config })}`, signal);
@@ -65,7 +65,7 @@ function list(body, { signal, fault }) {
       rows = after === null ? found.topics : rows.concat(found.topics);
       begins = after === null ? [null] : begins.concat([after]);
       next = found.next;
-      told.textContent = heading(found.total, rows.length, next, prefix.value);
+      status.textContent = heading(found.total, rows.length, next, prefix.value);
     } finally { if (isMine()) reading = false; }
     draw();
     if (begins.length === 1) fresh();
@@ -78,13 +78,13 @@ function list(body, { signal, fault }) {
       if (!isMine()) return;
       const news = new Map(found.topics.map((row) => [row.name, row]));
       rows = begins.length > 1 ? rows.map((row) => news.get(row.name) ?? row) : found.topics;
-      if (begins.length === 1) { next = found.next; told.textContent = heading(found.total, rows.length, next, prefix.value); }
+      if (begins.length === 1) { next = found.next; status.textContent = heading(found.total, rows.length, next, prefix.value); }
       draw();
     }
   });
-  const anew = () => { turn += 1; next = null; more(); };
+  const restart = () => { turn += 1; next = null; more(); };
   let typing = null;
-  prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { box.scrollTop = 0; anew(); }, 150); });
+  prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { box.scrollTop = 0; restart(); }, 150); });
   let resting = null;
   const soon = perFrame(draw, signal);
   box.addEventListener("scroll", () => {
@@ -94,9 +94,9 @@ function list(body, { signal, fault }) {
   }, { passive: true });
   const watcher = new ResizeObserver(draw);
   watcher.observe(box);
-  const timer = setInterval(() => { if (!document.hidden && begins.length) fresh(); else if (!begins.length) anew(); }, FRESH_MS);
+  const timer = setInterval(() => { if (!document.hidden && begins.length) fresh(); else if (!begins.length) restart(); }, FRESH_MS);
   signal.addEventListener("abort", () => { clearInterval(timer); clearTimeout(typing); clearTimeout(resting); watcher.disconnect(); });
-  anew();
+  restart();
 }
 
 function heading(total, loaded, next, prefix) {
@@ -104,8 +104,8 @@ function heading(total, loaded, next, prefix) {
   return total === null ? `${several(loaded, "topic")}${next ? " and more" : ""}` : several(total, "topic");
 }
 
-/** The places of the rows that can be seen, and of the one that has the focus, which would be lost with it. */
-function wanted(rows, first, last, lines) {
+/** Return the visible rows with their positions, and the row with the focus, which would otherwise lose it. */
+function visibleRows(rows, first, last, lines) {
   const places = Array.from({ length: Math.max(0, last - first) }, (_, place) => first + place);
   const held = [...lines].find(([, one]) => one.element.contains(document.activeElement))?.[0];
   const at = held === undefined ? -1 : rows.findIndex((row) => row.name === held);
@@ -115,8 +115,8 @@ function wanted(rows, first, last, lines) {
 }
 
 /**
- * Make the lines of `sheet` those of `rows` ([row, top], in order), from `lines` (name → {element, row}). An element
- * stays with its name, and is not moved among others: both would take the focus away. Gives the lines of now.
+ * Set the lines of `sheet` to `rows` ([row, top], in order), reusing `lines` (name → {element, row}). An element
+ * keeps its name and is not moved among the others, because both would remove the focus. Return the current lines.
  */
 function reconciled(sheet, lines, rows) {
   const now = new Map(rows.map(([row, top]) => [row.name, settled(lines.get(row.name), row, top)]));

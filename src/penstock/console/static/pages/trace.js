@@ -1,4 +1,4 @@
-// Where a record is and has been.
+// The path of a record.
 
 import { get, query } from "../api.js";
 import { badge, empty, facts, h, show } from "../dom.js";
@@ -26,14 +26,14 @@ export async function render(stage, { signal, search }) {
   pick.addEventListener("change", () => { way = pick.value; draw(); });
   const form = h("form", { onsubmit: (event) => {
     event.preventDefault();
-    const asked = query(Object.fromEntries(new FormData(form)));
-    if (location.hash === `#/trace${asked}`) ask(asked);
-    else location.hash = `#/trace${asked}`;
+    const search = query(Object.fromEntries(new FormData(form)));
+    if (location.hash === `#/trace${search}`) ask(search);
+    else location.hash = `#/trace${search}`;
   } }, h("label", { for: "way" }, "What"), pick, inputs, h("p", null, h("button", { class: "primary" }, "Find")));
-  const ask = async (asked) => {
+  const ask = async (request) => {
     show(out, h("p", { class: "quiet" }, "Searching …"));
     try {
-      const found = await get(`trace${asked}`, signal);
+      const found = await get(`trace${request}`, signal);
       fault.replaceChildren();
       show(out, h("div", { class: "card" }, h("h2", null, found.text), h("ol", { class: "steps" }, found.steps.map(step))));
     } catch (error) {
@@ -45,7 +45,7 @@ export async function render(stage, { signal, search }) {
   stage.append(h("h1", null, "Trace"), h("div", { class: "card" }, form), fault, out);
   draw();
   if (Object.keys(given).length) ask(query(given));
-  else show(out, empty("The path of a record from its topic to its table. Its sequence is in the topic's live tail, a batch's in the list of its queue, a micro-batch's in the list of its pipeline: each is a link to here."));
+  else show(out, empty("The path of a record from its topic to its table. The live tail of a topic, the list of a queue's batches and the list of a pipeline's micro-batches link to this page."));
 }
 
 function step(one) {

@@ -139,7 +139,7 @@ async def test_a_timeout_removes_the_waiting_writer(world: World) -> None:
 
 async def test_pending_deltas_that_are_too_large_hold_writes_back(world: World) -> None:
     coordinator, held = await over_limit(world)
-    with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
+    with pytest.raises(Backpressure, match="unflushed data has reached its limit"):
         coordinator.try_write("more")
     waiting = asyncio.create_task(coordinator.write("patient"))
     await world.clock.advance(100)
@@ -226,7 +226,7 @@ async def test_queued_writes_count_by_their_size(world: World) -> None:
     coordinator = await sized(world)
     coordinator.try_write("x" * 60)
     coordinator.try_write("y" * 40)
-    with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
+    with pytest.raises(Backpressure, match="unflushed data has reached its limit"):
         coordinator.try_write("z")
 
 

@@ -226,7 +226,7 @@ async def broken() -> SlateStorage:
 async def test_a_database_that_stopped_for_good_is_not_reported_as_one_to_retry() -> None:
     storage = await broken()
     for call in (storage.get(b"a"), storage.snapshot(), anext(storage.scan(b"")), storage.flush()):
-        with pytest.raises(OutcomeUnknown, match=r"stopped for good.*open it again"):
+        with pytest.raises(OutcomeUnknown, match=r"stopped permanently.*open it again"):
             await call
     with pytest.raises(OutcomeUnknown):
         await storage.apply([Put(b"b", b"")])

@@ -155,7 +155,7 @@ TIMESERIES_MUTANTS = (
     Mutant(
         name="nothing ends the matching of an expression",
         where="timeseries:Pattern.matches",
-        old="            look()\n",
+        old="            check()\n",
         new="            pass\n",
         test=f"{LIMITS}::test_the_timeout_ends_the_matching_of_an_expression",
     ),

@@ -141,7 +141,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="any number of searches may be under way",
         where="vector:Readers.place",
-        old="    self._under_way += 1\n",
+        old="    self._running += 1\n",
         new="",
         test=f"{LIMITS}::test_more_searches_than_the_cap_are_unavailable",
     ),
@@ -155,7 +155,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="ids begin anew where the block is damaged",
         where="vector:_check_block",
-        old="        blocks.go_on_behind(max(first, last))\n",
+        old="        blocks.skip_past(max(first, last))\n",
         new="        pass\n",
         test=f"{DAMAGE}::test_ids_continue_in_the_block_after_the_largest_that_any_record_names",
     ),

@@ -1,6 +1,7 @@
 """The position in the source that feeds a database. It is stored with the rows and never moves back.
 
     position    u64, the number of the last batch, the name of the source as UTF-8, and, if it is known, a
+                zero byte and the name of that batch
 
 The name of the batch detects a source that was reset. A position without a source name was stored before
 names existed, or by a caller that gave none.

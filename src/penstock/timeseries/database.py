@@ -105,12 +105,12 @@ class TimeSeries:
         self._loader = BucketLoader(
             directory,
             snapshot=lambda: self._coordinator.view().snapshot,
-            is_over=lambda bucket: not self._is_kept(bucket),
+            is_expired=lambda bucket: not self._is_kept(bucket),
             damage=flusher.damage,
         )
         self._querying = asyncio.Semaphore(config.queries_max)
         self._cache = LabelCache(
-            live=directory.labels_of, expires=flusher.retention.expires, tell=flusher.damage.tell
+            live=directory.labels_of, expires=flusher.retention.expires, report=flusher.damage.report
         )
         self._failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
         self._samples = registry.counter("timeseries.samples_written", "Samples received in writes.")
@@ -141,7 +141,7 @@ class TimeSeries:
         try:
             await flusher.load()
             families, damaged = await load_families(storage)
-            flusher.damage.tell(None, damaged)
+            flusher.damage.report(None, damaged)
             directory = SeriesIndex(families=families, position=await load_position(storage), clock=clock)
             snapshot = await storage.snapshot()
         except BaseException:
@@ -420,7 +420,7 @@ class TimeSeries:
     def _is_kept(self, bucket: Bucket) -> bool:
         return self._flusher.is_kept(bucket)
 
-    # Lifecycle
+    # Lifecyclecycle
 
     async def check(self) -> None:
         """Check with the storage that this process is still its writer. Raises `Fenced` and `Unavailable`.

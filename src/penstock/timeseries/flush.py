@@ -100,12 +100,12 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         now_ms = self._now_ms()
         await self._take_retention(now_ms)
         for bucket in self.buckets:
-            if self.retention.is_over(bucket, now_ms):
+            if self.retention.is_expired(bucket, now_ms):
                 continue
             try:
                 blocks = await self._counted(bucket)
             except Corrupt as damage:
-                self.damage.tell(bucket, [f"its blocks are not compacted: {damage}"])
+                self.damage.report(bucket, [f"its blocks are not compacted: {damage}"])
                 self._damaged.add(bucket)
                 continue
             if blocks.count:
@@ -113,7 +113,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
     def is_kept(self, bucket: Bucket) -> bool:
         """Return whether the retention keeps this hour. A jump of the wall clock never drops it early."""
-        return not self.retention.is_over(bucket, self._now_ms())
+        return not self.retention.is_expired(bucket, self._now_ms())
 
     def _now_ms(self) -> int:
         """Return the current time for comparisons with the retention."""
@@ -197,18 +197,18 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _expired(self, now_ms: int) -> Bucket | None:
         """Return the oldest readable bucket if it has expired."""
         oldest = min(self.buckets - self._undropped, default=None)
-        return oldest if oldest is not None and self.retention.is_over(oldest, now_ms) else None
+        return oldest if oldest is not None and self.retention.is_expired(oldest, now_ms) else None
 
     def _due(self, now_ms: int) -> Bucket | None:
         """Return a bucket to compact now, if any. It is never an expired one, because compaction would
         restore it."""
-        if self._compaction is not None and not self.retention.is_over(self._compaction.bucket, now_ms):
+        if self._compaction is not None and not self.retention.is_expired(self._compaction.bucket, now_ms):
             return self._compaction.bucket
         return next((bucket for bucket in self.blocks if self._is_due(bucket, now_ms)), None)
 
     def _is_due(self, bucket: Bucket, now_ms: int) -> bool:
         config, blocks = self._config, self.blocks[bucket]
-        if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
+        if bucket in self._damaged or self.retention.is_expired(bucket, now_ms):
             return False
         quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
         return quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks
@@ -237,7 +237,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
                 if len(drops) >= _DROPS_MAX:
                     return drops[:_DROPS_MAX]
         except Corrupt as damage:
-            self.damage.tell(bucket, [f"it has expired but is not deleted: {damage}"])
+            self.damage.report(bucket, [f"it has expired but is not deleted: {damage}"])
             self._undropped.add(bucket)
             return []
         return drops
@@ -255,7 +255,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             )
             return _Step(operations, None if under_way else compaction, left)
         except Corrupt as error:
-            if self.retention.is_over(bucket, self._now_ms()):
+            if self.retention.is_expired(bucket, self._now_ms()):
                 return _Step()  # it expired while it was read, which is not damage
             _LOG.warning("%s is not compacted: %s", place_of(bucket), error)
             self._damaged.add(bucket)

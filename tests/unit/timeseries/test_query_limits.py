@@ -175,7 +175,7 @@ READERS: dict[str, Callable[[TimeSeries], Awaitable[object]]] = {
 async def test_a_reader_without_a_slot_is_unavailable(reader: str) -> None:
     async with await filled(2, 1, queries_max=1, engine=EngineConfig(timeout="50ms")) as database:
         async with database._place(budget()):
-            with pytest.raises(Unavailable, match="places for queries are taken") as caught:
+            with pytest.raises(Unavailable, match="query slots are in use") as caught:
                 await READERS[reader](database)
         assert error_answer(caught.value).status == 503
         assert not database._querying.locked(), "the place is free again"
@@ -427,7 +427,7 @@ def test_labels_with_thousands_of_digits_are_sorted_as_numbers() -> None:
 def test_the_timeout_ends_the_matching_of_an_expression() -> None:
     looks = 0
 
-    def look() -> None:
+    def check() -> None:
         nonlocal looks
         looks += 1
         if looks > 3:
@@ -435,4 +435,4 @@ def test_the_timeout_ends_the_matching_of_an_expression() -> None:
 
     candidates = [Labels.of({"n": f"{n}{LONG}"}) for n in range(20)]
     with pytest.raises(QueryTimeout):
-        select_labels([Matcher(MatchOp.REGEX, "n", "(x|xx|xxx){50}.*")], candidates, look)
+        select_labels([Matcher(MatchOp.REGEX, "n", "(x|xx|xxx){50}.*")], candidates, check)

@@ -196,8 +196,8 @@ async def test_the_floor_is_stored_with_what_is_deleted() -> None:
     assert any(operation.key == RETENTION_KEY for operation in batch)
     await database.close()
     stored = Retention.decode(server.there.persisted[RETENTION_KEY].value)
-    assert stored.is_over(FIRST, START_MS)
-    assert stored.is_over(SECOND, START_MS)
+    assert stored.is_expired(FIRST, START_MS)
+    assert stored.is_expired(SECOND, START_MS)
 
 
 async def test_a_database_without_a_retention_stores_nothing_of_it() -> None:
@@ -223,7 +223,7 @@ def test_spans_that_say_nothing_more_are_not_kept() -> None:
     assert len(retention.encode()) == 4 + 2 * 12
     retention = retention.changed_to(None, [], START_MS + 100 * HOUR_MS)
     assert len(retention.encode()) == 4
-    assert Retention.decode(retention.encode()).is_over(FIRST, 0)
+    assert Retention.decode(retention.encode()).is_expired(FIRST, 0)
 
 
 @given(
@@ -248,16 +248,16 @@ def test_no_end_moves_later_and_no_hour_comes_back(
         )
         for hour in written:
             bucket = Bucket.at(now_ms + hour * HOUR_MS)
-            if not retention.is_over(bucket, now_ms):
+            if not retention.is_expired(bucket, now_ms):
                 ends.setdefault(bucket, retention.expiry_ms(bucket))
         now_ms += minutes * 60_000
         for bucket, before in ends.items():
             now = retention.expiry_ms(bucket)
             assert bucket in gone or before is None or (now is not None and now <= before)
-            is_over = now is not None and now <= now_ms
-            assert retention.is_over(bucket, now_ms) == (is_over or bucket in gone)
+            is_expired = now is not None and now <= now_ms
+            assert retention.is_expired(bucket, now_ms) == (is_expired or bucket in gone)
             ends[bucket] = now
-        gone |= {bucket for bucket in ends if retention.is_over(bucket, now_ms)}
+        gone |= {bucket for bucket in ends if retention.is_expired(bucket, now_ms)}
 
 
 def is_of(key: bytes, bucket: Bucket) -> bool:

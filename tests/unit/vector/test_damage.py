@@ -348,7 +348,7 @@ async def test_a_record_that_two_vectors_claim_or_that_is_deleted_is_not_guessed
     world, _ = await filled()
     copied = world.disk.persisted[data_key(id_of(world, "v5"))].value
     await change(world, Put(data_key(4000), copied), Put(dictionary_key("v7"), JUNK))
-    with pytest.raises(Corrupt, match="'v5' stands for two vectors"):
+    with pytest.raises(Corrupt, match="'v5' refers to two vectors"):
         await world.open()
     world, _ = await filled()
     await change(world, Put(record_prefix(RecordType.DELETIONS), encode_ids([id_of(world, "v5")])))

@@ -112,9 +112,9 @@ async def test_more_searches_than_the_cap_are_unavailable(
     query = np.ones(1024)
     under_way = [asyncio.ensure_future(store.search(query)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="2 searches are under way"):
+    with pytest.raises(Unavailable, match="2 searches are running"):
         await store.search(query)
-    with pytest.raises(Unavailable, match="2 searches are under way"):
+    with pytest.raises(Unavailable, match="2 searches are running"):
         await store.recall()
     held[0].set()
     assert [len(hits) for hits in await asyncio.gather(*under_way)] == [10, 10]

@@ -139,11 +139,11 @@ async def test_a_refusal_says_which_vector_and_what_is_wrong() -> None:
     store = await World().open()
     for wrong, says in (
         (vector("b", 1, 0), "'b' has 2 components, the collection has 3"),
-        (vector("b", 1, float("nan"), 0), "'b': component 1 is nan; each is a number from -1e15 to 1e15"),
+        (vector("b", 1, float("nan"), 0), "'b': component 1 is nan; each must be a number from -1e15 to 1e15"),
         (vector("b", 1, 0, 0, colour="red"), "'b': the schema has no field 'colour'"),
         (vector("b", 1, 0, 0, year="1999"), "'b': field 'year' is int64, not str"),
-        (vector("x" * 65, 1, 0, 0), "an id has at most 64 bytes: 'xxx"),
-        (Vector(7, [1, 0, 0]), "an id is a text"),  # type: ignore[arg-type]
+        (vector("x" * 65, 1, 0, 0), "an id may have at most 64 bytes: 'xxx"),
+        (Vector(7, [1, 0, 0]), "an id must be a non-empty text"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidInput, match=says):
             await store.upsert([wrong])

@@ -70,7 +70,7 @@ class LoopThread:
         """
         if not self.alive:
             work.close()
-            raise Rejected("this object was created before the fork: create it again in the child process")
+            raise Rejected("created before this process was forked: create it again in the child process")
         if threading.current_thread() is self._thread:
             work.close()
             raise Rejected(

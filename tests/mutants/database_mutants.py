@@ -172,7 +172,7 @@ DATABASE_MUTANTS = (
         where="timeseries:BucketLoader._loading",
         old="    task = self._loads.get(bucket)\n",
         new="    task = None\n",
-        test=f"{HOURS}::test_hours_are_read_side_by_side_once_and_others_write_meanwhile",
+        test=f"{HOURS}::test_hours_are_read_in_parallel_once_while_others_write",
     ),
     Mutant(
         name="a flush works on the threads that queries use",
@@ -371,7 +371,7 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a damaged inverted index fails the query",
         where="timeseries:BucketReader._candidates",
-        old="            continue  # the labels decide, which takes longer\n",
+        old="            continue  # fall back to the labels, which takes longer\n",
         new="            raise\n",
         test=f"{DAMAGE}::test_a_damaged_record_of_the_inverted_index_changes_no_answer",
     ),

@@ -105,7 +105,7 @@ TIMESERIES_MUTANTS = (
         where="timeseries:Windows.fold",
         old='        self.check()\n        with np.errstate(all="ignore"):\n            values[row, step]',
         new='        with np.errstate(all="ignore"):\n            values[row, step]',
-        test=f"{LIMITS}::test_time_is_looked_at_between_pieces_of_work",
+        test=f"{LIMITS}::test_time_is_checked_between_pieces_of_work",
     ),
     Mutant(
         name="a reader waits for its place without end",

@@ -129,7 +129,7 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher._lists",
         old="                one.merges += 1\n",
         new="",
-        test=f"{LIMITS}::test_a_record_is_stored_as_a_whole_after_so_many_merges_also_over_restarts",
+        test=f"{LIMITS}::test_a_record_is_rewritten_after_too_many_merges_also_across_restarts",
     ),
     Mutant(
         name="lists that may hold something better are not looked at",

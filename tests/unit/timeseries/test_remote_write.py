@@ -1,4 +1,4 @@
-"""Remote write: what a body holds, and which bodies are refused."""
+"""Remote write: the content of a body, and refused bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept, and that nothing comes back: whatever is done to the retention, the clock and the records."""
+"""Retention: expired hours never return, whatever happens to the retention, the clock and the records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND = Bucket.at(START_MS + HOUR_MS)
 
 
 class Server:
-    """A database that is opened with one retention after the other."""
+    """A database that is opened with different retentions in succession."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(START_MS)
@@ -40,7 +40,7 @@ class Server:
         )
 
     async def life(self, retention: str | None, *samples: tuple[int, float]) -> dict[int, float]:
-        """Open, write, and close; what was there before."""
+        """Open, write, and close. Return the content found when opening."""
         database = await self.open(retention)
         found = (await contents(database)).get("up{}", {})
         if samples:
@@ -49,7 +49,7 @@ class Server:
         return found
 
     def never_expire(self) -> None:
-        """As SlateDB does until it compacts: records that are over are read like others."""
+        """Keep expired records readable, as SlateDB does until it compacts."""
         entries = self.there.persisted
         self.there.persisted = {key: entry._replace(expire_at_ms=None) for key, entry in entries.items()}
 
@@ -159,7 +159,7 @@ async def test_ids_are_never_given_twice_even_if_all_that_names_them_is_lost(fol
     await database.close()
 
 
-async def test_an_hour_that_ends_while_it_is_loaded_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_hour_that_expires_while_it_is_loaded_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     await server.life("2h", (0, 1.0), (HOUR_MS, 1.0))
     await server.clock.advance(2 * 3600 - 0.001)
@@ -237,7 +237,7 @@ def test_spans_that_say_nothing_more_are_not_kept() -> None:
 def test_no_end_moves_later_and_no_hour_comes_back(
     lives: list[tuple[int | None, int, list[int]]],
 ) -> None:
-    """Each life changes the retention, writes to some hours around its own, and lets minutes pass."""
+    """Each round changes the retention, writes to hours around the current one, and lets minutes pass."""
     now_ms, retention = START_MS, Retention()
     ends: dict[Bucket, int | None] = {}
     gone: set[Bucket] = set()

@@ -1,13 +1,13 @@
 """Measure the cost of persistence in the collector: `python benchmarks/collector.py`.
 
-The same collector runs three times, as a process each: straight from receiver to exporter, with persistence
-of requests as they came (`pass_through`), and with persistence as columns (`arrow`). All send over gRPC to a
-server in this process, which counts. Rounds take turns.
+The same collector runs in three processes: directly from receiver to exporter, with persistence of unchanged
+requests (`pass_through`), and with persistence as columns (`arrow`). All send over gRPC to a counting server
+in this process. Rounds alternate.
 
 The streaming path is what a client waits for: without persistence until the destination has answered, with it
 until the log is synced. CPU is that of the collector process from the first request to the last delivery, so
-it holds everything that persistence does: log, segments, reading them back, acks. On a busy machine read the
-CPU; wall time tells more about the machine.
+it holds everything that persistence does: log, segments, reading them back, acks. On a busy machine, read the
+CPU, because wall time depends more on the machine.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Measure the cost of a watching console: `python benchmarks/console.py`.
 
-The speed of a shared machine changes by more than any console costs, from one second to the next, so turns
-one after the other tell nothing. Here two equal worlds run at the same time on one core: each is a server
-with its console and its writers, and the scheduler gives each of them half of that core, a few milliseconds
-at a time. Whatever the machine does, it does to both. In one of them somebody watches; then they change
-places. All that watching takes, of the server or of the console, is taken from the writes of that world.
-
-Each has half a core, so what is small beside a core shows here as twice its share. Data is in memory where
-there is a place for that: waiting for a disk would give the other world the core.
+The speed of a shared machine varies from second to second by more than the cost of a console, so sequential
+turns are not comparable. Therefore two equal worlds run simultaneously on one core. Each is a server with its
+console and its writers, and the scheduler gives each half of that core, a few milliseconds at a time. Changes
+of the machine's speed affect both equally. One of them is watched; then they swap roles. All CPU that
+watching uses, in the server or in the console, reduces the writes of that world. Each has half a core, so a
+cost appears as twice its share of a core. Data is in memory if possible, because waiting for a disk would
+give the core to the other world.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One of two equal worlds: a server, its console and its writers, which take orders on standard input.
+"""One of two equal worlds: a server, its console and its writers, controlled through standard input.
 
     python console_world.py DIR TOPICS CORE
 
-Each order is a line of JSON: when to begin, whether somebody watches, for how long.
+Each order is a line of JSON: the start time, whether the console is watched, and the duration.
 """
 
 from __future__ import annotations

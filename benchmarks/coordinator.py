@@ -564,8 +564,8 @@ BESIDE: dict[str, tuple[Writing, str]] = {
 def beside_a_flush(plan: Plan) -> list[Row]:
     """Measure the 99th percentile of APPLIED during a flush, for which writes must not wait.
 
-    The median of several parts: a machine that stands still once, for whatever reason, holds up more than one
-    in a hundred of a thousand writes, in one of the two phases, and would decide the figure of the whole.
+    Use the median of several parts: a single stall of the machine delays more than one in a hundred of a
+    thousand writes in one of the two phases, and would dominate the overall figure.
     """
     rows = plan.pick(50_000, 10_000)
     told: list[Row] = []

@@ -1,9 +1,9 @@
 """Measure the cost per byte of unauthenticated traffic: `python benchmarks/http_cost.py`.
 
-A server with a key in a process of its own gets each attack from clients without one. CPU is that of the
-server's process per byte sent, memory what its resident size grew by per byte sent. The yardstick is the
-same run's small request without a body: an attack is bounded when a byte of it costs no more than a byte of
-ordinary traffic, or is cut off. Memory is measured beside the bytes that were sent.
+A server with a key, in its own process, receives each attack from clients without a key. CPU is that of the
+server's process per byte sent; memory is the growth of its resident size per byte sent. The reference is a
+small request without a body in the same run: an attack is bounded if its bytes cost no more than those of
+ordinary traffic, or if the server closes the connection.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ def measure(data: bytes) -> tuple[float, float, float]:
 
 
 async def _attacked(port: int, data: bytes, pid: int) -> tuple[int, float, int]:
-    """Bytes sent, seconds of CPU that they took, and what the server grew by while connections are open.
+    """Return the bytes sent, their CPU seconds, and the server's growth while connections are open.
 
-    The connections are open before the first byte: what they cost by themselves is not a matter of bytes.
+    The connections are opened before the measurement, because their own cost does not depend on bytes.
     """
     memory = resident(pid)
     wires = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]

@@ -15,8 +15,8 @@ __all__ = ["Estimate"]
 class Estimate:
     """A centre and the interval that contains the true value with probability `sure`, for any noise.
 
-    It is that of Hodges and Lehmann with the interval of Wilcoxon's signed ranks, on logarithms: no shape of
-    the noise is assumed but that it takes both sides alike, and single turns that went wrong count little.
+    It is the Hodges-Lehmann estimator with the interval of Wilcoxon's signed ranks, on logarithms. It assumes
+    only that the noise is symmetric, and outliers have little effect.
     """
 
     low: float

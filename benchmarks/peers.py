@@ -67,7 +67,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def _in_turns(windows: Windows, send: Sequence[Callable[[Sequence[bytes]], Awaitable[None]]]) -> float:
-    """Let each client send every n-th window in turn. Return the seconds for all windows."""
+    """Let each client send every n-th window in order, all clients in parallel. Return the total seconds."""
 
     async def client(place: int) -> None:
         for window in windows[place :: len(send)]:

@@ -23,7 +23,7 @@ _PATIENCE_S = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """A format and its options. `{out}` in an option stands for a fresh directory."""
+    """A format and its options. `{out}` in an option is replaced with a fresh directory."""
 
     format: str
     options: Mapping[str, str]

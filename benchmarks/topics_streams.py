@@ -98,7 +98,7 @@ def _watcher(server: Server, topic: str) -> socket.socket:
 
 
 def begun(server: Server, request: bytes, sign: bytes) -> socket.socket:
-    """Return a connection that has received this text."""
+    """Send the request, and return the connection once it has received `sign`."""
     connection = dial(server.port)
     connection.sendall(request)
     heard = b""

@@ -1,5 +1,4 @@
-"""The coordinator's errors. Each also derives from a class in `penstock.errors` that determines how to handle
-it.
+"""The coordinator's errors. Each also derives from the class in `penstock.errors` that says how to handle it.
 
     CoordinatorError
     ├── ApplyError         (Rejected)        this write was refused; its epoch is consumed, others continue

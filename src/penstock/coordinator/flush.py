@@ -113,7 +113,7 @@ class FlushQueue(Generic[D, S]):
         self._flushed = flushed
         self._synced = synced
         self._items: deque[Frozen[D] | None] = deque()
-        """Deltas to flush. None stands for a sync of all deltas before it."""
+        """Deltas to flush. None requests a sync of all deltas before it."""
         self._running: Frozen[D] | None = None
         self._wake = asyncio.Event()
         self._flushed_to = 0

@@ -112,7 +112,7 @@ class Pattern:
 
 
 def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield all texts in order, in slices of bounded length. A longer text is a slice of its own."""
+    """Yield all texts in order, in slices of bounded length. A longer text is a separate slice."""
     first = size = 0
     for row, text in enumerate(texts):
         size += 16 + len(text)

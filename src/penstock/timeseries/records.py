@@ -167,7 +167,7 @@ _MORE: Final = "more records are damaged; see the log and the metrics of the ser
 
 
 def place_of(bucket: Bucket | None) -> str:
-    """Return the location of a record as a phrase. None stands for the whole database."""
+    """Return the location of a record as a phrase. None means the whole database."""
     return "the database" if bucket is None else f"the hour {bucket.start_text}"
 
 

@@ -2,11 +2,13 @@
 
 Small values: the collection, id blocks, ids, centroids, sets of ids, the position of a source.
 
-collection u32 schema version, u16 dimensions, u8 metric, Array of (Utf8 name, u8 type, u8 indexed) id block
-base u64, size u64, big-endian: the next id is base + size id u64 centroid float32 x dimensions metadata u32
-length, ids of the vectors with the value; then ids that no longer have it deletions ids of deleted vectors
-that are still in a posting list position u64, the sequence of the last batch taken from a queue, and the
-queue's name
+collection   u32 schema version, u16 dimensions, u8 metric, Array of (Utf8 name, u8 type, u8 indexed)
+id block     base u64, size u64, big-endian: the next id is base + size
+id           u64
+centroid     float32 x dimensions
+metadata     u32 length, ids of the vectors with the value; then ids that no longer have it
+deletions    ids of deleted vectors that are still in a posting list
+position     u64, the sequence of the last batch taken from a queue, and the queue's name
 
 Sets are 64-bit roaring bitmaps in the portable format. Everything else is little-endian.
 

@@ -155,8 +155,8 @@ class VectorStore:
 
         `storage` replaces the configured store and must use the merge operator `merge_records`. Either is
         closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
-        another metric or another schema. Raises `Corrupt`, `Fenced` and `Unavailable`, the latter also if the
-        store does not respond within `open_timeout`.
+        another metric or another schema. Raises `Corrupt`, `Fenced` and, if the store fails or does not
+        respond within `open_timeout`, `Unavailable`.
         """
         storage = storage or await _open_storage(config)
         try:

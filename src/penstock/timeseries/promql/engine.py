@@ -1,7 +1,8 @@
 """The query engine: it parses and evaluates queries within limits.
 
-prepared = engine.instant("sum(rate(requests_total[5m]))", at_ms) prepared.selections # the data to read from
-storage first result = prepared.evaluate(source)
+prepared = engine.instant("sum(rate(requests_total[5m]))", at_ms)
+prepared.selections                      # the data to read from storage first
+result = prepared.evaluate(source)
 """
 
 from __future__ import annotations

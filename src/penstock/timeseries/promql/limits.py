@@ -1,10 +1,15 @@
 """Errors of queries, and the budget of a query.
 
-InvalidInput ├── ParseError the text is not a query; the message is the parser's └── BadRange the requested
-steps cannot be evaluated Unsupported └── UnsupportedQuery a query that uses an unsupported part of the
-language Rejected └── ExecutionError the data does not allow a result (several series where one is needed)
-LimitExceeded ├── TooManySamples the query would hold more samples than allowed └── QueryTimeout the query
-took longer than allowed
+InvalidInput
+├── ParseError          the text is not a query; the message is the parser's
+└── BadRange            the requested steps cannot be evaluated
+Unsupported
+└── UnsupportedQuery    a query that uses an unsupported part of the language
+Rejected
+└── ExecutionError      the data does not allow a result (several series where one is needed)
+LimitExceeded
+├── TooManySamples      the query would hold more samples than allowed
+└── QueryTimeout        the query took longer than allowed
 """
 
 from __future__ import annotations

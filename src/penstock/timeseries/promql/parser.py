@@ -82,7 +82,7 @@ def parse(query: str) -> ast.Expr:
 
 
 def expression_in(placeholder: str) -> str:
-    """Return the regular expression that a placeholder in a tree stands for."""
+    """Return the regular expression that a placeholder in a tree encodes."""
     return bytes.fromhex(placeholder.removeprefix(_MARK).removesuffix(_EMPTY)).decode()
 
 

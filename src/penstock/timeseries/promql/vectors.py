@@ -287,7 +287,7 @@ class Windows:
 
 
 def _pieces(work: Integers) -> Iterator[slice]:
-    """Yield groups of neighbours with bounded total work. An item above the bound is a group of its own."""
+    """Yield groups of neighbours with bounded total work. An item above the bound is a separate group."""
     done = np.cumsum(work)
     first = 0
     while first < len(work):

@@ -1,4 +1,4 @@
-"""The manifest as the one contended object: the cost of an append, and commits under contention."""
+"""The manifest as the contended object: the cost of an append, and commits under contention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CALLERS = 8
 
 
 def backlog(plan: Plan) -> list[Row]:
-    """Appends behind 1, 1,000 and 100,000 entries that nobody has consumed."""
+    """Measure appends after 1, 1,000 and 100,000 unconsumed entries."""
     rows: list[Row] = []
     for entries in (1, 1_000, 100_000):
         raw = manifest.append(manifest.EMPTY_MANIFEST, [_entry(n) for n in range(entries)])
@@ -83,7 +83,7 @@ def _pure_append(raw: bytes) -> float:
 
 
 def ledger(plan: Plan) -> list[Row]:
-    """The next full ledger when 1 and 100 entries leave the queue."""
+    """Measure encoding a full ledger when 1 and 100 entries leave the queue."""
     pairs = [(n, f"ingest/{n:026d}.batch") for n in range(DEQUEUED_LOG_ENTRIES + 100)]
     full = DequeuedLog().after(pairs[:DEQUEUED_LOG_ENTRIES], epoch=1)
     known = full.known
@@ -123,7 +123,7 @@ def _cpu(call: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the producers of one process did."""
+    """Results of the producers of one process."""
 
     batches: float
     writes: float
@@ -139,7 +139,7 @@ class Tally:
 
 
 def contention(plan: Plan) -> list[Row]:
-    """1, 4 and 16 producers on one manifest."""
+    """Measure 1, 4 and 16 producers on one manifest."""
     rows: list[Row] = []
     seconds = float(plan.pick(4, 2))
     with Crew(1) as alone, Crew(4) as crowd:

@@ -1,8 +1,8 @@
 """Measure the buffer on this machine: `python benchmarks/buffer.py`.
 
-Every figure stands beside a ceiling or a peer measured in the same run, in turns, so a ratio means something
-even where the absolute numbers do not: on a busy machine, read the ratios. Data goes to a temporary directory
-on the disk under test (`--dir`) and is removed again; servers listen on loopback only.
+Every figure is compared with a ceiling or a peer measured in alternation in the same run, so ratios are
+meaningful even if absolute numbers are not. On a busy machine, read the ratios. Data is written to a
+temporary directory on the disk under test (`--dir`) and removed afterwards. Servers listen only on loopback.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
 
 
 def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
+    """Run the requested sections and print one table. With `--strict`, exit with 1 if a threshold is
+    missed."""
     parser = option_parser("Measure the buffer against raw I/O and real peers.", SECTIONS)
     parser.add_argument("--quick", action="store_true", help="about a minute, with coarser figures")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from table import Row
 
 __all__ = ["run"]
 
-_REPEATS = 5  # per turn, the best counts: the allocator's pages are warm for everybody alike
+_REPEATS = 5  # per turn, the best one counts, so the allocator's pages are warm for all contenders
 
 _NOTE = (
     "single thread, best of 5 per turn; memcpy: allocate a fresh pyarrow buffer of the block's size from the "
@@ -29,7 +29,7 @@ _NOTE = (
 
 
 def run(plan: Plan) -> list[Row]:
-    """Blocks of 16 and 64 MiB, records of 200 B and 1 KiB."""
+    """Measure blocks of 16 and 64 MiB with records of 200 B and 1 KiB."""
     rows: list[Row] = []
     for size in (200, 1024):
         for block_mib in (16, 64):
@@ -38,7 +38,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def _foreign_row(plan: Plan, size: int) -> Row:
-    """Records of different lengths without a table, as other clients store them, against one plain walk."""
+    """Compare records without a length table, as other clients store them, with one plain walk."""
     lengths = np.random.default_rng(1).integers(size // 2, size * 3 // 2 + 1, 16 * MIB // (size + 4))
     data = bytes(np.random.default_rng(2).integers(0, 256, 2 * size, dtype="u1"))
     raw = b"".join(length.to_bytes(4, "little") + data[:length] for length in lengths.tolist())
@@ -77,7 +77,7 @@ def _block_rows(plan: Plan, size: int, block_mib: int) -> list[Row]:
     items = records.to_pylist()
     stored = memoryview(encode_batch([records], CompressionType.NONE).to_bytes())
     block = encode_records(records)
-    foreign = pa.py_buffer(bytes(block))  # no length table behind the records
+    foreign = pa.py_buffer(bytes(block))  # no length table after the records
     count = len(records)
     contenders: dict[str, Callable[[], object]] = {
         "memcpy": lambda: _memcpy(foreign),
@@ -124,7 +124,7 @@ def _timed(call: Callable[[], object]) -> Callable[[], float]:
             started = time.perf_counter()
             kept = call()
             best = min(best, time.perf_counter() - started)
-            del kept  # giving the memory back is not part of it
+            del kept  # exclude the time to free the memory
         return best
 
     return measure

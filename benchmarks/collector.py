@@ -1,13 +1,13 @@
-"""Measure what keeping telemetry costs the collector: `python benchmarks/collector.py`.
+"""Measure the cost of persistence in the collector: `python benchmarks/collector.py`.
 
-The same collector runs three times, as a process each: straight from receiver to exporter, with persistence
-of requests as they came (`pass_through`), and with persistence as columns (`arrow`). All send over gRPC to a
-server in this process, which counts. Rounds take turns.
+The same collector runs in three processes: directly from receiver to exporter, with persistence of unchanged
+requests (`pass_through`), and with persistence as columns (`arrow`). All send over gRPC to a counting server
+in this process. Rounds alternate.
 
 The streaming path is what a client waits for: without persistence until the destination has answered, with it
 until the log is synced. CPU is that of the collector process from the first request to the last delivery, so
-it holds everything that persistence does: log, segments, reading them back, acks. On a busy machine read the
-CPU; wall time tells more about the machine.
+it holds everything that persistence does: log, segments, reading them back, acks. On a busy machine, read the
+CPU, because wall time depends more on the machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _KEEP = """
 
 
 class FarEnd(grpc.GenericRpcHandler):
-    """Counts spans: bundles that wait are sent together, so requests say little."""
+    """Server that counts spans. Waiting bundles are sent together, so requests are not a useful measure."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -119,7 +119,7 @@ class Collector:
         self.address = json.loads(self._process.stdout.readline())["addresses"]["in"][0]
 
     def cpu_s(self) -> float:
-        """Seconds of CPU so far, of all its threads."""
+        """Return the CPU seconds used so far by all its threads."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_S
 
@@ -137,7 +137,8 @@ class Collector:
 async def _round(
     collector: Collector, far_end: FarEnd, body: bytes, spans: int, requests: int
 ) -> tuple[float, float, float]:
-    """(seconds until all were taken, until all were delivered, CPU seconds of the collector)."""
+    """Return the seconds until all were accepted, until all were delivered, and the collector's CPU
+    seconds."""
     goal, cpu_s, began = far_end.count + requests * spans, collector.cpu_s(), time.perf_counter()
     left = iter(range(requests))
     async with grpc.aio.insecure_channel(collector.address) as channel:
@@ -152,13 +153,13 @@ async def _round(
     while far_end.count < goal:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     delivered_s = time.perf_counter() - began
-    # What it does a moment later, such as removing segments, is part of the price.
+    # Later work, such as removing segments, is part of the cost.
     await asyncio.sleep(0.5)
     return taken_s, delivered_s, collector.cpu_s() - cpu_s
 
 
 Measured: TypeAlias = dict[str, list[tuple[float, float, float]]]
-"""Rounds of each mode: seconds until taken, until delivered, of CPU."""
+"""Rounds of each mode: seconds until accepted, until delivered, and of CPU."""
 
 
 async def _measure(path: Path, compression: str, spans: int, rounds: int, requests: int) -> Measured:
@@ -171,7 +172,7 @@ async def _measure(path: Path, compression: str, spans: int, rounds: int, reques
         for place in range(rounds + 1):
             for mode, collector in collectors.items():
                 measured = await _round(collector, far_end, body, spans, requests)
-                if place:  # the first warms up
+                if place:  # the first round warms up
                     found[mode].append(measured)
     finally:
         for collector in collectors.values():
@@ -222,11 +223,12 @@ def _rows(section: str, mode: str, found: Measured, spans: int) -> list[Row]:
 
 
 SECTIONS = {"gzip": ("gzip", 1000), "none": ("none", 1000), "small": ("gzip", 20)}
-"""How requests go out, and how many spans one has: a full batch of an SDK, and one of a quiet service."""
+"""Concurrency and spans per request: a full batch of an SDK, and a batch of a quiet service."""
 
 
 def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
+    """Run the requested sections and print one table. With `--strict`, exit with 1 if a threshold is
+    missed."""
     parser = option_parser("Measure what persistence costs the collector.", SECTIONS)
     parser.add_argument("--quick", action="store_true", help="about a minute, with coarser figures")
     options = parser.parse_args()

@@ -1,13 +1,12 @@
-"""What a watching console costs: `python benchmarks/console.py`.
+"""Measure the cost of a watching console: `python benchmarks/console.py`.
 
-The speed of a shared machine changes by more than any console costs, from one second to the next, so turns
-one after the other tell nothing. Here two equal worlds run at the same time on one core: each is a server
-with its console and its writers, and the scheduler gives each of them half of that core, a few milliseconds
-at a time. Whatever the machine does, it does to both. In one of them somebody watches; then they change
-places. All that watching takes, of the server or of the console, is taken from the writes of that world.
-
-Each has half a core, so what is small beside a core shows here as twice its share. Data is in memory where
-there is a place for that: waiting for a disk would give the other world the core.
+The speed of a shared machine varies from second to second by more than the cost of a console, so sequential
+turns are not comparable. Therefore two equal worlds run simultaneously on one core. Each is a server with its
+console and its writers, and the scheduler gives each half of that core, a few milliseconds at a time. Changes
+of the machine's speed affect both equally. One of them is watched; then they swap roles. All CPU that
+watching uses, in the server or in the console, reduces the writes of that world. Each has half a core, so a
+cost appears as twice its share of a core. Data is in memory if possible, because waiting for a disk would
+give the core to the other world.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _START_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one world did in one turn."""
+    """Results of one world in one turn."""
 
     records: int
     seconds: float
@@ -53,13 +52,14 @@ class Turn:
 
     @property
     def cost_s(self) -> float:
-        """CPU of server and console for a record."""
+        """CPU seconds of server and console per record."""
         return (self.server_s + self.console_s) / self.records
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two turns: in the second one the other world was watched. What differs between worlds cancels."""
+    """Two turns, in the second of which the other world is watched. Differences between the worlds cancel
+    out."""
 
     watched: tuple[Turn, Turn]
     alone: tuple[Turn, Turn]
@@ -78,7 +78,7 @@ class Pair:
 
 
 class World:
-    """A server, a console and writers, in a session of their own: the scheduler's unit of fairness."""
+    """A server, a console and writers in their own session, which is the scheduler's unit of fairness."""
 
     def __init__(self, root: Path, topics: int, core: int) -> None:
         program = Path(__file__).with_name("console_world.py")
@@ -116,7 +116,7 @@ class World:
 
 @contextmanager
 def _worlds(topics: int, plan: Plan) -> Iterator[tuple[World, World]]:
-    """Both on one core."""
+    """Start both worlds on one core."""
     core = max(os.sched_getaffinity(0))
     with ExitStack() as stack:
         root = Path(
@@ -137,7 +137,7 @@ def _has_memory() -> bool:
 
 
 def _are_groups(worlds: tuple[World, World]) -> bool:
-    """Whether the scheduler gives sessions equal shares, rather than threads."""
+    """Return whether the scheduler gives equal shares to sessions rather than to threads."""
     try:
         groups = {Path(f"/proc/{world.pid}/autogroup").read_text().split()[0] for world in worlds}
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip()
@@ -149,7 +149,7 @@ def _are_groups(worlds: tuple[World, World]) -> bool:
 
 
 def _turn(worlds: tuple[World, World], watched: int, seconds: float) -> tuple[Turn, Turn]:
-    """The turn of the watched world, and of the other."""
+    """Run a turn of the watched world and of the other one."""
     begin = time.monotonic() + _START_S
     for place, world in enumerate(worlds):
         world.order(begin=begin, watched=place == watched, seconds=seconds)
@@ -164,10 +164,10 @@ def _pair(worlds: tuple[World, World], first: int, seconds: float) -> Pair:
 
 
 def _ingest(plan: Plan, topics: int) -> list[Row]:
-    seconds = plan.pick(10, 2)  # the rarest look comes every 10 s, and the first one as the page opens
+    seconds = plan.pick(10, 2)  # the slowest poll runs every 10 s, and first when the page opens
     with _worlds(topics, plan) as worlds:
         are_groups = _are_groups(worlds)
-        _turn(worlds, 0, 2.0)  # to get warm
+        _turn(worlds, 0, 2.0)  # warm-up
         pairs = [_pair(worlds, number % 2, seconds) for number in range(plan.pick(12, 4))]
     return _rows(pairs, f", {topics:,} other topics" if topics else "", are_groups=are_groups)
 
@@ -222,14 +222,14 @@ def _listed(quotients: Sequence[float]) -> str:
 
 
 def _standing(plan: Plan, topics: int) -> list[Row]:
-    """The CPU that watching takes of a server that has nothing else to do, and of the console."""
+    """Measure the CPU that watching costs an idle server and the console."""
     seconds = plan.pick(30, 4)
     with scratch(plan) as root, Server(root) as server, Host(with_topics(server, topics)) as host:
         page, shares = Page(host.port), {}
         for is_watched in (False, True):
             if is_watched:
                 page.open()
-            time.sleep(2)  # past the first looks
+            time.sleep(2)  # after the first polls
             before, began = (cpu_s(server.pid), cpu_s(host.pid)), time.monotonic()
             time.sleep(seconds)
             after, took = (cpu_s(server.pid), cpu_s(host.pid)), time.monotonic() - began
@@ -254,17 +254,17 @@ def _standing(plan: Plan, topics: int) -> list[Row]:
 
 
 def standing(plan: Plan) -> list[Row]:
-    """With few topics and with many."""
+    """Measure with few and with many topics."""
     return [*_standing(plan, 0), *_standing(plan, plan.pick(10_000, 1_000))]
 
 
 def few(plan: Plan) -> list[Row]:
-    """One topic."""
+    """Measure with one topic."""
     return _ingest(plan, 0)
 
 
 def many(plan: Plan) -> list[Row]:
-    """Ten thousand topics beside the one that is written."""
+    """Measure with ten thousand topics besides the written one."""
     return _ingest(plan, plan.pick(10_000, 1_000))
 
 

@@ -1,4 +1,4 @@
-"""A console in a process of its own, over one topics server, until its standard input ends."""
+"""A console in its own process, over one topics server, that runs until its standard input ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.up import FleetEvent, FleetMap, LogLine, PartKind, PartState, Part
 
 
 class OneServer:
-    """A fleet with a topics server and nothing else. See `FleetView`."""
+    """A fleet with only a topics server. See `FleetView`."""
 
     def __init__(self, url: str) -> None:
         self.map = FleetMap(data_dir="", topics=TopicsPlace(part="topics", data_dir=""))

@@ -1,4 +1,4 @@
-"""A topics server with a console beside it, and a page that somebody may open."""
+"""A topics server with a console, and a simulated open page."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _EVERY_S = 2.0
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used, all its threads together, to the nanosecond."""
+    """Return the CPU seconds used by all threads of a process, with nanosecond resolution."""
     return time.clock_gettime((~pid << 3) | 2)  # Linux: the clock of another process
 
 
 def with_topics(server: Server, count: int) -> Server:
-    """The server, with so many topics."""
+    """Create the topics on the server."""
     for number in range(count):
         server.ask("PUT", f"/v0/topics/other-{number:05d}", {})
     return server
 
 
 class Host:
-    """The console's process, over a server."""
+    """The console's process for a server."""
 
     def __init__(self, server: Server) -> None:
         program = Path(__file__).with_name("console_host.py")
@@ -64,9 +64,9 @@ class Host:
 
 
 class Page:
-    """What an open page asks for: the live stream, and a page of topics every two seconds.
+    """The requests of an open page: the live stream, and a page of topics every two seconds.
 
-    It reads the bytes and draws nothing: a browser is the watcher's own, and mostly on another machine.
+    It reads the bytes without drawing, because browsers usually run on another machine.
     """
 
     def __init__(self, port: int) -> None:
@@ -90,7 +90,7 @@ class Page:
             thread.start()
 
     def close(self) -> None:
-        """Raises what went wrong since it was opened."""
+        """Close the page. Raises any error since it was opened."""
         self._over.set()
         for each in self._sockets:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""One of two equal worlds: a server, its console and its writers, which take orders on standard input.
+"""One of two equal worlds: a server, its console and its writers, controlled through standard input.
 
     python console_world.py DIR TOPICS CORE
 
-Each order is a line of JSON: when to begin, whether somebody watches, for how long.
+Each order is a line of JSON: the start time, whether the console is watched, and the duration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics_server import Server, bodies, opened, texts, write_requests
 BATCH = 100
 WRITERS = 4
 _CAP_BYTES = 64 << 20
-"""What the written topic keeps, so that the last turn finds the server as the first one did."""
+"""Record cap of the written topic, so that the server's state is the same in all turns."""
 
 
 def main(root: Path, topics: int) -> None:
@@ -49,5 +49,5 @@ def main(root: Path, topics: int) -> None:
 
 
 if __name__ == "__main__":
-    os.sched_setaffinity(0, {int(sys.argv[3])})  # what it starts stays there, too
+    os.sched_setaffinity(0, {int(sys.argv[3])})  # child processes stay on this core
     main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""From the queue into memory, against raw GETs of the same objects; and draining many small batches."""
+"""Consumption into memory, compared with raw GETs of the same objects, and draining small batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRAIN_NOTE = (
 
 
 def run(plan: Plan) -> list[Row]:
-    """Arrow, Arrow view and lists, records of 200 B and 1 KiB."""
+    """Measure Arrow, Arrow view and lists, with records of 200 B and 1 KiB."""
     rows: list[Row] = []
     for size in (200, 1024):
         with scratch(plan) as root:
@@ -73,7 +73,7 @@ def _queue_of(keys: list[str]) -> bytes:
 
 async def _get_all(root: Path, keys: list[str]) -> float:
     store = LocalStore(root)
-    await store.get(_MANIFEST)  # the threads are there, as they are behind a consumer that has opened
+    await store.get(_MANIFEST)  # the threads exist, as after a consumer has opened
     slots = asyncio.Semaphore(IN_FLIGHT)
 
     async def fetch(key: str) -> None:
@@ -120,7 +120,7 @@ def _rows(rates: Rates, size: int) -> list[Row]:
 
 
 def drain(plan: Plan) -> list[Row]:
-    """A backlog of many small batches, to the last one."""
+    """Measure draining a backlog of many small batches."""
     count = plan.pick(10_000, 2_000)
     with scratch(plan) as root:
         queue = _small_batches(root, count)
@@ -143,7 +143,7 @@ def drain(plan: Plan) -> list[Row]:
 
 
 def _small_batches(root: Path, count: int) -> bytes:
-    """Plain files at their keys, put there without a sync: only the reading is measured."""
+    """Write plain files at their keys without a sync, because only reads are measured."""
     (root / "ingest").mkdir()
     calls = calls_of(array_of(2 * MIB, 200), 200, call_bytes=2000)
     bodies = [encode_batch([call], CompressionType.NONE).to_bytes() for call in calls]

@@ -1,8 +1,8 @@
 """Measure coordinated writes on this machine: `python benchmarks/coordinator.py`.
 
-A database of 200-byte rows over SlateDB in a local directory. Beside each figure stands the same work without
-a coordinator: batches built by hand, written and persisted one after the other. On a busy machine, read the
-ratios.
+A database of 200-byte rows over SlateDB in a local directory. Each figure is compared with the same work
+without a coordinator: batches built by hand, written and persisted one after the other. On a busy machine,
+read the ratios.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ BATCH_ROWS = 1000
 THRESHOLD = BATCH_ROWS * len(ROW)
 WRITERS = 64
 RATE = 1000
-"""Writes a second that arrive beside a flush."""
+"""Writes per second that arrive during a flush."""
 CROWD_PAUSE_S = 0.01
-"""Between the writes of each of many writers beside a flush, on average."""
+"""Average pause between the writes of each of many writers during a flush."""
 PAUSE_S = 0.25
 SETTLE_S = 0.1
-"""After a flush: the next rows come all at once and hold the loop, which its last writes must not meet."""
+"""Pause after a flush. The next rows arrive together and block the loop, which must not delay its last
+writes."""
 PARTS = 5
 LOG_TICK = "5ms"
-"""How often SlateDB writes its log by itself; both sides also ask for it."""
+"""Interval at which SlateDB writes its log automatically. Both sides also request it."""
 
 
 Write: TypeAlias = tuple[bytes, ...]
@@ -118,7 +119,7 @@ async def coordinated(storage: Storage, layout: Layout = puts, **config: object)
 
 
 def over_slate(plan: Plan, work: Callable[[Storage], Awaitable[float]]) -> float:
-    """What `work` measures over a new database."""
+    """Return the result of `work` over a new database."""
 
     found: list[float] = []
 
@@ -133,9 +134,7 @@ def over_slate(plan: Plan, work: Callable[[Storage], Awaitable[float]]) -> float
 
     shorten_slice()
     with scratch(plan) as root:
-        process.run(
-            lambda stop: run(root.as_uri())
-        )  # both sides on the loop and with the settings of a server
+        process.run(lambda stop: run(root.as_uri()))  # both sides run on the loop with a server's settings
     return found[0]
 
 
@@ -145,7 +144,7 @@ def over_slate(plan: Plan, work: Callable[[Storage], Awaitable[float]]) -> float
 async def waiting_writers(
     storage: Storage, *, rounds: int, level: Durability, layout: Layout, size: int
 ) -> float:
-    """Seconds until all of 64 writers have written `size` rows and waited, so many times."""
+    """Return the seconds until all 64 writers have repeatedly written `size` rows and waited."""
     mode = SyncMode.EVERY_FLUSH if level is Durability.DURABLE else SyncMode.EXPLICIT
     coordinator = await coordinated(
         storage, layout, sync_mode=mode, flush_interval="0s", flush_size_threshold="64MiB"
@@ -164,7 +163,7 @@ async def waiting_writers(
 
 
 async def by_hand(storage: Storage, *, rounds: int, level: Durability, layout: Layout, size: int) -> float:
-    """Seconds for the same rows, those of all writers in one batch, one batch after the other."""
+    """Return the seconds for the same rows, with those of all writers in one batch, batch after batch."""
     rows = [ROW] * (WRITERS * size)
     began = time.perf_counter()
     for turn in range(rounds):
@@ -175,7 +174,7 @@ async def by_hand(storage: Storage, *, rounds: int, level: Durability, layout: L
 
 
 class HandBatch:
-    """The least that lets writers share batches: rows in a list, one future for all who wait for it."""
+    """Minimal batching: rows in a list, and one future for all waiters."""
 
     def __init__(self, storage: Storage, layout: Layout, level: Durability) -> None:
         self._storage = storage
@@ -201,14 +200,14 @@ class HandBatch:
                 await self._storage.flush()
             self._first += len(rows)
             done.set_result(None)
-            await asyncio.sleep(0)  # who was waiting writes again
+            await asyncio.sleep(0)  # the waiters write again
         self._running = None
 
 
 async def writers_by_hand(
     storage: Storage, *, rounds: int, level: Durability, layout: Layout, size: int
 ) -> float:
-    """Seconds of the same 64 writers, who share batches that are put together by hand."""
+    """Return the seconds of the same 64 writers with hand-built shared batches."""
     batch = HandBatch(storage, layout, level)
     write = (ROW,) * size
 
@@ -232,7 +231,7 @@ CASES: tuple[tuple[str, Layout, int, Durability, float | None], ...] = (
 
 
 def throughput(plan: Plan) -> list[Row]:
-    """64 writers that wait for the level before they write again."""
+    """Measure 64 writers that wait for the level before they write again."""
     rows = []
     for name, layout, size, level, bar in CASES:
         rounds = plan.pick(600, 100) // (1 if size == 1 else 4)
@@ -265,7 +264,7 @@ def throughput(plan: Plan) -> list[Row]:
 
 
 async def open_loop(storage: Storage, *, count: int, level: Durability) -> float:
-    """Seconds of one writer that never waits, until the last write has reached the level."""
+    """Return the seconds of one writer that never waits, until the last write has reached the level."""
     mode = SyncMode.EVERY_FLUSH if level is Durability.DURABLE else SyncMode.EXPLICIT
     coordinator = await coordinated(storage, puts, sync_mode=mode, max_pending_size=4 * THRESHOLD)
     began = time.perf_counter()
@@ -290,7 +289,7 @@ async def large_batches(storage: Storage, *, count: int, level: Durability) -> f
 
 
 def stream(plan: Plan) -> list[Row]:
-    """One writer that does not wait, in deltas of 1000 rows."""
+    """Measure one writer that does not wait, in deltas of 1000 rows."""
     count = plan.pick(100_000, 10_000)
     rows = []
     for level in (Durability.FLUSHED, Durability.DURABLE):
@@ -319,7 +318,7 @@ def stream(plan: Plan) -> list[Row]:
 
 
 async def waits(storage: Storage, *, level: Durability, rounds: int) -> list[float]:
-    """Seconds from `write` to the level, of writers that wait before they go on."""
+    """Return the seconds from `write` to the level, for writers that wait before they continue."""
     coordinator = await coordinated(storage, packed, sync_mode=SyncMode.EVERY_FLUSH, flush_interval="0s")
     taken: list[float] = []
 
@@ -335,7 +334,7 @@ async def waits(storage: Storage, *, level: Durability, rounds: int) -> list[flo
 
 
 async def direct_waits(storage: Storage, *, rounds: int) -> list[float]:
-    """The same writers, each with a batch of its own that it waits for."""
+    """Return the waits of the same writers, each with its own batch."""
     taken: list[float] = []
 
     async def writer(number: int) -> None:
@@ -350,7 +349,7 @@ async def direct_waits(storage: Storage, *, rounds: int) -> list[float]:
 
 
 def latency(plan: Plan) -> list[Row]:
-    """Median and 99th percentile of the wait at each level, against a direct durable write."""
+    """Measure the median and 99th percentile of the wait at each level, against a direct durable write."""
     rounds = plan.pick(60, 20)
     samples: dict[str, list[float]] = {}
 
@@ -385,7 +384,7 @@ def percentile_99(values: Sequence[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-# The cost of coordination itself
+# The cost of coordination
 
 
 class NoFlusher(Flusher[RowDelta, None]):
@@ -413,7 +412,7 @@ async def applied(count: int) -> float:
 
 
 def cost(plan: Plan) -> list[Row]:
-    """CPU per write from `write` to APPLIED, with a delta that does next to nothing."""
+    """Measure the CPU per write from `write` to APPLIED, with a trivial delta."""
     count = plan.pick(200_000, 50_000)
     micros = min(asyncio.run(applied(count)) for _ in range(3)) / count * 1e6
     return [
@@ -445,10 +444,10 @@ MOMENT = struct.Struct("d")
 
 
 class Arrivals:
-    """Writes that come at a steady rate from another process, as requests do, and how long each took.
+    """Writes that arrive at a steady rate from another process, like requests, and their durations.
 
-    A write counts from when it was sent, and belongs to what went on then, so that nothing that holds the
-    loop is left out.
+    A write is timed from when it was sent and attributed to that phase, so that blocking of the loop is
+    included.
     """
 
     def __init__(self, coordinator: Rows) -> None:
@@ -456,7 +455,7 @@ class Arrivals:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self.writes: list[tuple[float, float]] = []
-        """When each was sent, and how long it took."""
+        """Send time and duration of each write."""
         command = (sys.executable, "-c", SENDER, str(RATE))
         self._sender = subprocess.Popen(command, stdout=subprocess.PIPE)
 
@@ -483,21 +482,21 @@ class Arrivals:
         self.writes.append((sent, time.perf_counter() - sent))
 
     def waits(self, began: float, ended: float) -> list[float]:
-        """How long the writes took that were sent in between."""
+        """Return the durations of the writes sent in an interval."""
         return [taken for sent, taken in self.writes if began <= sent < ended]
 
 
 class Crowd:
-    """Writers that wait for each of their writes, with a pause before the next, and how long each took.
+    """Writers that wait for each write and pause before the next, and the durations of the writes.
 
-    A write counts from when it is made: that the loop was late to make it is not the coordinator's.
+    A write is timed from its creation, because the coordinator is not responsible for a late creation.
     """
 
     def __init__(self, coordinator: Rows) -> None:
         self._coordinator = coordinator
         self._writers: list[asyncio.Task[None]] = []
         self.writes: list[tuple[float, float]] = []
-        """When each was made, and how long it took."""
+        """Creation time and duration of each write."""
 
     async def __aenter__(self) -> Crowd:
         self._writers = [asyncio.ensure_future(self._write()) for _ in range(WRITERS)]
@@ -516,7 +515,7 @@ class Crowd:
             self.writes.append((made, time.perf_counter() - made))
 
     def waits(self, began: float, ended: float) -> list[float]:
-        """How long the writes took that were made in between."""
+        """Return the durations of the writes created in an interval."""
         return [taken for made, taken in self.writes if began <= made < ended]
 
 
@@ -527,7 +526,8 @@ Writing: TypeAlias = Callable[[Rows], Arrivals | Crowd]
 async def applied_beside_flushes(
     storage: Storage, *, writing: Writing, rows: int, parts: int, rounds: int
 ) -> list[Waits]:
-    """Waits for APPLIED while nothing is flushed, and while deltas of `rows` rows are, in turns, by parts."""
+    """Return the waits for APPLIED without a flush and during flushes of `rows` rows, alternating, by
+    part."""
     coordinator = await coordinated(storage, flush_size_threshold=10 * rows * len(ROW), flush_interval="1h")
     found: list[Waits] = []
     async with writing(coordinator) as arrivals:
@@ -537,7 +537,7 @@ async def applied_beside_flushes(
             for _ in range(rounds):
                 for _ in range(rows):
                     await coordinator.write(ONE)
-                await asyncio.sleep(PAUSE_S)  # until everything that came meanwhile is applied
+                await asyncio.sleep(PAUSE_S)  # until all writes that arrived in the meantime are applied
                 quiet = time.perf_counter()
                 await asyncio.sleep(PAUSE_S)
                 began = time.perf_counter()
@@ -562,10 +562,10 @@ BESIDE: dict[str, tuple[Writing, str]] = {
 
 
 def beside_a_flush(plan: Plan) -> list[Row]:
-    """The 99th percentile of APPLIED during a flush: writes are not to wait for it.
+    """Measure the 99th percentile of APPLIED during a flush, for which writes must not wait.
 
-    The median of several parts: a machine that stands still once, for whatever reason, holds up more than one
-    in a hundred of a thousand writes, in one of the two phases, and would decide the figure of the whole.
+    Use the median of several parts: a single stall of the machine delays more than one in a hundred of a
+    thousand writes in one of the two phases, and would dominate the overall figure.
     """
     rows = plan.pick(50_000, 10_000)
     told: list[Row] = []

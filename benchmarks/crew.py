@@ -1,4 +1,4 @@
-"""Worker processes that stay for several rounds: each prepares its data once and then takes orders."""
+"""Worker processes for several rounds. Each prepares its data once and then executes orders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _PATIENCE_S = 300.0
 
 
 class Crew:
-    """`count` fresh processes. An order is a function of a module and its arguments, run in all at once."""
+    """A group of `count` fresh processes. An order is a module's function with arguments, run in all of
+    them."""
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -43,7 +44,7 @@ class Crew:
                 process.join()
 
     def order(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Run `work(*arguments[i])` in process i; every one starts before any is waited for."""
+        """Run `work(*arguments[i])` in process i. All start before any result is awaited."""
         for line, given in zip(self._lines, arguments, strict=True):
             line.send((work, given))
         answers = [self._answer(line) for line in self._lines]

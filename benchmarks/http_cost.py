@@ -1,9 +1,9 @@
-"""What a byte on the wire costs before a key is shown: `python benchmarks/http_cost.py`.
+"""Measure the cost per byte of unauthenticated traffic: `python benchmarks/http_cost.py`.
 
-A server with a key in a process of its own gets each attack from clients without one. CPU is that of the
-server's process per byte sent, memory what its resident size grew by per byte sent. The yardstick is the
-same run's small request without a body: an attack is bounded when a byte of it costs no more than a byte of
-ordinary traffic, or is cut off. Memory is measured beside the bytes that were sent.
+A server with a key, in its own process, receives each attack from clients without a key. CPU is that of the
+server's process per byte sent; memory is the growth of its resident size per byte sent. The reference is a
+small request without a body in the same run: an attack is bounded if its bytes cost no more than those of
+ordinary traffic, or if the server closes the connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def window(size: int) -> bytes:
 
 
 def shapes() -> dict[str, bytes]:
-    """The bytes that one connection sends, by what they try."""
+    """Return the bytes that one connection sends, by attack."""
     small = Encoder()
     plain = b"".join(frame(1, 5, 2 * n + 1, small.encode(_HEAD)) for n in range(500))
     long = Encoder()
@@ -97,7 +97,8 @@ def shapes() -> dict[str, bytes]:
 
 
 def cpu_s(pid: int) -> float:
-    """Of every thread, in nanoseconds where the system counts them: a shape may take less than a tick."""
+    """Return the CPU seconds of all threads, in nanoseconds if available, because a shape may take less
+    than a tick."""
     try:
         threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
         return sum(int(one.read_text().split()[0]) for one in threads) / 1e9
@@ -111,7 +112,8 @@ def resident(pid: int) -> int:
 
 
 async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> int:
-    """How much the server took of it, until it hung up or had read all; the connection stays open."""
+    """Send data until the server has read it all or hangs up. Return the bytes sent. Keep the connection
+    open."""
 
     async def drop() -> None:
         while await reader.read(1 << 20):
@@ -132,7 +134,7 @@ async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data:
 
 
 def measure(data: bytes) -> tuple[float, float, float]:
-    """Microseconds and bytes of memory per byte, and mebibytes in all."""
+    """Return microseconds and bytes of memory per byte, and mebibytes in total."""
     with tempfile.TemporaryDirectory() as folder:
         address = Path(folder) / "address"
         environment = {
@@ -155,7 +157,9 @@ def measure(data: bytes) -> tuple[float, float, float]:
                 time.sleep(0.05)
             time.sleep(0.5)
             port = int(address.read_text().rpartition(":")[2])
-            with socket.create_connection(("127.0.0.1", port)) as one:  # what the first request loads
+            with socket.create_connection(
+                ("127.0.0.1", port)
+            ) as one:  # load everything that the first request loads
                 one.sendall(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 one.recv(1024)
             sent, cpu, grown = asyncio.run(_attacked(port, data, server.pid))
@@ -166,9 +170,9 @@ def measure(data: bytes) -> tuple[float, float, float]:
 
 
 async def _attacked(port: int, data: bytes, pid: int) -> tuple[int, float, int]:
-    """Bytes sent, seconds of CPU that they took, and what the server grew by while connections are open.
+    """Return the bytes sent, their CPU seconds, and the server's growth while connections are open.
 
-    The connections are open before the first byte: what they cost by themselves is not a matter of bytes.
+    The connections are opened before the measurement, because their own cost does not depend on bytes.
     """
     memory = resident(pid)
     wires = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]

@@ -1,4 +1,4 @@
-"""Memory of a producer under more load than the disk takes: it stays below the configured cap."""
+"""Memory of a producer whose load exceeds the disk's throughput. It stays below the configured cap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def run(plan: Plan) -> list[Row]:
-    """Arrow and list input."""
+    """Measure Arrow and list input."""
     rows: list[Row] = []
     total = plan.pick(2048, 512) * MIB
     for kind in ("Arrow", "list"):
@@ -82,7 +82,7 @@ async def _feed(producer: Producer, kind: str, calls: list[pa.BinaryArray], tota
 
 
 def _reset_peak() -> tuple[int, int]:
-    """Resident bytes now and at most since the last call; the kernel starts counting anew."""
+    """Return the resident bytes, now and at the peak since the last call, and reset the kernel's counter."""
     status = Path("/proc/self/status").read_text()
     figures = {name: int(kib) * 1024 for name, kib in re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", status)}
     Path("/proc/self/clear_refs").write_text("5")

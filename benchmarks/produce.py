@@ -1,4 +1,4 @@
-"""From records in memory to durable and queued, against the same bytes as plain objects."""
+"""Production from memory to durable and queued, compared with plain objects of the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from table import Row
 __all__ = ["FLUSH_BYTES", "IN_FLIGHT", "run"]
 
 FLUSH_BYTES = 64 * MIB  # the default of a producer
-IN_FLIGHT = 4  # likewise: uploads in parallel
+IN_FLIGHT = 4  # also the default: parallel uploads
 BARS = {"Arrow": 0.7, "list": 0.4}
 
 _NOTE = (
@@ -35,7 +35,7 @@ _NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one producer stores, in each of its forms."""
+    """The data of one producer, in each form."""
 
     arrays: list[pa.BinaryArray]
     lists: list[list[bytes]]
@@ -44,7 +44,7 @@ class Load:
 
 
 def run(plan: Plan) -> list[Row]:
-    """Record size x producers (tasks of one process, then processes) x input x compression."""
+    """Measure record size x producers (tasks of one process, then processes) x input x compression."""
     rows: list[Row] = []
     for size in (200, 1024):
         for zstd in (False, True):
@@ -61,7 +61,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def prepare(total: int, size: int, zstd: bool, seed: int) -> Load:
-    """`total` bytes of records as calls, and as the objects that a producer makes of them."""
+    """Return `total` bytes of records as calls, and as the objects that a producer creates from them."""
     records = array_of(total, size, seed + 1)
     arrays = calls_of(records, size)
     kind = CompressionType.ZSTD if zstd else CompressionType.NONE

@@ -1,9 +1,9 @@
 """Measure queries and the codec of samples on this machine: `python benchmarks/promql.py`.
 
-A thousand series, an hour of samples every 15 seconds. Beside `rate` stands the same arithmetic written by
-hand over two plain arrays, and must not be much quicker: what is left is parsing, labels, gaps and limits.
-Beside every other query stands the floor of its work, one pass of numpy over the cells it answers. Times
-are of CPU.
+A thousand series, an hour of samples every 15 seconds. `rate` is compared with the same hand-written
+arithmetic over two plain arrays, which must not be much faster: the difference is parsing, labels, gaps and
+limits. Every other query is compared with the minimum of its work, one pass of numpy over the cells of its
+result. Times are CPU times.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def samples() -> list[Series]:
 
 
 def rate_by_hand(times: Times, values: Floats, steps: Times, range_ms: int) -> Floats:
-    """`rate` of series without gaps, all of one length: a row each of `times` and `values`."""
+    """Compute `rate` of series without gaps and of equal length. Each is a row of `times` and `values`."""
     rows, count = values.shape
     reach = int(times.max() - times.min()) + range_ms + 2
     keys = (times - times.min() + reach * np.arange(rows)[:, None]).ravel()
@@ -85,14 +85,14 @@ def rate_by_hand(times: Times, values: Floats, steps: Times, range_ms: int) -> F
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of CPU: one thread does all of it, and others on the machine do not count."""
+    """Return the CPU seconds of this thread, which does all the work."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def queries(plan: Plan) -> list[Row]:
-    """Range queries of 240 steps over all series, from text to result."""
+    """Measure range queries of 240 steps over all series, from text to result."""
     series = samples()
     source, engine = StaticSource(series), Engine()
     times, values = (
@@ -132,7 +132,7 @@ def queries(plan: Plan) -> list[Row]:
 
 
 def codec(plan: Plan) -> list[Row]:
-    """Streams of an hour, encoded and decoded, a thousand at once."""
+    """Measure encoding and decoding a thousand streams of an hour together."""
     batch = [series.samples for series in samples()]
     streams = encode_many(batch)
     contenders: dict[str, Callable[[], float]] = {
@@ -150,7 +150,7 @@ def codec(plan: Plan) -> list[Row]:
 
 
 def answers(plan: Plan) -> list[Row]:
-    """The JSON of a matrix of all cells."""
+    """Measure the JSON of a matrix of all cells."""
     source, engine = StaticSource(samples()), Engine()
     end_ms = START_MS + STEP_MS * (STEPS - 1)
     result = engine.range("rate(requests_total[5m])", START_MS, end_ms, STEP_MS).evaluate(source)

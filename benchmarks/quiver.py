@@ -1,7 +1,7 @@
 """Measure Quiver on this machine: `python benchmarks/quiver.py`.
 
-What has a yardstick stands beside it, measured in the same run in turns: on a busy machine, read the ratios.
-Data goes to a temporary directory on the disk under test (`--dir`) and is removed again.
+Figures with a reference are measured in alternation with it in the same run. On a busy machine, read the
+ratios. Data is written to a temporary directory on the disk under test (`--dir`) and removed afterwards.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def settings(*, target_size: str = "32MB", **wal: object) -> QuiverConfig:
 
 
 def bundles(count: int) -> list[pa.RecordBatch]:
-    """Batches that differ, as a receiver makes them."""
+    """Return different batches, like those of a receiver."""
     return [decode(telemetry(Signal.TRACES, items=SPANS, seed=n), Signal.TRACES).batch for n in range(count)]
 
 
@@ -66,7 +66,7 @@ def encoded(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def ingest(plan: Plan) -> list[Row]:
-    """Bundles per second into the log, beside a bare write and fdatasync."""
+    """Measure bundles per second into the log, compared with a bare write and fdatasync."""
     count = plan.pick(400, 150)
     batches = bundles(16)
     contenders: dict[str, Callable[[], float]] = {
@@ -132,7 +132,7 @@ def _ingest(
 
 
 def recovery(plan: Plan) -> list[Row]:
-    """The time from opening a directory with a long log to accepting traffic."""
+    """Measure the time from opening a directory with a long log to accepting traffic."""
     size = plan.pick(1024, 128) * 1024**2
     config = settings(flush="none")
     with scratch(plan) as root:
@@ -160,7 +160,7 @@ def recovery(plan: Plan) -> list[Row]:
 
 
 def _leave_log(root: Path, size: int) -> None:
-    """A log of so many bytes, left by a process that ends without finalizing anything."""
+    """Leave a log of this size, from a process that ends without finalizing anything."""
     batches = bundles(16)
     config = QuiverConfig.from_mapping(
         {
@@ -196,7 +196,7 @@ def _write_bytes(path: Path, size: int) -> float:
 
 
 def read(plan: Plan) -> list[Row]:
-    """Bundles per second out of committed segments, beside pyarrow's own reader."""
+    """Measure bundles per second from committed segments, compared with pyarrow's reader."""
     count = plan.pick(600, 200)
     batches = bundles(16)
     with (
@@ -249,7 +249,7 @@ def _read_pyarrow(paths: list[str]) -> float:
 
 
 def memory(plan: Plan) -> list[Row]:
-    """What a pending segment costs while nobody takes it."""
+    """Measure the memory of a pending segment without consumers."""
     count = plan.pick(10_000, 1_000)
     with scratch(plan) as root:
         _in_process(_hold_segments, root, count)

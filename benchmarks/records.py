@@ -1,4 +1,4 @@
-"""Records to measure with: JSON text with entropy, of slightly different lengths."""
+"""Records for benchmarks: JSON text with entropy, of slightly different lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1024 * 1024
 CALL_BYTES = MIB
 """Record bytes of one `produce` call."""
 
-_POOL_BYTES = 16 * MIB  # far above the window in which zstd finds repetitions
+_POOL_BYTES = 16 * MIB  # far larger than the window in which zstd finds repetitions
 _WORDS = ("accepted", "checkout", "eu-west", "declined", "mobile", "refund", "us-east", "retry", "web")
 
 
@@ -35,13 +35,13 @@ def _pool(size: int, seed: int) -> pa.BinaryArray:
 
 
 def array_of(total_bytes: int, size: int, seed: int = 1) -> pa.BinaryArray:
-    """About `total_bytes` of records around `size` bytes, in memory of their own."""
+    """Return about `total_bytes` of records of around `size` bytes, in separate memory."""
     pool = _pool(size, seed)
     copies = -(-total_bytes // _POOL_BYTES)
     return pa.concat_arrays([pool] * max(2, copies))[: total_bytes // size]
 
 
 def calls_of(records: pa.BinaryArray, size: int, call_bytes: int = CALL_BYTES) -> list[pa.BinaryArray]:
-    """The same records as the input of one `produce` call each."""
+    """Return the same records as inputs of `produce` calls."""
     step = call_bytes // size
     return [records[start : start + step] for start in range(0, len(records), step)]

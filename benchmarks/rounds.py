@@ -1,4 +1,4 @@
-"""Fair turns: every contender runs once per round, so that a noisy minute hits all of them alike."""
+"""Fair turns: every contender runs once per round, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE_S = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much work a run does, and where its files go."""
+    """The amount of work of a run, and the directory of its files."""
 
     quick: bool
     workdir: Path
@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Work per second of each contender, one figure per round."""
+    """Work per second of each contender, for each round."""
 
     by_name: Mapping[str, list[float]]
 
@@ -38,7 +38,7 @@ class Rates:
         return statistics.median(self.by_name[name])
 
     def ratio(self, name: str, ceiling: str) -> float:
-        """Median over the rounds of the quotient within a round."""
+        """Return the median over the rounds of the ratio within a round."""
         pairs = zip(self.by_name[name], self.by_name[ceiling], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
@@ -51,10 +51,11 @@ def interleave(
     warmups: int = 1,
     patience_s: float = _PATIENCE_S,
 ) -> Rates:
-    """Run all contenders in turn, A B C A B C …; each returns the seconds it took for `work` units.
+    """Run all contenders in turn, A B C A B C …. Each returns the seconds it took for `work` units.
 
-    Warm-up rounds are thrown away. The order rotates, so that none always runs after the same neighbour.
-    On a machine too busy for all rounds the rest is left out after `patience_s`, but never the first two.
+    Warm-up rounds are discarded. The order rotates, so that none always runs after the same neighbour. If the
+    machine is too busy for all rounds, the remaining ones are skipped after `patience_s`, except for the
+    first two.
     """
     began = time.monotonic()
     names = list(contenders)
@@ -72,7 +73,7 @@ def interleave(
 
 @contextmanager
 def scratch(plan: Plan) -> Iterator[Path]:
-    """A fresh directory, gone afterwards."""
+    """Create a fresh directory that is removed afterwards."""
     path = Path(tempfile.mkdtemp(dir=plan.workdir))
     try:
         yield path

@@ -1,4 +1,4 @@
-"""The frame of every benchmark: sections one after the other, then one table."""
+"""The framework of all benchmarks: run the sections in order, then print one table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PlannedSection: TypeAlias = Callable[[Plan], list[Row]]
 
 
 def option_parser(description: str, sections: Iterable[str]) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+    """Return a parser of the options common to all benchmarks."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--only", action="append", choices=list(sections), help="one section (repeatable)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
@@ -36,7 +36,7 @@ def option_parser(description: str, sections: Iterable[str]) -> argparse.Argumen
 
 @contextmanager
 def workdir(parent: Path | None) -> Iterator[Path]:
-    """A directory for data, which goes at the end, after a SIGTERM too."""
+    """Create a directory for data that is removed at the end, also after a SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     made = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=parent))
     try:
@@ -46,7 +46,8 @@ def workdir(parent: Path | None) -> Iterator[Path]:
 
 
 def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -> int:
-    """Run the sections asked for and print their table. With `--strict`, 1 when a bar is missed."""
+    """Run the requested sections and print their table. With `--strict`, return 1 if a threshold is
+    missed."""
     load = os.getloadavg()[0]
     rows: list[Row] = []
     began = time.monotonic()
@@ -63,9 +64,9 @@ def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -
 
 
 def run_planned(description: str, sections: Mapping[str, PlannedSection], *, quick: str) -> int:
-    """A whole benchmark whose sections follow one plan. Returns the exit code.
+    """Run a benchmark whose sections share one plan. Return the exit code.
 
-    `quick` says what `--quick` leaves out.
+    `quick` is the help text of `--quick`.
     """
     parser = option_parser(description, sections)
     parser.add_argument("--quick", action="store_true", help=quick)

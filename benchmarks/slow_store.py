@@ -1,4 +1,4 @@
-"""Producers under hard conditions: a store with slow writes, and a consumer of another implementation."""
+"""Producers under difficult conditions: slow writes, and a consumer of another implementation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _FOREIGN_NOTE = (
 
 
 class SlowStore(MemoryStore):
-    """A memory store whose writes take `put_s`, one of them `stall_s` longer, and its reads `get_s`."""
+    """A memory store whose writes take `put_s`, with one that takes `stall_s` longer, and whose reads take
+    `get_s`."""
 
     def __init__(
         self, put_s: float, *, get_s: float = 0.0, stall_s: float = 0.0, stall_after_s: float = 0.0
@@ -72,7 +73,7 @@ class SlowStore(MemoryStore):
 
 
 def run(plan: Plan) -> list[Row]:
-    """Writes of 40 ms, 450 ms and 1 s, and one stall of 1.5 s; 200 and 1,000 calls/s."""
+    """Measure writes of 40 ms, 450 ms and 1 s, and one stall of 1.5 s, at 200 and 1,000 calls/s."""
     kinds = {"40 ms": (0.04, 0.0), "450 ms": (0.45, 0.0), "1 s": (1.0, 0.0), "40 ms, one 1.5 s": (0.04, 1.5)}
     seconds = plan.pick(24, 12)
     rows: list[Row] = []
@@ -97,7 +98,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def _offer(store: ObjectStore, rate: int, seconds: int) -> tuple[float, float, float]:
-    """Offer calls at a fixed rate; returns that rate and the two rates at which they became durable."""
+    """Offer calls at a fixed rate. Return that rate and the two rates at which they became durable."""
     watches: list[asyncio.Task[None]] = []
     durable: list[float] = []
     backlog: list[int] = []
@@ -109,7 +110,7 @@ async def _offer(store: ObjectStore, rate: int, seconds: int) -> tuple[float, fl
         durable.append(time.monotonic())
 
     async with Producer(ProducerConfig(store=store)) as producer:
-        await call(producer)  # the first one imports what encoding needs
+        await call(producer)  # the first call imports the modules for encoding
         durable.clear()
         began = time.monotonic()
         for tick in range(round(seconds / _TICK_S)):
@@ -126,7 +127,7 @@ async def _offer(store: ObjectStore, rate: int, seconds: int) -> tuple[float, fl
 
 
 def foreign(plan: Plan) -> list[Row]:
-    """Two and four producers, and a consumer that writes no ledger."""
+    """Measure two and four producers with a consumer that writes no ledger."""
     rows: list[Row] = []
     for producers in (2, 4):
         with scratch(plan) as root:

@@ -1,7 +1,7 @@
 """Measure the pipeline on Spark on this machine: `python benchmarks/spark.py`.
 
-Every throughput stands beside one of Spark's own or a ceiling, measured in the same session in turns: on a
-busy machine, read the ratios. Data goes to a temporary directory (`--dir`) and is removed again.
+Every throughput is compared with one of Spark or a ceiling, measured in alternation in the same session. On a
+busy machine, read the ratios. Data is written to a temporary directory (`--dir`) and removed afterwards.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from spark_runs import Bench
 SECTIONS = ("source", "sinks", "micro-batch", "soak")
 FULL_RECORDS = 10_000_000
 _CONF = {
-    "spark.driver.memory": "2g",  # so that a soak sees the heap at its full size soon
+    "spark.driver.memory": "2g",  # so that the heap of a soak reaches its full size soon
     "spark.python.authenticate.socketTimeout": "60s",  # a busy machine starts workers slowly
 }
 
 
 def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
+    """Run the requested sections and print one table. With `--strict`, exit with 1 if a threshold is
+    missed."""
     options = _options()
     with workdir(options.dir) as data:
         bench = _open(data)

@@ -1,4 +1,4 @@
-"""The fastest a Python source of Spark can be: Arrow files mapped into memory, handed over as they are."""
+"""The ceiling of Python sources of Spark: memory-mapped Arrow files, passed on unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ArrowFiles"]
 
 
 class ArrowFiles(DataSource):
-    """A stream of the files named in option `files`, one per line, over `partitions` tasks; one offset."""
+    """A stream with one offset of the files in option `files`, one per line, over `partitions` tasks."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""The same records as a queue, as Parquet files and as Arrow files; and queues that are only long."""
+"""The same records as a queue, as Parquet files and as Arrow files, and long queues of repeated batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MANIFEST = "ingest/manifest"
 OBJECT_RECORDS = 50_000
 RECORD_BYTES = 200
 _DISTINCT = 40
-"""Objects with contents of their own; more are the same again, which spares disk and page cache alike."""
+"""Number of distinct objects. Further ones repeat them, to limit the use of disk and page cache."""
 _GROUP_ROWS = 25_000
 _STAMP = (Metadata(start_index=0, ingestion_time_ms=1_760_000_000_000),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFiles:
-    """`records` records, three times."""
+    """The same `records` records in three formats."""
 
     records: int
     queue: Path
@@ -37,7 +37,7 @@ class BatchFiles:
 
 
 def make_files(root: Path, records: int, compression: str) -> BatchFiles:
-    """Objects, Parquet files and Arrow files with the same records in the same portions."""
+    """Create objects, Parquet files and Arrow files with the same records in the same portions."""
     count = max(1, records // OBJECT_RECORDS)
     distinct = min(count, _DISTINCT)
     queue, parquet, arrow = (root / name for name in ("queue", "parquet", "arrow"))
@@ -63,7 +63,7 @@ def _parquet(compression: str) -> str:
 
 
 def make_queue(root: Path, entries: int, records: pa.BinaryArray) -> Path:
-    """A queue of `entries` batches that are all one object with these records."""
+    """Create a queue of `entries` batches that all refer to one object with these records."""
     root.mkdir(parents=True)
     (location,) = make_objects(root, [records], "none")
     make_manifest(root, [location] * entries)

@@ -1,4 +1,4 @@
-"""What a micro-batch costs however small it is, and what a long backlog adds to that."""
+"""The fixed cost of a micro-batch, and the additional cost of a long backlog."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECORD = pa.array([b'{"user":"ann","n":1}'], pa.binary())
 
 
 def run(bench: Bench, batches: int) -> list[Row]:
-    """noop, Delta and a whole pipeline, each with a short and a long backlog."""
+    """Measure noop, Delta and a whole pipeline, each with a short and a long backlog."""
     rows: list[Row] = []
     for name in ("noop", "delta", "pipeline"):
         short, long = (_median_ms(bench, name, entries, batches) for entries in _BACKLOGS)

@@ -1,4 +1,4 @@
-"""Streams to measure: from a source to a sink, and what Spark says of their micro-batches."""
+"""Measured streams, from a source to a sink, and Spark's reports of their micro-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """A format and what it is told; `{out}` in an option is a fresh directory."""
+    """A format and its options. `{out}` in an option is replaced with a fresh directory."""
 
     format: str
     options: Mapping[str, str]
@@ -37,19 +37,19 @@ BUFFER = Sink(format="penstock-buffer", options={"store": "{out}"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A session and a directory for what the streams write."""
+    """A session and a directory for the output of streams."""
 
     spark: SparkSession
     workdir: Path
     partitions: int
 
     def buffer(self, queue: Path, **options: str) -> DataFrame:
-        """The records of a queue as a stream."""
+        """Return the records of a queue as a stream."""
         plain = {"store": str(queue), "columns": "value"} | options
         return self.spark.readStream.format("penstock-buffer").options(**plain).load()
 
     def whole(self, files: BatchFiles) -> DataFrame:
-        """All of a queue in one micro-batch, again for every query."""
+        """Return all of a queue as one micro-batch, for every query again."""
         return self.buffer(files.queue, mode="read", maxBatchesPerTrigger="1000000")
 
     def parquet(self, files: BatchFiles) -> DataFrame:
@@ -60,7 +60,8 @@ class Bench:
         return self.spark.readStream.format("bench-arrow").options(**options).load()
 
     def drain(self, frame: DataFrame, sink: Sink, records: int) -> float:
-        """Seconds of `addBatch` to bring all records into a fresh output. Checks that they were all read."""
+        """Return the seconds of `addBatch` to write all records to a fresh output. Check that all were
+        read."""
         scratch = Path(tempfile.mkdtemp(dir=self.workdir))
         try:
             query = self.start(frame, sink, scratch, available_now=True)
@@ -74,7 +75,7 @@ class Bench:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def step(self, frame: DataFrame, sink: Sink, batches: int) -> list[dict[str, int]]:
-        """`durationMs` of that many micro-batches, without the first few, in a fresh output."""
+        """Return `durationMs` of this many micro-batches, without the first few, in a fresh output."""
         scratch = Path(tempfile.mkdtemp(dir=self.workdir))
         try:
             return watch(self.start(frame, sink, scratch), batches)
@@ -84,7 +85,7 @@ class Bench:
     def start(
         self, frame: DataFrame, sink: Sink, scratch: Path, *, available_now: bool = False
     ) -> StreamingQuery:
-        """The stream, with its checkpoint and its output below `scratch`."""
+        """Start the stream, with its checkpoint and its output below `scratch`."""
         options = {key: value.format(out=scratch / "out") for key, value in sink.options.items()}
         writer = (
             frame.writeStream.format(sink.format)
@@ -98,7 +99,7 @@ _SKIPPED = 5
 
 
 def watch(query: StreamingQuery, batches: int) -> list[dict[str, int]]:
-    """`durationMs` of `batches` micro-batches after the first few; the query is stopped then."""
+    """Return `durationMs` of `batches` micro-batches after the first few, then stop the query."""
     deadline = time.monotonic() + _PATIENCE_S
     try:
         while query.isActive and time.monotonic() < deadline:

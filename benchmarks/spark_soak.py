@@ -1,4 +1,4 @@
-"""A long backlog drained into a Delta table, with the memory of the driver watched all along."""
+"""Draining a long backlog into a Delta table while sampling the memory of the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACKLOG = 100_000
 _PER_TRIGGER = 4
 _SAMPLE_S = 1.0
 _SETTLED = 0.25
-"""The share of the time after which memory counts as settled: classes are loaded and the heap is in use."""
+"""Share of the time after which memory counts as settled, with classes loaded and the heap in use."""
 _NOTE = (
     "one micro-batch takes 4 batches of 50,000 records from a backlog of 100,000 and acknowledges the last; "
     "every record is looked at, one of 1,000 goes into a Delta table; resident memory of the Java process, "
@@ -38,7 +38,7 @@ class Sample:
 
 
 def run(bench: Bench, minutes: float) -> list[Row]:
-    """First, last and most memory over that time, and how much was drained."""
+    """Measure the first, last and maximum memory over that time, and the drained records."""
     root = bench.workdir / "soak"
     records = array_of(OBJECT_RECORDS * RECORD_BYTES, RECORD_BYTES)[:OBJECT_RECORDS]
     queue = make_queue(root / "queue", _BACKLOG, records)
@@ -70,7 +70,7 @@ def _row(what: str, ours: float, first: float, bar: float | None) -> Row:
 
 
 def _drain(bench: Bench, queue: Path, root: Path, seconds: float) -> tuple[int, list[Sample], int, int]:
-    """(rows in the table, samples, micro-batches, rows its commits tell of)."""
+    """Return the rows in the table, the samples, the micro-batches, and the rows in its commits."""
     frame = bench.buffer(queue, maxBatchesPerTrigger=str(_PER_TRIGGER), gc_interval="1h")
     chosen = frame.where("pmod(hash(value), 1000) = 0")
     sink = Sink(format="penstock-delta", options={"path": "{out}"})
@@ -91,7 +91,7 @@ def _drain(bench: Bench, queue: Path, root: Path, seconds: float) -> tuple[int, 
 
 
 def _figures(values: list[int]) -> tuple[float, float, float]:
-    """(first, last, most) of the settled part."""
+    """Return the first, last and maximum of the settled part."""
     begin, tenth = int(len(values) * _SETTLED), max(1, len(values) // 10)
     first, last = values[begin : begin + tenth], values[-tenth:]
     return sum(first) / len(first), sum(last) / len(last), max(values)
@@ -104,14 +104,14 @@ def _sample() -> Sample:
             status = Path(f"/proc/{pid}/statm").read_text().split()
             name = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         resident = int(status[1]) * os.sysconf("SC_PAGE_SIZE")
         java, python = (java + resident, python) if name == "java" else (java, python + resident)
     return Sample(java=java, python=python)
 
 
 def _descendants(root: int) -> list[int]:
-    """`root` and every process below it."""
+    """Return `root` and all its descendant processes."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

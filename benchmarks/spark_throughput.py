@@ -1,4 +1,4 @@
-"""Records per second through Spark: our source and sinks against Spark's own, on the same records."""
+"""Records per second through Spark: our source and sinks compared with Spark's, on the same records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PATIENCE_S = 240.0
 
 
 def read(bench: Bench, records: int, rounds: int) -> list[Row]:
-    """The source against Spark's Parquet stream and the ceiling of Python sources, raw and zstd."""
+    """Compare the source with Spark's Parquet stream and the ceiling of Python sources, raw and zstd."""
     rows: list[Row] = []
     for compression in ("none", "zstd"):
         files = make_files(bench.workdir / f"files-{compression}", records, compression)
@@ -40,14 +40,14 @@ def read(bench: Bench, records: int, rounds: int) -> list[Row]:
         shutil.rmtree(bench.workdir / f"files-{compression}")
         judge = partial(_row, rates, "1 source", _READ_NOTE, what=_what("buffer -> noop", files, compression))
         rows.append(judge(ours="buffer", theirs="parquet", against="Parquet file stream", bar=1.0))
-        # The Arrow files are not compressed: against them zstd is told, not judged.
+        # The Arrow files are not compressed, so the comparison with zstd has no threshold.
         bar = 0.7 if compression == "none" else None
         rows.append(judge(ours="buffer", theirs="arrow", against="mapped Arrow files", bar=bar))
     return rows
 
 
 def write(bench: Bench, records: int, rounds: int) -> list[Row]:
-    """The sinks against Spark's Parquet sink, behind the same source."""
+    """Compare the sinks with Spark's Parquet sink, after the same source."""
     files = make_files(bench.workdir / "files-write", records, "none")
     contenders = {
         sink.format: lambda sink=sink: bench.drain(bench.whole(files), sink, files.records)

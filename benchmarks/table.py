@@ -1,4 +1,4 @@
-"""The one table that a run prints: what was measured, against what, and whether it is enough."""
+"""The table that a run prints: measurements, references and verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Row", "print_table", "write_json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement. `ceiling` is what the same run measured for the yardstick named in `against`."""
+    """One measurement. `ceiling` is the figure of the reference named in `against`, from the same run."""
 
     section: str
     what: str
@@ -24,9 +24,9 @@ class Row:
     against: str = ""
     bar: float | None = None
     ratio: float | None = None
-    """Median of the per-round ratios when given; else `ours / ceiling`."""
+    """Median of the per-round ratios if given, otherwise `ours / ceiling`."""
     at_most: bool = False
-    """The bar is an upper bound."""
+    """True if the threshold is an upper bound."""
     note: str = ""
 
     @property
@@ -46,7 +46,7 @@ _HEAD = ("what", "ours", "ceiling", "unit", "ratio", "bar", "met", "against")
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Every row in fixed columns, then the notes that say precisely what was compared."""
+    """Print every row in fixed columns, then notes that specify each comparison."""
     lines = [_HEAD, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     section = ""
@@ -98,7 +98,7 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
-    """The rows with share and verdict, and the machine they were measured on."""
+    """Write the rows with share and verdict, and a description of the machine."""
     document = {
         "machine": {
             "cpus": os.cpu_count(),

@@ -1,8 +1,8 @@
-"""Measure the database of time series on this machine: `python benchmarks/timeseries.py`.
+"""Measure the time-series database on this machine: `python benchmarks/timeseries.py`.
 
 A thousand series, an hour of samples every 15 seconds, in SlateDB over a local directory. Ingest goes from
 series, or from the bytes of remote writes, to durable; queries go from text to result, with an hour that is
-still in blocks and with one that was folded.
+still in blocks and with a compacted one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RATE = "rate(requests_total[5m])"
 
 
 def scrape(step: int) -> list[Series]:
-    """One sample of every series."""
+    """Return one sample of every series."""
     times = np.full(1, START_MS + STEP_MS * step)
     return [
         Series(labels=labels, samples=Samples(times, np.array([float(step * 7 + place % 13)])))
@@ -47,7 +47,7 @@ def scrape(step: int) -> list[Series]:
 
 
 def body(step: int) -> bytes:
-    """The same as a remote write: fields 1 of a message that hold labels (1) and one sample (2)."""
+    """Return the same as a remote write: fields 1 of a message that hold labels (1) and one sample (2)."""
     parts = []
     for one in scrape(step):
         pairs = [part(1, part(1, name.encode()) + part(2, value.encode())) for name, value in one.labels]
@@ -70,7 +70,7 @@ def varint(value: int) -> bytes:
 
 
 async def fill(directory: Path, write: Callable[[TimeSeries, int], Awaitable[None]]) -> tuple[float, float]:
-    """Seconds of CPU and of the clock until an hour is durable."""
+    """Return the seconds of CPU and of the clock until an hour is durable."""
     async with await TimeSeries.open(directory) as database:
         began, cpu = time.perf_counter(), time.process_time()
         for step in range(STEPS):
@@ -81,7 +81,8 @@ async def fill(directory: Path, write: Callable[[TimeSeries, int], Awaitable[Non
 
 
 async def put_by_hand(directory: Path) -> float:
-    """Seconds of CPU until the same samples, as bare arrays without labels or an index, are durable."""
+    """Return the CPU seconds until the same samples, as plain arrays without labels or an index, are
+    durable."""
     storage = await SlateStorage.open(directory.as_uri(), "samples")
     arrays = [(one.samples.timestamps.tobytes(), one.samples.values.tobytes()) for one in scrape(0)]
     cpu = time.process_time()
@@ -94,7 +95,7 @@ async def put_by_hand(directory: Path) -> float:
 
 
 def ingest(plan: Plan) -> list[Row]:
-    """From what writers have to durable."""
+    """Measure ingest from series or remote writes to durable."""
     scrapes, bodies = [scrape(step) for step in range(STEPS)], [body(step) for step in range(STEPS)]
 
     async def by_series(database: TimeSeries, step: int) -> None:
@@ -128,10 +129,10 @@ def ingest(plan: Plan) -> list[Row]:
 
 
 async def ask(directory: Path, rounds: int, config: TimeSeriesConfig) -> float:
-    """Median seconds of CPU of a range query, on all threads, after one that warms up."""
+    """Return the median CPU seconds of a range query, on all threads, after a warm-up."""
     async with await TimeSeries.open(directory, config) as database:
         await (await database.write([])).wait(Durability.APPLIED)
-        await database.sync()  # folds, if it is due
+        await database.sync()  # compacts, if it is due
         seconds = []
         for _ in range(rounds + 1):
             began = time.process_time()
@@ -141,7 +142,7 @@ async def ask(directory: Path, rounds: int, config: TimeSeriesConfig) -> float:
 
 
 def queries(plan: Plan) -> list[Row]:
-    """`rate` over an hour of all series, read from storage."""
+    """Measure `rate` over an hour of all series, read from storage."""
 
     async def one_flush_each(database: TimeSeries, step: int) -> None:
         await database.write(scrape(step))

@@ -1,9 +1,9 @@
 """Measure the event-log server on this machine: `python benchmarks/topics.py`.
 
-The server runs as its users run it, in a process of its own; the load generator shares the machine with it.
-What has a yardstick stands beside it, measured in the same run in turns: on a busy machine, read the ratios
-and the CPU per record. Data goes to a temporary directory on the disk under test (`--dir`) and is removed
-again; all servers listen on loopback only.
+The server runs in its own process, as in production. The load generator shares the machine with it. Figures
+with a reference are measured in alternation with it in the same run. On a busy machine, read the ratios and
+the CPU per record. Data is written to a temporary directory on the disk under test (`--dir`) and removed
+afterwards. All servers listen only on loopback.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
 
 
 def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
+    """Run the requested sections and print one table. With `--strict`, exit with 1 if a threshold is
+    missed."""
     parser = option_parser("Measure the event-log server, its disk and its peers.", SECTIONS)
     parser.add_argument("--quick", action="store_true", help="about a minute, with coarser figures")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The event log's engine without a server: a lone synced write within one process, beside the disk's own."""
+"""The event log's engine without a server: single synced writes in one process, compared with the disk's."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TOPIC = "lone"
 def embedded_engine(
     root: Path, byte_count: int, *, pause_s: float
 ) -> Iterator[Callable[[float], tuple[float, float]]]:
-    """An engine in a process of its own, with the settings of a server's process.
+    """Run an engine in its own process, with the settings of a server's process.
 
-    Asked for so many seconds, it writes a record, then so many bytes straight to the disk, and so on, with a
-    pause before each: how soon a processor that rested is awake changes from one moment to the next, and the
-    two share that. It tells both medians in microseconds.
+    For the requested seconds it alternates between writing a record and writing as many bytes directly to the
+    disk, with a pause before each. The wake-up time of an idle processor varies, and alternation makes it
+    affect both. It returns both medians in microseconds.
     """
     command = [sys.executable, __file__, str(root), str(byte_count), str(pause_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

@@ -1,4 +1,4 @@
-"""What a synced write takes at the least: the disk by itself, and a server that does nothing beside it."""
+"""The minimum time of a synced write: the disk alone, and a server that does nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length:
 
 
 class DiskFloor:
-    """Synced writes of one size, each to the next place of a file that was filled with zeros and synced."""
+    """Synced writes of one size, each to the next position of a file that was zero-filled and synced."""
 
     def __init__(self, path: Path, byte_count: int) -> None:
         self._record = os.urandom(byte_count)
@@ -48,7 +48,7 @@ class DiskFloor:
         self._at = (self._at + len(self._record)) % (_FILE_BYTES - len(self._record))
 
     def median_us(self, seconds: float) -> float:
-        """The median of as many as fit into so many seconds."""
+        """Return the median of as many writes as fit into the given seconds."""
         taken: list[float] = []
         end_s = time.perf_counter() + seconds
         while not taken or time.perf_counter() < end_s:
@@ -59,7 +59,7 @@ class DiskFloor:
 
 
 class _BareProtocol(asyncio.Protocol):
-    """Takes whatever comes for a request."""
+    """Protocol that treats all received bytes as a request."""
 
     def __init__(self, disk: DiskFloor) -> None:
         self._disk = disk
@@ -76,12 +76,12 @@ async def _serve(disk: DiskFloor) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _BareProtocol(disk), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)  # until whoever started it goes
+    await loop.run_in_executor(None, sys.stdin.read)  # until the parent process exits
 
 
 @contextmanager
 def bare_server(path: Path, byte_count: int) -> Iterator[int]:
-    """Runs in a process of its own; its port."""
+    """Run the server in its own process. Yield its port."""
     command = [sys.executable, __file__, str(path), str(byte_count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

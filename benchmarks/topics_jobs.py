@@ -46,7 +46,7 @@ _URGENT = (
 
 
 class _Worker:
-    """Claims, acks, claims again."""
+    """Worker that claims and acks in a loop."""
 
     def __init__(self, server: Server, queue: str, number: int) -> None:
         self.socket = dial(server.port)
@@ -61,7 +61,7 @@ class _Worker:
         self._send("claim", b'{"node":"%b","max":%d}' % (self._node.encode(), _CLAIM_MAX))
 
     def receive(self, buffer: bytearray) -> bool:
-        """Takes what has come, and sends what follows from it; False when the queue was empty."""
+        """Process the received bytes and send the next requests. Return False if the queue was empty."""
         size = self.socket.recv_into(buffer)
         self._heard += bytes(buffer[:size])
         head = self._heard.find(b"\r\n\r\n")
@@ -95,7 +95,7 @@ class _Worker:
 
 
 def queue_jobs(plan: Plan) -> list[Row]:
-    """Everything in a queue, taken and finished by many workers."""
+    """Measure many workers that claim and finish all jobs of a queue."""
     count = plan.pick(200_000, 60_000)
     with scratch(plan) as root, Server(root / "jobs") as server:
         server.ask("PUT", "/v0/topics/jobs", {"type": "queue", "lease_ms": 60_000})
@@ -155,7 +155,7 @@ def _work(workers: list[_Worker]) -> float:
 
 
 def router_fanout(plan: Plan) -> list[Row]:
-    """What 100 routers cost those who write to their source, and how fast copies are made."""
+    """Measure the cost of 100 routers for writers to their source, and the rate of copies."""
     waits: dict[str, list[float]] = {"plain": [], "routed": []}
     with scratch(plan) as root, Server(root / "routers") as server:
         for number in range(_ROUTERS):
@@ -188,7 +188,7 @@ def router_fanout(plan: Plan) -> list[Row]:
 
 
 def _acks(server: Server, topic: str, seconds: float) -> list[float]:
-    """How long writes wait for their answer, at a pace that leaves the server time."""
+    """Return the response times of writes at a rate below the server's capacity."""
     writer = Connection(server.port, write_requests(topic, bodies(texts(640), 10)), HttpAnswer())
     buffer = bytearray(_BUFFER_BYTES)
     waits: list[float] = []
@@ -210,7 +210,7 @@ def _copied(server: Server) -> int:
 
 
 def _wait_for_copies(server: Server) -> float:
-    """Asking for a copy brings it up to date, so only the routers themselves are asked."""
+    """Wait until the copies are complete. Poll only the routers, because reading a copy would update it."""
     began = time.perf_counter()
     head = server.ask("GET", "/v0/topics/routed")["head_seq"]
     while True:
@@ -221,7 +221,7 @@ def _wait_for_copies(server: Server) -> float:
 
 
 def urgent_topic(plan: Plan) -> list[Row]:
-    """How long an urgent record takes while the server has more to deliver than it can."""
+    """Measure the latency of an urgent record while the server is overloaded with deliveries."""
     with scratch(plan) as root, Server(root / "urgent") as server:
         server.ask("PUT", "/v0/topics/urgent", {"priority": 1000})
         names = [f"busy-{number}" for number in range(_BUSY_TOPICS)]

@@ -1,8 +1,8 @@
 """Measure the live side of the event-log server on this machine: `python benchmarks/topics_live.py`.
 
-The server runs as its users run it, in a process of its own; one load generator is every client at once and
-shares the machine with it, so what it takes to read the deliveries is in the figures. Data goes to a
-temporary directory (`--dir`) and is removed again; the server listens on loopback only.
+The server runs in its own process, as in production. One load generator simulates all clients on the same
+machine, so the figures include the cost of reading the deliveries. Data is written to a temporary directory
+(`--dir`) and removed afterwards. The server listens only on loopback.
 """
 
 from __future__ import annotations

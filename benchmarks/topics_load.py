@@ -1,6 +1,6 @@
-"""A load generator that leaves the machine to what it measures: requests built ahead, one thread, no client.
+"""A lightweight load generator: prebuilt requests, one thread, no client library.
 
-Every connection is a closed loop: it sends a request, waits for the whole answer, sends the next.
+Every connection is a closed loop: it sends a request, waits for the whole response, and sends the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIMEOUT_S = 180.0
 
 
 class Answer(Protocol):
-    """Knows when an answer is whole: each call returns what is still missing, 0 at the end."""
+    """Detector of complete responses. Each call returns the number of missing bytes, 0 at the end."""
 
     def begin(self, buffer: bytearray, size: int) -> int: ...
 
@@ -30,7 +30,7 @@ class Answer(Protocol):
 
 
 class HttpAnswer:
-    """A response with a length. Anything but a success ends the run."""
+    """A response with a length. A failure ends the run."""
 
     def begin(self, buffer: bytearray, size: int) -> int:
         head = buffer.find(b"\r\n\r\n", 0, size)
@@ -45,7 +45,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """An answer that is over when a byte has come `count` times."""
+    """A response that ends after a byte has occurred `count` times."""
 
     byte: bytes
     count: int
@@ -61,7 +61,7 @@ class Lines:
 
 
 class Connection:
-    """One client and the requests that it sends over and over."""
+    """One client and the requests that it sends repeatedly."""
 
     __slots__ = ("answer", "missing", "requests", "sent_s", "socket")
 
@@ -81,12 +81,12 @@ class Connection:
         self.socket.sendall(request)
 
     def receive(self, buffer: bytearray) -> bool:
-        """Takes what has come; True at the end of the answer."""
+        """Process the received bytes. Return True at the end of the response."""
         size = self.socket.recv_into(buffer)
         if not size:
             raise RuntimeError("the server closed the connection")
         if not self.missing:
-            return False  # nothing was asked for: a server's own sign of life
+            return False  # no request is pending: a heartbeat of the server
         if self.missing < 0:
             self.missing = self.answer.begin(buffer, size)
         else:
@@ -95,7 +95,7 @@ class Connection:
 
 
 def dial(port: int) -> socket.socket:
-    """A connection to this machine whose sends do not block for the sizes that are used here."""
+    """Return a connection to this machine whose sends do not block at the sizes used here."""
     connection = socket.create_connection(("127.0.0.1", port), _TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _BUFFER_BYTES)
@@ -104,7 +104,7 @@ def dial(port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came of a run: how long it took, and how long each answer."""
+    """Results of a run: its duration and the response times."""
 
     seconds: float
     waits_s: list[float]
@@ -119,7 +119,7 @@ class Load:
 
 
 def drive(connections: Sequence[Connection], seconds: float) -> Load:
-    """Keep all connections busy for so long, then wait for the answers that are due."""
+    """Keep all connections busy for the given time, then wait for the outstanding responses."""
     buffer = bytearray(_BUFFER_BYTES)
     began = time.perf_counter()
     with _no_collector():

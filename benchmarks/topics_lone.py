@@ -1,4 +1,4 @@
-"""A single synced write, by itself: what the disk takes for it, what the engine adds, and what HTTP adds."""
+"""A single synced write: the time of the disk, and the overhead of the engine and of HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["lone"]
 
 _SECTION = "2 lone synced write"
 _LOGGED_BYTES = RECORD_BYTES + 56 + 54
-"""What one such record is in the log: its frame, and the mark that vouches for the commit before."""
+"""Bytes of one such record in the log: its frame, and the mark that confirms the previous commit."""
 _PAUSE_S = 0.0002
 _SERVER_TOTAL = b'"server_total_ms":'
 _TOPIC = "lone"
@@ -35,7 +35,7 @@ _NOTE = (
 
 
 def lone(plan: Plan) -> list[Row]:
-    """A single synced write beside what the disk takes for it, within a process and over HTTP."""
+    """Measure a single synced write, in one process and over HTTP, compared with the disk."""
     waits: dict[str, list[float]] = {}
     with scratch(plan) as root, ExitStack() as stack:
         disk = stack.enter_context(DiskFloor(root / "floor", _LOGGED_BYTES))
@@ -85,7 +85,7 @@ def _row(
 
 @contextmanager
 def _bare(root: Path) -> Iterator[Callable[[float], float]]:
-    """A server that writes and syncs as many bytes for each request, and does nothing else."""
+    """Run a server that only writes and syncs the same number of bytes for each request."""
     requests = write_requests(_TOPIC, bodies(texts(64), 1))
     with bare_server(root / "bare", _LOGGED_BYTES) as port:
         connection = Connection(port, requests, HttpAnswer())
@@ -103,7 +103,7 @@ def _writer(root: Path) -> Iterator[Connection]:
 
 
 def _lone_writes(connection: Connection, seconds: float) -> tuple[float, float]:
-    """The median of what a client waits, and of what the server says it took, in microseconds."""
+    """Return the median response time at the client and as reported by the server, in microseconds."""
     buffer = bytearray(64 * 1024)
     waits: list[float] = []
     inside: list[float] = []

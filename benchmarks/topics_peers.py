@@ -1,4 +1,4 @@
-"""Other logs on the same machine and disk, spoken to in their own protocols by the same load generator."""
+"""Other logs on the same machine and disk, driven in their own protocols by the same load generator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STREAM = "records"
 def redis_streams(
     port: int, records: Sequence[bytes], *, batch: int, writers: int, seconds: float
 ) -> tuple[int, Load]:
-    """Pipelines of `batch` XADD into one fresh stream; how many records were acknowledged, and the load."""
+    """Send pipelines of `batch` XADD to one fresh stream. Return the acknowledged records and the load."""
     _redis_ask(port, b"DEL", _STREAM.encode())
     commands = [_command(b"XADD", _STREAM.encode(), b"*", b"d", record) for record in records]
     requests = [b"".join(commands[at : at + batch]) for at in range(0, len(commands) - batch + 1, batch)]
@@ -45,7 +45,7 @@ def _redis_ask(port: int, *words: bytes) -> bytes:
 def jetstream(
     port: int, records: Sequence[bytes], *, batch: int, writers: int, seconds: float
 ) -> tuple[int, Load]:
-    """`batch` messages and then all their acknowledgements, into one fresh file stream."""
+    """Send `batch` messages to one fresh file stream, then read all their acknowledgements, repeatedly."""
     _jetstream_ask(port, f"STREAM.DELETE.{_STREAM}", {})
     config = {"name": _STREAM, "subjects": [_STREAM], "storage": "file", "num_replicas": 1}
     _jetstream_ask(port, f"STREAM.CREATE.{_STREAM}", config)
@@ -62,7 +62,7 @@ def _nats_writer(port: int, records: Sequence[bytes], batch: int, place: int) ->
     inbox = f"_INBOX.{uuid.uuid4().hex}"
     messages = [f"PUB {_STREAM} {inbox} {len(record)}\r\n".encode() + record + b"\r\n" for record in records]
     requests = [b"".join(messages[at : at + batch]) for at in range(0, len(messages) - batch + 1, batch)]
-    # An acknowledgement is one JSON object without others in it.
+    # An acknowledgement is one JSON object without nested objects.
     connection = Connection(port, requests[place:], Lines(b"}", batch))
     _nats_hello(connection.socket, inbox)
     return connection
@@ -74,7 +74,7 @@ def _nats_hello(connection: socket.socket, inbox: str) -> None:
 
 
 def _jetstream_ask(port: int, what: str, body: object) -> dict[str, dict[str, int]]:
-    """A request to the management API of JetStream."""
+    """Send a request to the management API of JetStream."""
     inbox, text = f"_INBOX.{uuid.uuid4().hex}", json.dumps(body)
     with dial(port) as connection:
         _nats_hello(connection, inbox)

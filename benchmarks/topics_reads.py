@@ -1,4 +1,4 @@
-"""Pages of a topic: just written, long ago, and moved to the cold tier."""
+"""Reads of a topic's pages: recent, old, and in the cold tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _NOTE = (
 
 
 def run(plan: Plan) -> list[Row]:
-    """Records per second at every age and page size; the bar holds for the hot tier and full pages."""
+    """Measure records per second by age and page size. The threshold applies to the hot tier and full
+    pages."""
     segments, recent = plan.pick(40, 16), plan.pick(50_000, 20_000)
     settings = {
         "TOPICS_SEGMENT_MAX_EVENTS": str(_SEGMENT_RECORDS),

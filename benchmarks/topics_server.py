@@ -1,4 +1,4 @@
-"""The event-log server in a process of its own, and the requests it is measured with."""
+"""The event-log server in its own process, and the requests of the benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
-    """`penstock topics serve` on a data directory; started at once, stopped by its process id."""
+    """`penstock topics serve` on a data directory. It starts immediately and is stopped by process id."""
 
     def __init__(self, data_dir: Path, **settings: str) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class Server:
             self.kill()
             raise
         self.start_s = time.perf_counter() - began
-        """From the start of the process until it was ready."""
+        """Seconds from the start of the process until it was ready."""
 
     def __enter__(self) -> Server:
         return self
@@ -87,7 +87,7 @@ class Server:
         return self._process.pid
 
     def stop(self) -> float:
-        """Stop it in order; returns how long that took."""
+        """Stop the server gracefully. Return the time that took."""
         began = time.perf_counter()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -102,19 +102,19 @@ class Server:
         self._process.wait()
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that the process has used so far, all threads together."""
+        """Return the CPU seconds that all threads of the process have used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Resident bytes of its own, and of mapped files."""
+        """Return the resident bytes of anonymous memory and of mapped files."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         own, mapped = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
         return own, mapped
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """One request outside of any measurement; its answer, parsed."""
+        """Send one request outside of any measurement, and return its parsed response."""
         status, answer = self._ask(method, path, body)
         if status not in (200, 201):
             raise RuntimeError(f"{method} {path} was answered with {status}: {answer}")
@@ -131,7 +131,7 @@ class Server:
             connection.close()
 
     def fill(self, topic: str, count: int, records: Sequence[bytes], *, batch: int = 1000) -> None:
-        """Write so many records into a topic, quickly."""
+        """Write the given number of records into a topic, quickly."""
         requests = write_requests(topic, bodies(records, batch))
         connections = [Connection(self.port, requests[place:], HttpAnswer()) for place in range(4)]
         turns = -(-count // (batch * len(connections)))
@@ -144,7 +144,7 @@ class Server:
 
 @contextmanager
 def opened(connections: Sequence[Connection]) -> Iterator[Sequence[Connection]]:
-    """Connections that are closed afterwards."""
+    """Open connections that are closed afterwards."""
     try:
         yield connections
     finally:
@@ -153,7 +153,7 @@ def opened(connections: Sequence[Connection]) -> Iterator[Sequence[Connection]]:
 
 
 def texts(count: int, size: int = RECORD_BYTES, seed: int = 1) -> list[bytes]:
-    """Compact JSON objects of `size` bytes each, with entropy and words."""
+    """Return compact JSON objects of `size` bytes each, with entropy and words."""
     rng = random.Random(seed)
     return [_text(rng, size) for _ in range(count)]
 
@@ -173,7 +173,7 @@ def _text(rng: random.Random, size: int) -> bytes:
 
 
 def bodies(records: Sequence[bytes], batch: int) -> list[bytes]:
-    """The bodies of writes of `batch` records each."""
+    """Return the bodies of writes of `batch` records each."""
     wrapped = [b'{"data":%b}' % record for record in records]
     return [
         b'{"records":[%b]}' % b",".join(wrapped[start : start + batch])
@@ -182,12 +182,12 @@ def bodies(records: Sequence[bytes], batch: int) -> list[bytes]:
 
 
 def write_requests(topic: str, payloads: Sequence[bytes]) -> list[bytes]:
-    """Whole requests that write these bodies."""
+    """Return complete requests that write these bodies."""
     return [_post(f"/v0/topics/{topic}", body) for body in payloads]
 
 
 def diff_request(topic: str, from_seq: int, limit: int) -> bytes:
-    """A whole request for one page."""
+    """Return a complete request for one page."""
     return _post(f"/v0/topics/{topic}/diff", b'{"from_seq":%d,"limit":%d}' % (from_seq, limit))
 
 

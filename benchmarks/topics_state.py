@@ -1,4 +1,4 @@
-"""What a topic costs when nobody uses it: memory per record, and the time to come back."""
+"""The cost of an idle topic: memory per record, and the recovery time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEMORY = (
 
 
 def recovery(plan: Plan) -> list[Row]:
-    """Records written, the process killed, started, stopped, started."""
+    """Measure starts after a kill and after a stop, with many records."""
     count = plan.pick(1_000_000, 200_000)
     rows: list[Row] = []
     with scratch(plan) as root:
@@ -70,7 +70,7 @@ def _start(what: str, seconds: float, bar_s: float | None) -> Row:
 
 
 def memory(plan: Plan) -> list[Row]:
-    """Bytes of the process per live record."""
+    """Measure the bytes of the process per live record."""
     count = plan.pick(400_000, 100_000)
     records = texts(4000, _SMALL_BYTES)
     with scratch(plan) as root:

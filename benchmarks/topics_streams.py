@@ -1,4 +1,4 @@
-"""Records on their way to those who wait for them: how long one takes, and how many arrive per second."""
+"""Delivery of records to live clients: latency and records per second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUFFER_BYTES = 1024 * 1024
 _PATIENCE_S = 30.0
 _MARK = b'"$seq":'
 _OVERLAP = len(_MARK) - 1
-"""What is kept of the last read of a socket, where a mark may have been cut in two."""
+"""Bytes kept from the last read of a socket, because a mark may have been split."""
 _LATENCY_BARS_MS = {100: 5.0, 1000: 25.0}
 _FANOUT_BAR = 100_000
 _PARTICIPANTS = 300
@@ -37,7 +37,7 @@ _FANOUT = (
 
 
 def watch_latency(plan: Plan) -> list[Row]:
-    """From a write to every watcher's hands, with 1 to 1,000 of them."""
+    """Measure the time from a write to its delivery to all of 1 to 1,000 watchers."""
     _allow_files(4096)
     rows: list[Row] = []
     with scratch(plan) as root, Server(root / "watch") as server:
@@ -98,7 +98,7 @@ def _watcher(server: Server, topic: str) -> socket.socket:
 
 
 def begun(server: Server, request: bytes, sign: bytes) -> socket.socket:
-    """A connection that has got so far as to be told this."""
+    """Send the request, and return the connection once it has received `sign`."""
     connection = dial(server.port)
     connection.sendall(request)
     heard = b""
@@ -112,7 +112,7 @@ def begun(server: Server, request: bytes, sign: bytes) -> socket.socket:
 def _deliver(
     writer: Connection, watchers: Sequence[socket.socket], writes: int
 ) -> tuple[list[float], list[float]]:
-    """One write after the other, each once everybody has the one before; how long each delivery took."""
+    """Write repeatedly, each time after all watchers have the previous record. Return the delivery times."""
     buffer = bytearray(_BUFFER_BYTES)
     waits: list[float] = []
     lasts: list[float] = []
@@ -141,7 +141,7 @@ def _deliver(
 
 
 def socket_fanout(plan: Plan) -> list[Row]:
-    """Everything that many WebSocket clients get while writers write as fast as they are answered."""
+    """Measure the deliveries to many WebSocket clients while writers write as fast as possible."""
     _allow_files(4096)
     rows: list[Row] = []
     with scratch(plan) as root, Server(root / "fanout") as server:
@@ -201,7 +201,8 @@ def _participant(server: Server, topic: str) -> socket.socket:
 def _chat(
     writers: Sequence[Connection], participants: Sequence[socket.socket], batch: int, seconds: float
 ) -> tuple[float, int]:
-    """Write for so long, then read until everybody has everything; the time that took and the deliveries."""
+    """Write for the given time, then read until all clients have all records. Return the time and the
+    deliveries."""
     buffer = bytearray(_BUFFER_BYTES)
     by_number = {writer.socket.fileno(): writer for writer in writers}
     readers = {participant.fileno(): participant for participant in participants}
@@ -235,14 +236,14 @@ def _chat(
 
 
 def _share_ms(waits_s: Sequence[float], share: float) -> float:
-    """The wait that this share of all does not exceed."""
+    """Return the percentile of the waits in milliseconds."""
     ordered = sorted(waits_s)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
 
 
 @contextmanager
 def _sockets(made: Iterator[socket.socket]) -> Iterator[list[socket.socket]]:
-    """Connections that are closed afterwards, also if not all of them could be made."""
+    """Open connections that are closed afterwards, even if some could not be opened."""
     found: list[socket.socket] = []
     try:
         found.extend(made)
@@ -253,7 +254,7 @@ def _sockets(made: Iterator[socket.socket]) -> Iterator[list[socket.socket]]:
 
 
 def _allow_files(count: int) -> None:
-    """As many open files as connections need, if the machine allows them."""
+    """Raise the limit of open files to the number of connections, if the machine allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)

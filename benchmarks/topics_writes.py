@@ -1,4 +1,4 @@
-"""How long a write waits for its acknowledgement, and how many fit into a second."""
+"""Latency and throughput of acknowledged writes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PEERS = (
 
 
 class _Topic:
-    """A fresh topic of one durability class, gone afterwards; counts what the server spent on it."""
+    """A fresh topic of one durability class, deleted afterwards, with the server's CPU time for it."""
 
     def __init__(self, server: Server, durability: str) -> None:
         self._server = server
@@ -59,7 +59,7 @@ class _Topic:
 
 
 def latency(plan: Plan) -> list[Row]:
-    """One writer: one record and a hundred, for both classes."""
+    """Measure one writer with one record and with a hundred, for both classes."""
     rows: list[Row] = []
     records = texts(2000)
     with scratch(plan) as root, Server(root) as server:
@@ -83,7 +83,7 @@ def latency(plan: Plan) -> list[Row]:
 
 
 def singles(plan: Plan) -> list[Row]:
-    """One record per request, many connections, every answer synced."""
+    """Measure one record per request over many connections, with every response synced."""
     loads: list[Load] = []
     spent: list[float] = []
     with scratch(plan) as root, Server(root) as server:
@@ -121,7 +121,7 @@ def singles(plan: Plan) -> list[Row]:
 
 
 def batches(plan: Plan) -> list[Row]:
-    """Batches of 100 and of 1000 into both classes, beside the peers that are installed."""
+    """Measure batches of 100 and of 1000 for both classes, compared with the installed peers."""
     with scratch(plan) as root, ExitStack() as stack:
         server = stack.enter_context(Server(root / "ours"))
         ports: dict[str, int] = {}
@@ -132,7 +132,7 @@ def batches(plan: Plan) -> list[Row]:
             ports["NATS sync always"] = stack.enter_context(peers.nats_server(root / "nats"))
         rows: list[Row] = []
         rows += _of_size(plan, server, ports, 100, 350_000)
-        # JetStream refuses as many messages at once as these are.
+        # JetStream refuses this many outstanding messages.
         ports.pop("NATS sync always", None)
         rows += _of_size(plan, server, ports, 1000, 800_000)
     return sorted(rows, key=lambda row: row.section)
@@ -143,7 +143,7 @@ def _of_size(plan: Plan, server: Server, ports: dict[str, int], batch: int, bar:
     spent: dict[str, list[float]] = {durability: [] for durability in _CLASSES}
 
     def ours(durability: str) -> float:
-        os.sync()  # nobody pays for what another one left to be written
+        os.sync()  # so that no contender pays for another's unwritten data
         topic = _Topic(server, durability)
         with topic.writers(records, batch, WRITERS) as writers:
             before = server.cpu_s()

@@ -1,9 +1,9 @@
 """Measure a vector collection on this machine: `python benchmarks/vector.py`.
 
-100,000 vectors of 128 dimensions over SlateDB in a local directory. Inserts stand beside the same records put
-by hand, without lists, ids or an index; exact searches beside one pass of numpy over all vectors; searches by
-lists, as they are without `nprobe`, beside exact ones. Recall is that of the ten best, against the exact
-search, over queries that are not stored.
+100,000 vectors of 128 dimensions over SlateDB in a local directory. Inserts are compared with direct puts of
+the same records, without lists, ids or an index. Exact searches are compared with one pass of numpy over all
+vectors. Searches by lists with the default `nprobe` are compared with exact ones. Recall is that of the ten
+best, against the exact search, for queries that are not stored.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Search: TypeAlias = Callable[[Rows], Found]
 
 
 def clustered(count: int, seed: int) -> Rows:
-    """Groups of some hundred neighbours, as embeddings of documents have."""
+    """Return clusters of about a hundred neighbours, like embeddings of documents."""
     rng, centres = np.random.default_rng(seed), np.random.default_rng(0).normal(size=(500, DIMENSIONS))
     near = 0.35 * rng.normal(size=(count, DIMENSIONS))
     return (centres[rng.integers(0, len(centres), count)] + near).astype(np.float32)
 
 
 def smooth(count: int, seed: int) -> Rows:
-    """No groups at all, but only 24 directions that matter: hard for lists."""
+    """Return vectors without clusters and with only 24 significant directions, which is hard for lists."""
     rng = np.random.default_rng(seed)
     directions = np.random.default_rng(0).normal(size=(24, DIMENSIONS)) / 24**0.5
     noise = 0.05 * rng.normal(size=(count, DIMENSIONS))
@@ -52,13 +52,14 @@ def smooth(count: int, seed: int) -> Rows:
 
 
 def of_all_lengths(count: int, seed: int) -> Rows:
-    """The groups, but some vectors are a hundred times as long as others: hard for dot products."""
+    """Return the clusters with some vectors a hundred times as long as others, which is hard for dot
+    products."""
     lengths = np.exp(np.random.default_rng(seed + 1000).normal(size=(count, 1)))
     return (lengths * clustered(count, seed)).astype(np.float32)
 
 
 class Kind(NamedTuple):
-    """Vectors, how they are compared, and how much quicker lists have to be than an exact search."""
+    """Vectors, their metric, and the required speed-up of lists over an exact search."""
 
     rows: Callable[[int, int], Rows]
     metric: str
@@ -113,7 +114,7 @@ async def put_by_hand(url: str, *, rows: Rows) -> float:
 
 
 def inserts(plan: Plan) -> list[Row]:
-    """Writes of 1000 vectors, until the last one is durable and can be found."""
+    """Measure writes of 1000 vectors, until the last one is durable and can be found."""
     count = plan.pick(100_000, 10_000)
     rows = clustered(count, 1)
     contenders = {
@@ -137,7 +138,7 @@ def inserts(plan: Plan) -> list[Row]:
 
 
 def recall_of(search: Search, exact: Search, queries: Rows) -> float:
-    """The share of the exact results that the other search has."""
+    """Return the share of the exact results that the other search finds."""
     pairs = ((set(search(query).slots.tolist()), set(exact(query).slots.tolist())) for query in queries)
     return sum(len(found & wanted) for found, wanted in pairs) / (K * len(queries))
 
@@ -169,7 +170,7 @@ async def searched(url: str, *, name: str, plan: Plan, found: list[Row]) -> floa
 
 
 def _rates(index: Index, queries: Rows, what: str, bar: float | None) -> list[Row]:
-    """Exact searches beside one pass of numpy, searches by lists beside exact ones."""
+    """Compare exact searches with one pass of numpy, and searches by lists with exact ones."""
     matrix, squares = index.matrix[: index.count], index.squares[: index.count]
 
     def one_pass(query: Rows) -> object:
@@ -236,7 +237,7 @@ def _recall_row(what: str, recall: float, *, bar: float | None) -> Row:
 
 
 def searches(plan: Plan) -> list[Row]:
-    """One query after the other, by lists and exactly, and what lists find of the exact results."""
+    """Measure sequential queries by lists and exactly, and the recall of lists."""
     found: list[Row] = []
     for name in KINDS:
         over_directory(plan, partial(searched, name=name, plan=plan, found=found))

@@ -7,8 +7,8 @@ module to derive a blocking class from each async class:
         write = blocking(_client.Client.write)
         follow = blocking_iterator(_client.Client.follow)
 
-A method defined that way has the parameters, the docstring and the result of the async method, also for type
-checkers. It runs the coroutine on the loop and raises what the coroutine raises.
+Such a method has the parameters, the docstring and the result type of the async method. Type checkers see
+them. It runs the coroutine on the loop and raises what the coroutine raises.
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """False in a forked child, because threads do not survive a fork."""
+        """True if the thread runs in this process. Threads do not survive a fork."""
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run `work` on the loop, wait for it, and return or raise its outcome.
 
         When `timeout_s` expires, raises `TimeoutError` and leaves the work running. An interrupt of the
-        caller (Ctrl-C, or a signal handler that raises) cancels the work: its result would have no receiver.
+        caller (Ctrl-C, or a signal handler that raises) cancels the work, because no caller would receive its
+        result.
         """
         if not self.alive:
             work.close()
-            raise Rejected("made before this process was forked: make it again in the child process")
+            raise Rejected("created before this process was forked: create it again in the child process")
         if threading.current_thread() is self._thread:
             work.close()
             raise Rejected(
@@ -85,7 +86,7 @@ class LoopThread:
             raise
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield the values of `source`, each fetched when it is asked for. Closes `source` at the end."""
+        """Yield the values of `source`, each fetched on demand. Close `source` at the end."""
 
         async def advance() -> T | None:
             return await anext(source, None)
@@ -104,7 +105,7 @@ class _Handoff(Generic[T]):
     """One coroutine handed to the loop, and its outcome.
 
     `start` and `abandon` run on the loop in the order in which they were scheduled. Therefore an interrupt at
-    any instant, even while the work is being scheduled, leaves nothing running without a waiter.
+    any time, even during scheduling, leaves no work running without a waiter.
     """
 
     def __init__(self, work: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
@@ -242,7 +243,7 @@ def blocking_call(method: Callable[..., Any], wrap: Callable[[Any, LoopThread], 
 def blocking_iterator(
     method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
 ) -> BlockingMethod[P, Iterator[T]]:
-    """Like `blocking`, for an async generator method. Each value is fetched when it is asked for."""
+    """Like `blocking`, for an async generator method. Each value is fetched on demand."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -255,7 +256,7 @@ def blocking_iterator(
 
 
 def blocking_open(method: Callable[P, Coroutine[Any, Any, Any]]) -> BlockingOpen[P]:
-    """Make the blocking form of an async class method that opens the object a `BlockingProxy` is for."""
+    """Make the blocking form of an async class method that opens the object of a `BlockingProxy`."""
 
     @functools.wraps(method.__func__)  # type: ignore[attr-defined]
     def call(cls: Callable[[Any, LoopThread], Any], *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +282,7 @@ class NativeRuntime:
     def use(self, name: str) -> None:
         """Record that `name` is about to use the library.
 
-        Raises `Unavailable` in a process that was forked after a use.
+        Raises `Unavailable` in a process that was forked after the first use.
         """
         if self._dead:
             raise Unavailable(

@@ -172,7 +172,7 @@ DATABASE_MUTANTS = (
         where="timeseries:BucketLoader._loading",
         old="    task = self._loads.get(bucket)\n",
         new="    task = None\n",
-        test=f"{HOURS}::test_hours_are_read_side_by_side_once_and_others_write_meanwhile",
+        test=f"{HOURS}::test_hours_are_read_in_parallel_once_while_others_write",
     ),
     Mutant(
         name="a flush works on the threads that queries use",
@@ -222,7 +222,7 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a bucket that is dropped is compacted and comes back",
         where="timeseries:SeriesFlusher._is_due",
-        old="if bucket in self._damaged or self.retention.is_over(bucket, now_ms):",
+        old="if bucket in self._damaged or self.retention.is_expired(bucket, now_ms):",
         new="if bucket in self._damaged:",
         test=f"{DATABASE}::test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention_is_set",
     ),
@@ -357,8 +357,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="an hour that cannot be read when it is over stops every flush",
         where="timeseries:SeriesFlusher._drops",
-        old='    except Corrupt as damage:\n        self.damage.tell(bucket, [f"it has expired',
-        new='    except ZeroDivisionError as damage:\n        self.damage.tell(bucket, [f"it has expired',
+        old='    except Corrupt as damage:\n        self.damage.report(bucket, [f"it has expired',
+        new='    except ZeroDivisionError as damage:\n        self.damage.report(bucket, [f"it has expired',
         test=f"{DAMAGE}::test_an_expired_hour_that_cannot_be_read_stays_and_later_ones_are_dropped",
     ),
     Mutant(
@@ -371,7 +371,7 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a damaged inverted index fails the query",
         where="timeseries:BucketReader._candidates",
-        old="            continue  # the labels decide, which takes longer\n",
+        old="            continue  # fall back to the labels, which takes longer\n",
         new="            raise\n",
         test=f"{DAMAGE}::test_a_damaged_record_of_the_inverted_index_changes_no_answer",
     ),

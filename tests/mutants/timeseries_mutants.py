@@ -105,7 +105,7 @@ TIMESERIES_MUTANTS = (
         where="timeseries:Windows.fold",
         old='        self.check()\n        with np.errstate(all="ignore"):\n            values[row, step]',
         new='        with np.errstate(all="ignore"):\n            values[row, step]',
-        test=f"{LIMITS}::test_time_is_looked_at_between_pieces_of_work",
+        test=f"{LIMITS}::test_time_is_checked_between_pieces_of_work",
     ),
     Mutant(
         name="a reader waits for its place without end",
@@ -155,7 +155,7 @@ TIMESERIES_MUTANTS = (
     Mutant(
         name="nothing ends the matching of an expression",
         where="timeseries:Pattern.matches",
-        old="            look()\n",
+        old="            check()\n",
         new="            pass\n",
         test=f"{LIMITS}::test_the_timeout_ends_the_matching_of_an_expression",
     ),

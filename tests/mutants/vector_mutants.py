@@ -129,7 +129,7 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher._lists",
         old="                one.merges += 1\n",
         new="",
-        test=f"{LIMITS}::test_a_record_is_stored_as_a_whole_after_so_many_merges_also_over_restarts",
+        test=f"{LIMITS}::test_a_record_is_rewritten_after_too_many_merges_also_across_restarts",
     ),
     Mutant(
         name="lists that may hold something better are not looked at",
@@ -141,7 +141,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="any number of searches may be under way",
         where="vector:Readers.place",
-        old="    self._under_way += 1\n",
+        old="    self._running += 1\n",
         new="",
         test=f"{LIMITS}::test_more_searches_than_the_cap_are_unavailable",
     ),
@@ -155,7 +155,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="ids begin anew where the block is damaged",
         where="vector:_check_block",
-        old="        blocks.go_on_behind(max(first, last))\n",
+        old="        blocks.skip_past(max(first, last))\n",
         new="        pass\n",
         test=f"{DAMAGE}::test_ids_continue_in_the_block_after_the_largest_that_any_record_names",
     ),

@@ -1,4 +1,4 @@
-"""Small changes of valid bytes, as hostile or broken storage makes them."""
+"""Small changes to valid bytes, as made by hostile or broken storage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 __all__ = ["Change", "changes", "mutated"]
 
 Change: TypeAlias = tuple[str, int, int]
-"""What is done, where, and with which value."""
+"""A change: its kind, position and value."""
 
 
 def changes(kinds: Sequence[str], values: Sequence[int], *, most: int) -> st.SearchStrategy[list[Change]]:
-    """One to `most` changes of these kinds, with a byte or one of the values."""
+    """Return a strategy of one to `most` changes of these kinds, with a byte or one of the values."""
     value = st.one_of(st.integers(0, 255), st.sampled_from(values))
     change = st.tuples(st.sampled_from(kinds), st.integers(0, 2**20), value)
     return st.lists(change, min_size=1, max_size=most)
 
 
 def mutated(raw: bytes, todo: list[Change]) -> bytes:
-    """The bytes with every change made, one after the other."""
+    """Apply the changes to the bytes, in order."""
     data = bytearray(raw)
     for kind, place, value in todo:
         at = place % (len(data) + 1)

@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever the decoders are given, only `SerializationError` comes out."""
+"""Hostile bytes: the decoders raise nothing but `SerializationError`."""
 
 from __future__ import annotations
 

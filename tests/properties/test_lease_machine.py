@@ -1,10 +1,10 @@
-"""A queue that is worked on, tidied up, stopped and unplugged, against a naive model (I10).
+"""A job queue with work, maintenance, restarts and power failures, against a naive model (I10).
 
-The model has an entry per live job. Whatever happens, a job has one holder at most, a token that is not the
-current one does nothing, no token is given out twice, and a job is either in the queue or acked or among the
-dead letters. Leases outlive a crash where the queue keeps them. Deliveries outlive a clean stop, and a crash
-as far as the last snapshot knew them. Work streams get no jobs once leases of theirs ran out, until they are
-heard, and hold nothing when they are gone, also when they go while jobs are dealt.
+The model has an entry per live job. At all times, a job has at most one holder, only the current token has an
+effect, no token is issued twice, and a job is in the queue, acked, or a dead letter. Leases survive a crash
+if the queue persists them. Delivery counts survive a clean stop, and a crash as far as the last snapshot
+recorded them. A work stream whose leases expired gets no jobs until it sends something. A closed stream holds
+no jobs, even if it closes while jobs are assigned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NODES = st.sampled_from(["a", "b"])
 
 @dataclass
 class Job:
-    """One job of the model: held while `lease_id` is set, delayed while `until_ms` is ahead."""
+    """One job of the model. It is held while `lease_id` is set, and delayed until `until_ms`."""
 
     deliveries: int = 0
     lease_id: str = ""
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(eq=False)
 class Stream:
-    """One work stream of the model, and what ran out on it since it was heard."""
+    """One work stream of the model, and the leases that expired since it last sent something."""
 
     work: WorkStream
     node: str
@@ -56,12 +56,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.jobs: dict[int, Job] = {}
         self.head = 0
         self.tokens: list[tuple[int, str, str]] = []
-        """Everything that was ever handed out: sequence number, node, token."""
+        """Every lease ever issued: sequence number, node, token."""
         self.dead = 0
         self.config = TopicConfig()
         self.streams: list[Stream] = []
         self.snapshot: dict[int, int] = {}
-        """The deliveries that a snapshot knows for certain."""
+        """Delivery counts that are certainly in a snapshot."""
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(call)
@@ -148,7 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._handed_out(result, node, lease_ms)
 
     def _in_a_window(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """What they give, when the time has passed in which claimers are gathered."""
+        """Return the results of the claims after the batching window has passed."""
 
         async def gathered() -> list[Any]:
             tasks = [asyncio.ensure_future(call) for call in calls]
@@ -161,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
         return found
 
     def _dealt(self, most: int) -> list[int]:
-        """What a claim gets now; what had its last delivery goes to the dead letters."""
+        """Return the jobs that a claim gets now. Jobs after their last delivery become dead letters."""
         expected: list[int] = []
         back = [seq for seq in self.ready() if self.jobs[seq].deliveries]
         fresh = [seq for seq in self.ready() if not self.jobs[seq].deliveries]
@@ -215,7 +215,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.streams)
     @rule(data=st.data(), asks=st.booleans(), ms=st.sampled_from([0, 20, 50]))
     def a_stream_drops(self, data: st.DataObject, asks: bool, ms: int) -> None:
-        """Perhaps while it waits for its cohort; then nobody sees what it was dealt, if it was dealt any."""
+        """Close a stream, possibly while its claim waits. Jobs assigned to it are then never seen."""
         stream = data.draw(st.sampled_from(self.streams))
         self.streams.remove(stream)
         if asks and self.config.claim_jitter_ms:
@@ -241,7 +241,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert stream.work.held == 0
 
     def _hear(self, node: str, seqs: list[int], ids: list[str]) -> None:
-        """Streams that these jobs were delivered on are alive."""
+        """Mark the streams that delivered these jobs as alive."""
         for stream in self.streams:
             for seq, token in zip(seqs, ids, strict=True):
                 job = self.jobs.get(seq, Job())
@@ -256,7 +256,7 @@ class QueueMachine(RuleBasedStateMachine):
                     break
 
     def _chosen(self, data: st.DataObject) -> tuple[str, list[int], list[str]]:
-        """Some of what was handed out, current or not, under the name of one node, fenced or not."""
+        """Return some issued leases, current or not, for one node, fenced or not."""
         node = data.draw(NODES)
         known = self.tokens[-12:] or [(1, node, "lease_1")]
         chosen = data.draw(st.lists(st.sampled_from(known), max_size=4))

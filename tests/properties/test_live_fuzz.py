@@ -1,4 +1,4 @@
-"""Bytes from anywhere into the decoders of live delivery: an answer or a refusal, never anything else."""
+"""Arbitrary bytes in the decoders of live delivery produce an answer or a refusal, never another error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_any_bytes_as_a_message_are_a_command_or_refused(text: bytes) -> None:
 
 
 def refusal_of(text: bytes) -> InvalidMessage | None:
-    """Why it is no command; the connection refuses what is not UTF-8 before it looks for one."""
+    """Return why the bytes are not a command. The connection refuses invalid UTF-8 before it parses
+    commands."""
     try:
         if is_utf8(text):
             read_command(text)

@@ -1,4 +1,4 @@
-"""No text that is given as a key leaves its store, and every key has one spelling."""
+"""No key reaches outside its store, and every key has one spelling."""
 
 from __future__ import annotations
 

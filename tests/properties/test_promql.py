@@ -1,4 +1,4 @@
-"""The engine, which evaluates every step at once, against a reference that takes one step and one series."""
+"""The engine, which evaluates all steps together, against a reference that evaluates one step at a time."""
 
 from __future__ import annotations
 

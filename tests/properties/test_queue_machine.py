@@ -1,7 +1,7 @@
-"""Producers, consumers, a database and a collector on one queue; anyone may crash between any two calls.
+"""Producers, consumers, a database and a collector on one queue. Each may crash between any two calls.
 
-After every step: what was acknowledged is readable (I1), nothing appears that was not produced (I2), numbers
-are dense and each producer's records keep their order (I3), nothing is queued twice (I4), and a superseded
+After every step: acknowledged records are readable (I1), only produced records appear (I2), sequences are
+dense and each producer's records keep their order (I3), no record is queued twice (I4), and a superseded
 consumer has no effect (I5).
 """
 
@@ -41,7 +41,7 @@ PRODUCERS = 3
 
 
 class ProcessStore(ScriptedStore):
-    """One process's way to the shared store; cutting it stops the process and nobody else."""
+    """One process's connection to the shared store. Cutting it stops only that process."""
 
     def __init__(self, shared: MemoryStore, clock: ManualClock) -> None:
         super().__init__(clock=clock)
@@ -52,7 +52,7 @@ class ProcessStore(ScriptedStore):
         return self._shared._write(key, data)
 
     def cut(self, op: str, key_part: str, *, applied: bool) -> None:
-        """The next such call never returns; whether it reached the store is the caller's choice."""
+        """Make the next such call never return. The caller chooses whether it reaches the store."""
         forever = asyncio.Event()
 
         def die(called: str, key: str) -> PenstockError | None:
@@ -68,7 +68,7 @@ class ProcessStore(ScriptedStore):
 
 @dataclass
 class Call:
-    """One `produce` call: whose, what, and how it ended as far as its process lived to see."""
+    """One `produce` call: its producer, its records, and its outcome if the process lived to see it."""
 
     producer: int
     records: list[bytes]
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass
 class Database:
-    """What the application stored: rows and the position, in one transaction."""
+    """The application's database: rows and the position, stored in one transaction."""
 
     rows: list[bytes] = field(default_factory=list)
     position: int | None = None

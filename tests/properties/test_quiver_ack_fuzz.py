@@ -1,4 +1,4 @@
-"""Any bytes in the place of a log or a checkpoint: only `Corrupt` comes out, and nothing is skipped."""
+"""Arbitrary bytes as a log or a checkpoint raise only `Corrupt`, and no record is skipped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Subscribers, acks and deletion against a plain model, with power cuts as one of the rules (I9).
+"""Subscribers, acks and deletion against a plain model, with power failures as one of the rules (I9).
 
-The model is a set of (subscriber, segment, bundle) that were resolved. The book must agree with it at every
-moment; after a power cut it holds what was synced and nothing that was never said.
+The model is the set of resolved (subscriber, segment, bundle) triples. The store must always agree with it.
+After a power failure it holds all synced acks and none that were never made.
 """
 
 from __future__ import annotations

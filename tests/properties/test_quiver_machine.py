@@ -23,9 +23,9 @@ FAULTS = (DiskFault.FAIL_ONCE, DiskFault.SHORT_WRITE, DiskFault.NO_SPACE)
 
 
 class QuiverMachine(RuleBasedStateMachine):
-    """`accepted` are batches by their first number; `answered` those that a subscriber acknowledged.
+    """`accepted` are batches by their first number; `answered` are those that a subscriber acknowledged.
 
-    After a crash an answer may be forgotten, and what was refused may be there: both are allowed.
+    A crash may lose an acknowledgement and may keep a refused batch. Both are allowed.
     """
 
     settings_of_quiver = config(wal={"max_size": 30_000}, retention={"size_cap": 80_000})
@@ -123,7 +123,7 @@ class QuiverMachine(RuleBasedStateMachine):
 
     def restart(self) -> None:
         self.quiver = self.open()
-        # Answers that were not yet durable are forgotten: what comes again may be answered again.
+        # Acks that were not durable are lost, so redelivered batches may be acknowledged again.
         for name in NAMES:
             given = {values[0] for _, values in take_all(self.quiver, name)}
             self.answered[name] -= given

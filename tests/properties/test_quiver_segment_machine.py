@@ -1,4 +1,4 @@
-"""Segments under random work, crashes and damage, compared with a dictionary; and files of random bytes."""
+"""Segments under random work, crashes and damage, compared with a dictionary, and files of random bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEGMENTS, QUARANTINE = "/q/segments", "/q/quarantine"
 
 
 class SegmentMachine(RuleBasedStateMachine):
-    """`model` is what must be there; `maybe` what a crash left open."""
+    """`model` is the required content; `maybe` is what a crash may have kept or lost."""
 
     @initialize()
     def start(self) -> None:

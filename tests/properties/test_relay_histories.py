@@ -1,5 +1,6 @@
-"""Random histories of a relay: writes, deletions, eviction, relays that die anywhere or run side by side, and
-a consumer in between. Whatever happens, every record is in the queue once, told as a gap, or was deleted."""
+"""Random histories of a relay: writes, deletions, eviction, relays that die anywhere or run concurrently,
+and a consumer in between. In every history, each record is in the queue once, reported as a gap, or
+deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ CAP = 60
 
 
 class EngineClient:
-    """The two calls of a client that a relay makes, without HTTP between."""
+    """The two client calls that a relay makes, without HTTP."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -42,13 +43,13 @@ class EngineClient:
         max_batch_bytes: int = 0,
     ) -> Page:
         await asyncio.sleep(0)
-        # Short pages, so that a batch has several and a history has places to fail between them.
+        # Short pages, so that a batch has several and a relay can fail between them.
         return await self._world.engine.diff(topic, from_seq, limit=min(limit, 7), include_tags=include_tags)
 
 
 @dataclass
 class History:
-    """What was done, and what came out."""
+    """The operations of a history and their results."""
 
     world: World
     rng: random.Random
@@ -71,7 +72,7 @@ class History:
         self.written |= dict(zip(range(result.first_seq, result.last_seq + 1), values, strict=True))
 
     async def delete(self) -> None:
-        """By tag; what is live and goes is what no reader can have any more."""
+        """Delete by tag. Readers can no longer get the deleted live records."""
         before = await self.live()
         await self.world.engine.delete("t", match=Predicate(value="drop"))
         self.deleted |= before - await self.live()
@@ -81,7 +82,7 @@ class History:
         return {record.seq for record in page.records()}
 
     async def die_somewhere(self) -> None:
-        """Relays that are cut off at any await of theirs, sometimes two at once."""
+        """Run relays that are stopped at any await, sometimes two concurrently."""
         tasks = [asyncio.create_task(self.relay().run(once=True)) for _ in range(self.rng.choice([1, 1, 2]))]
         for _ in range(self.rng.randint(0, 120)):
             await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Topics joined by routers that are written to, read, deleted from, tidied up, stopped and unplugged.
+"""Topics joined by routers, with writes, reads, deletions, maintenance, restarts and power failures.
 
-What was read at a destination is there again under its number, as far as its class promises; nothing is there
-twice or out of order; nothing that a source still has is missing. A crash is one of the rules.
+A record that was read at a destination keeps its number, as far as its durability class promises. No record
+is duplicated or out of order, and no record that a source still has is missing. A crash is one of the rules.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(topics=st.lists(st.sampled_from([*SOURCES, *ROUTES]), min_size=2, max_size=5))
     def write_together(self, topics: list[str]) -> None:
-        """Writes and copies that are one commit."""
+        """Write records and copies in one commit."""
 
         async def together() -> None:
             self.world.committers.hold()
@@ -69,7 +69,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 4.0]))
     def wait(self, seconds: float) -> None:
-        """The tick copies, floors are written, a checkpoint may be due."""
+        """Let time pass: the tick copies, floors are written, and a checkpoint may be due."""
         self.run(self.world.clock.advance(seconds))
         self.run(settle())
 

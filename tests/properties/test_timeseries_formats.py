@@ -1,4 +1,4 @@
-"""Formats of the time series: everything comes back, and damage is never taken for data."""
+"""Formats of the time series: values survive a round trip, and damage is never decoded as data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bits_of(samples: Samples) -> list[tuple[int, int]]:
 
 
 @given(batch=st.lists(some_samples(), max_size=6))
-def test_samples_come_back_alone_and_abreast(batch: list[Samples]) -> None:
+def test_samples_survive_a_round_trip_alone_and_in_parallel(batch: list[Samples]) -> None:
     streams = encode_many(batch)
     expected = [bits_of(samples) for samples in batch]
     assert [bits_of(decode(stream)) for stream in streams] == expected

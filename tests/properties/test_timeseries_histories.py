@@ -1,4 +1,4 @@
-"""Histories of a database of time series against a dictionary: flushes, folds, restarts and crashes."""
+"""Histories of a time-series database against a dictionary: flushes, compactions, restarts and crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.properties
 
 
 class History:
-    """One database, what it ought to hold, and what a crash may take away."""
+    """One database, its expected content, and the content that a crash may remove."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -66,7 +66,7 @@ class History:
         return series(rng.choice(["a", "b"]), *samples, n=str(rng.randrange(5)))
 
     async def crash(self, database: TimeSeries) -> TimeSeries:
-        """Nothing that was written since the last sync is flushed: it is gone."""
+        """Crash. Writes since the last sync are not flushed, so they are lost."""
         await database._coordinator.abort()
         with pytest.raises(CoordinatorError):
             await database.flush()

@@ -1,4 +1,4 @@
-"""Whatever a write brings: it is refused by itself, or it is stored and read again."""
+"""Every write is refused, without effect on others, or is stored and can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.timeseries.delta import check_series
 pytestmark = pytest.mark.properties
 
 SIZES = (1, 4_096, 8_191, 16_384, 16_385, 21_845, 21_846, 32_767, 32_768, 65_522, 65_535, 65_536, 70_000)
-"""Around every limit of a text, in characters of one, two and three bytes."""
+"""Text lengths around every limit, in characters of one, two and three bytes."""
 long_texts = st.builds(
     lambda character, size: character * size, st.sampled_from("a\x00éᚠ"), st.sampled_from(SIZES)
 )

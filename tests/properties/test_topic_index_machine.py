@@ -1,7 +1,7 @@
-"""One topic that is written, evicted, expired, deleted from, checkpointed and read, against a naive model.
+"""One topic with writes, eviction, expiry, deletions, checkpoints and reads, against a naive model.
 
-After every step: counts, bytes, the first live record and the floor are exact; floors never fall, and nothing
-but involuntary loss moves them; every page is what a walk over the model gives.
+After every step, counts, bytes, the first live record and the floor are exact. Floors never decrease, and
+only involuntary loss moves them. Every page equals that of a scan over the model.
 """
 
 from __future__ import annotations

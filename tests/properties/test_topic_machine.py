@@ -1,8 +1,8 @@
-"""An engine that is written to, read, tidied up, stopped and unplugged, against a naive model.
+"""An engine with writes, reads, maintenance, restarts and power failures, against a naive model.
 
-The model is a dictionary per topic. After every step the engine tells exactly what the model does. A stop
-changes nothing; a power cut changes nothing of an fsync topic, and of a disk topic loses at most an end of
-what was written since the last sync, without a sequence number ever being used twice.
+The model is a dictionary per topic. After every step the engine reports exactly what the model does. A stop
+changes nothing. A power failure changes nothing in an fsync topic. In a disk topic it loses at most the end
+of the writes since the last sync, and no sequence number is ever reused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Kept:
 
 @dataclass
 class Evicted:
-    """A record that a cap pushed out: the last record written by then, and the floor until then."""
+    """A record that a cap evicted: the last record written by then, and the previous floor."""
 
     record: Kept
     head: int
@@ -66,7 +66,7 @@ class Evicted:
 
 @dataclass
 class Model:
-    """One topic, the plain way."""
+    """The naive model of one topic."""
 
     config: TopicConfig
     head: int = 0
@@ -74,7 +74,7 @@ class Model:
     cap_floor: int = 1
     ttl_floor: int = 1
     evicted: dict[int, Evicted] = field(default_factory=dict)
-    """What a cap pushed out, until that is certainly durable."""
+    """Evicted records whose eviction is not certainly durable yet."""
 
     @property
     def earliest(self) -> int:
@@ -98,7 +98,7 @@ class Model:
             self.cap_floor = first + 1
 
     def lose_end(self, last_seq: int) -> None:
-        """A power cut lost the writes after `last_seq`, and with each of them what it had evicted."""
+        """Lose the writes after `last_seq` in a power failure, and undo the evictions that each caused."""
         back = {seq: one for seq, one in sorted(self.evicted.items()) if one.head > last_seq}
         for one in list(back.values())[:1]:
             self.cap_floor = one.floor
@@ -166,7 +166,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert result.created == (name not in self.models)
         self.models.setdefault(name, Model(config)).config = config
         self.models[name].retain(self.now_ms)
-        self.models[name].evicted.clear()  # a change of the config is durable, with all before it
+        self.models[
+            name
+        ].evicted.clear()  # a change of the configuration is durable, including everything before it
 
     @rule(name=st.sampled_from(NAMES), tags=st.lists(st.sampled_from(TAGS), min_size=1, max_size=6))
     def write(self, name: str, tags: list[str | None]) -> None:
@@ -203,7 +205,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._wrote(self.models.get(name), records, outcome)
 
     def _wrote(self, model: Model | None, records: list[tuple[str, str | None]], outcome: Any) -> None:
-        """Writes of one turn end as they would one after the other."""
+        """Check that writes of one turn end as if they ran one after the other."""
         if isinstance(outcome, TopicNotFound):
             assert model is None
             return
@@ -239,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
         result = self.run(self.engine.delete(name, before_seq=before_seq, match=predicate))
         for seq in wanted:
             del model.live[seq]
-        model.evicted.clear()  # a deletion is durable, with all before it
+        model.evicted.clear()  # a deletion is durable, including everything before it
         assert (result.deleted, result.count, result.bytes) == (len(wanted), len(model.live), model.bytes)
 
     @rule(name=st.sampled_from(NAMES))
@@ -276,7 +278,8 @@ class EngineMachine(RuleBasedStateMachine):
         self._adopt(power_cut=True)
 
     def _adopt(self, *, power_cut: bool) -> None:
-        """The disk class skips what it reserved, and after a power cut may have lost an end."""
+        """Adopt the engine's state: the disk class skips reserved numbers, and may have lost the last
+        writes."""
         assert self.engine.problems == []
         model = self.models.get("d")
         if model is None:

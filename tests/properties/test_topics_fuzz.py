@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever the decoders are given, only `Corrupt` comes out, or nothing is found."""
+"""Hostile bytes: the decoders raise only `Corrupt`, or find nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _body(frame: bytes) -> bytes:
 
 
 def _replayed(raw: bytes) -> None:
-    """A table that was told of anything still can be counted, and be put into a snapshot."""
+    """Check that a table after any replay can be counted and put into a snapshot."""
     table = LeaseTable()
     replay_lease(table, 7, raw)
     index = MemoryTopic().index

@@ -54,7 +54,8 @@ def matches(one: Vector, wanted: Filter | None) -> bool:
 
 
 class VectorMachine(RuleBasedStateMachine):
-    """`held` is what was written, `flushed` what readers see, `durable` what a crash leaves at least."""
+    """`held` is the written state, `flushed` the visible state, `durable` the minimum that survives a
+    crash."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class VectorMachine(RuleBasedStateMachine):
 
     @rule(query=NUMBERS, k=st.integers(1, 15), wanted=FILTERS)
     def search(self, query: list[float], k: int, wanted: Filter | None) -> None:
-        # All lists are probed, so that a search by lists is exact, too.
+        # Probe all lists, so that a search by lists is exact.
         nprobe = None if len(self.flushed) <= self.world.config.exact_max else 1000
         hits = self.runner.run(self.open.search(query, k, filter=wanted, nprobe=nprobe))
         left = {name: one for name, one in self.flushed.items() if matches(one, wanted)}
@@ -131,7 +132,7 @@ class VectorMachine(RuleBasedStateMachine):
 
     @rule(query=NUMBERS, k=st.integers(1, 15), wanted=FILTERS, nprobe=st.sampled_from([None, 1, 3]))
     def search_by_lists(self, query: list[float], k: int, wanted: Filter | None, nprobe: int | None) -> None:
-        """It may miss some of the best, but never finds fewer than there are."""
+        """It may miss some of the best results, but never returns too few."""
         hits = self.runner.run(self.open.search(query, k, filter=wanted, nprobe=nprobe))
         left = {name: one for name, one in self.flushed.items() if matches(one, wanted)}
         assert len(hits) == min(k, len(left))
@@ -184,7 +185,7 @@ ANY_VECTOR = st.builds(
     Vector,
     st.one_of(NAMES, ANY_TEXT),
     st.one_of(NUMBERS, st.lists(st.floats(), min_size=3, max_size=3)),
-    # Few, because one that is wrong refuses the whole vector.
+    # Few, because one invalid value makes the whole vector invalid.
     st.dictionaries(
         st.one_of(st.sampled_from([one.name for one in FIELDS]), ANY_TEXT), ANY_VALUE, max_size=2
     ),
@@ -220,7 +221,7 @@ def test_whatever_a_collection_takes_can_be_flushed_and_read(
 @given(data=st.data())
 @pytest.mark.parametrize("name", MERGED)
 def test_a_merge_with_a_damaged_operand_is_corrupt_and_never_a_crash(name: str, data: st.DataObject) -> None:
-    """In whatever groups the storage merges, and wherever the damaged one stands."""
+    """The grouping of the operands and the position of the damaged one are arbitrary."""
     good = described()[name]
     damaged = data.draw(st.one_of(st.binary(max_size=40), CHANGES.map(lambda todo: mutated(good, todo))))
     operands = data.draw(st.permutations([good, good, damaged]))

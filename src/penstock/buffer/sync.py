@@ -1,4 +1,4 @@
-"""The buffer without an event loop: the same names, with calls that wait. For scripts and Spark tasks.
+"""Blocking API of the buffer, with the same names, for scripts and Spark tasks.
 
 with Producer(ProducerConfig(store="file:///var/penstock")) as producer:
     producer.produce([b"a", b"b"]).await_durable()
@@ -54,7 +54,7 @@ class DurabilityWatcher(BlockingProxy[_upload.DurabilityWatcher]):
     __slots__ = ()
 
     def result(self) -> WriteOutcome | None:
-        """Return how the write ended, or None while it is pending."""
+        """Return the outcome of the write, or None while it is pending."""
         return self._inner.result()
 
     def await_durable(self, timeout_s: float | None = None) -> WriteOutcome:
@@ -101,7 +101,7 @@ class Producer(BlockingContext[_producer.Producer]):
     close = blocking(_producer.Producer.close)
 
     def conflict_rate(self) -> float:
-        """Return the percentage of manifest writes that lost against another writer."""
+        """Return the percentage of manifest writes that lost to another writer."""
         return self._inner.conflict_rate()
 
 
@@ -140,7 +140,7 @@ class Consumer(BlockingContext[_consumer.Consumer]):
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
     ) -> Consumer:
-        """Make a consumer and `initialize(last_acked)` it."""
+        """Create a consumer and call `initialize(last_acked)`."""
         consumer = cls(config, store, clock=clock, registry=registry)
         try:
             consumer.initialize(last_acked)
@@ -162,7 +162,7 @@ class Consumer(BlockingContext[_consumer.Consumer]):
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        """The batches this consumer has set aside."""
+        """Batches that this consumer has quarantined."""
         return self._inner.dead_letters
 
     initialize = blocking(_consumer.Consumer.initialize)
@@ -184,7 +184,7 @@ class Consumer(BlockingContext[_consumer.Consumer]):
             yield batch
 
     def batches(self, poll_interval: DurationLike = "100ms") -> Iterator[ConsumedBatch]:
-        """Yield batches without end; waits `poll_interval` whenever the queue is empty."""
+        """Yield batches indefinitely. Wait `poll_interval` whenever the queue is empty."""
         poll_interval_s = parse_duration(poll_interval)
         while True:
             yield from self.drain()
@@ -202,7 +202,7 @@ class ShardedProducer(BlockingContext[_sharded.ShardedProducer]):
     def open(
         cls, config: ProducerConfig, shards: int | None = None, *, registry: Registry | None = None
     ) -> ShardedProducer:
-        """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
+        """Open all shards. `shards` is required only the first time; later it must match or be None."""
         loop = loop_thread()
         return cls(loop.run(_sharded.ShardedProducer.open(config, shards, registry=registry)), loop)
 
@@ -252,7 +252,7 @@ class ShardedConsumer(BlockingContext[_sharded.ShardedConsumer]):
 
 
 class GarbageCollector(BlockingProxy[_gc.GarbageCollector]):
-    """Blocking form of `penstock.buffer.GarbageCollector`, to run beside a live consumer."""
+    """Blocking form of `penstock.buffer.GarbageCollector`. It may run next to a live consumer."""
 
     def __init__(
         self, config: GarbageCollectorConfig, *, store: ObjectStore | None = None, clock: Clock = SYSTEM_CLOCK

@@ -1,14 +1,14 @@
 """Write coordination.
 
-One loop orders writes, gathers them in a delta, flushes deltas, and says how safe each write is.
+One loop orders writes, collects them in a delta, flushes deltas, and reports how durable each write is.
 
     async with WriteCoordinator(MyDelta, MyFlusher(storage), image=image, snapshot=snapshot) as coordinator:
         handle = await coordinator.write(row)
         await coordinator.flush(durable=True)
         await handle.wait(Durability.DURABLE)
 
-A database brings a `Delta` and a `Flusher`; `penstock.coordinator.storage` is what it stores into, and
-`penstock.coordinator.slate` is that over SlateDB.
+A database supplies a `Delta` and a `Flusher`. `penstock.coordinator.storage` defines the storage interface,
+and `penstock.coordinator.slate` implements it over SlateDB.
 """
 
 from __future__ import annotations

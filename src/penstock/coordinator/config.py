@@ -1,4 +1,4 @@
-"""Settings of a coordinator. A wrong value raises `ConfigError` when the object is made."""
+"""Settings of a coordinator. An invalid value raises `ConfigError` when the object is created."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class SyncMode(StrEnum):
     """When flushed data is synced. `close` and `flush(durable=True)` always sync."""
 
     EXPLICIT = "explicit"
-    """Only then."""
+    """Only on `close` and `flush(durable=True)`."""
     EVERY_FLUSH = "every_flush"
-    """With every flush, so that DURABLE follows FLUSHED, at the price of a sync per flush."""
+    """After every flush. DURABLE then follows FLUSHED, at the cost of one sync per flush."""
     INTERVAL = "interval"
     """Every `sync_interval`, if anything was flushed since the last sync."""
 
 
 class SizeUnit(StrEnum):
-    """The unit of `Delta.estimate_size`, and so of the two sizes of the configuration."""
+    """The unit of `Delta.estimate_size` and of the two sizes in the configuration."""
 
     BYTES = "bytes"
     ITEMS = "items"
@@ -31,34 +31,35 @@ class SizeUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """When a delta is flushed, how much may be pending, and when flushed data is made durable."""
+    """Settings for flushing deltas, limiting pending data and making flushed data durable."""
 
     queue_capacity: int = 10_000
-    """Writes that may wait in a channel without a capacity of its own. Above it `write` waits and `try_write`
-    raises."""
+    """Number of writes that may wait in a channel that sets no capacity. When it is reached, `write` waits
+    and `try_write` raises."""
     flush_interval: DurationLike = "10s"
-    """Time from one flush to the next: how stale readers become when few writes arrive.
+    """Time between flushes. It bounds the staleness of readers when few writes arrive.
 
-    With 0 a flush starts as soon as the previous one is stored, and synced if `sync_mode` says so. Writers
-    then wait only for the storage, and each flush takes all writes that arrived meanwhile.
+    With 0, a flush starts as soon as the previous one is stored, and synced if `sync_mode` requires it.
+    Writers then wait only for the storage, and each flush takes all writes that arrived in the meantime.
     """
     flush_size_threshold: SizeLike = "64MiB"
     """Size at which a delta is flushed early, to bound one batch of the storage."""
     max_pending_size: SizeLike | None = None
-    """Limit of unflushed deltas and queued writes of known size; above it writes wait. By default twice the
-    threshold."""
+    """Limit on the size of unflushed deltas plus queued writes of known size. Above it, writes wait.
+    Defaults to twice the threshold."""
     size_unit: SizeUnit = SizeUnit.BYTES
     max_frozen_deltas: int = 2
-    """Deltas that may wait for the current flush before the coordinator stops accepting writes."""
+    """Number of deltas that may wait for the current flush before the coordinator stops applying writes."""
     batch_writes_max: int = 256
-    """Writes applied at a time, before the event loop runs other tasks."""
+    """Maximum number of writes applied before the event loop runs other tasks."""
     batch_time_max: DurationLike = "1ms"
-    """Time that applying a batch may take; slower batches are made smaller."""
+    """Target time for applying one batch. After a slower batch, the next ones are smaller."""
     sync_mode: SyncMode = SyncMode.EXPLICIT
     sync_interval: DurationLike | None = None
-    """With `sync_mode` interval: how long flushed data may stay unsynced. By default the flush interval."""
+    """With `sync_mode` interval: the longest time that flushed data stays unsynced. Defaults to the flush
+    interval."""
     subscription_capacity: int = 16
-    """Events by which a subscriber may lag before it has to rebuild from a snapshot."""
+    """Number of events a subscriber may lag before it must rebuild from a snapshot."""
 
     flush_interval_s = seconds_of("flush_interval")
     batch_time_max_s = seconds_of("batch_time_max")
@@ -109,5 +110,5 @@ class CoordinatorConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "coordinator") -> CoordinatorConfig:
-        """Read the configuration in a mapping, such as a part of a YAML file. Raises `ConfigError`."""
+        """Build the configuration from a mapping, such as a section of a YAML file. Raises `ConfigError`."""
         return build(cls, mapping, where=where)

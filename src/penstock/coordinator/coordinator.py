@@ -1,8 +1,8 @@
 """One task between many writers and one database.
 
-It orders writes, applies them to a delta, and has deltas flushed. Each turn of the loop handles (1) flush
-commands, (2) one batch of queued writes, (3) the timers; finished flushes are recorded as they finish.
-Nothing else changes the delta, so no lock is needed.
+It orders writes, applies them to a delta, and queues deltas for flushing. Each turn of the loop handles (1)
+flush commands, (2) one batch of queued writes, (3) the timers. Flushes are recorded as they finish. Nothing
+else changes the delta, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from penstock.metrics import Registry
 
 DEFAULT_CHANNEL = "default"
 _EARLY_S = 1e-6
-"""A timer this close to its time is due: rounding of floats must not make it miss its own alarm."""
+"""Tolerance for timers: a timer this close to its deadline is due, because float rounding may wake it
+early."""
 
 W = TypeVar("W")
-D = TypeVar("D", bound=Delta[Any, Any])  # the types of writes and images are up to the delta
+D = TypeVar("D", bound=Delta[Any, Any])  # the delta chooses the types of writes and images
 S = TypeVar("S")
 
 
@@ -58,11 +59,10 @@ class _Command:
 
 
 class WriteCoordinator(Generic[W, D, S]):
-    """Gives every write an epoch from 1 on, applies it, and flushes what was applied.
+    """Coordinator that assigns each write an epoch, starting at 1, applies it and flushes it.
 
-    It works between `start` and `close`, which `async with` calls. All of it belongs to one event loop; only
-    `view()` and `watermark()` may be called from other threads. A failed flush stops it for good: see
-    `FlushError`.
+    It runs between `start` and `close`, which `async with` calls. Use it from one event loop; only `view()`
+    and `watermark()` may be called from other threads. A failed flush stops it permanently: see `FlushError`.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class WriteCoordinator(Generic[W, D, S]):
         size_of: Callable[[W], int] | None = None,
         on_failure: Callable[[FlushError], None] | None = None,
     ) -> None:
-        """`delta` makes empty deltas; `image` and `snapshot` are what the storage holds now.
+        """Create the coordinator for a storage whose current content is `image` and `snapshot`.
 
-        `product` is a prefix for the names of the metrics. `size_of` returns the size of a write, in the unit
-        of the threshold; the size counts towards `max_pending_size` from acceptance until the delta's own
-        estimate includes it. Without it, queued writes are bounded by their number alone. `on_failure` is
-        called once, with the error that stopped the coordinator.
+        `delta` creates empty deltas. `product` is a prefix for the names of the metrics. `size_of` returns
+        the size of a write, in the unit of the threshold; the size counts towards `max_pending_size` from
+        acceptance until the delta's own estimate includes it. Without `size_of`, only the number of queued
+        writes is bounded. `on_failure` is called once, with the error that stopped the coordinator.
         """
         self._config = config = config or CoordinatorConfig()
         self._clock = clock
@@ -139,22 +139,22 @@ class WriteCoordinator(Generic[W, D, S]):
     # For writers
 
     def write(self, write: W, *, timeout: float | None = None) -> Coroutine[None, None, WriteHandle]:
-        """Queue `write` in the default channel, when there is room. Await it: see `Channel.write`."""
+        """Queue `write` in the default channel as soon as there is room. See `Channel.write`."""
         return self._default.write(write, timeout=timeout)
 
     def try_write(self, write: W) -> WriteHandle:
-        """Queue `write` in the default channel now, or raise `Backpressure`. See `Channel.try_write`."""
+        """Queue `write` in the default channel without waiting. See `Channel.try_write`."""
         return self._default.try_write(write)
 
     def channel(self, name: str, *, capacity: int | None = None) -> Channel[W]:
-        """Return the channel `name`, made on first use, with its own queue.
+        """Return the channel `name`, which has its own queue. Create it on first use.
 
-        Channels share the epochs and the time of the loop.
+        All channels share one order of epochs and the time of the loop.
         """
         return self._queues.channel(name, capacity, default=self._config.queue_capacity)
 
     def pause(self, name: str) -> None:
-        """Stop applying the writes of one channel. Raises `ConfigError` if there is none of that name."""
+        """Stop applying the writes of one channel. Raises `ConfigError` if no channel has that name."""
         self._queues[name].pause()
 
     def resume(self, name: str) -> None:
@@ -166,9 +166,9 @@ class WriteCoordinator(Generic[W, D, S]):
     ) -> FlushHandle:
         """Flush every write whose `write` returned before this call, except in paused channels.
 
-        With `epoch`, flush everything up to it. Does nothing if that is flushed already. If no write has that
-        epoch yet, the flush waits for one, or with `strict` raises `EpochNotAssigned`. With `durable`, the
-        storage is synced afterwards. The call never waits for room; wait on the handle. Raises `Shutdown` and
+        With `epoch`, flush everything up to it. Do nothing if that is already flushed. If no write has that
+        epoch yet, the flush waits for one, or raises `EpochNotAssigned` with `strict`. With `durable`, sync
+        the storage afterwards. The call never waits for room; wait on the handle. Raises `Shutdown` and
         `FlushError`.
         """
         began = self._clock.monotonic()
@@ -212,7 +212,7 @@ class WriteCoordinator(Generic[W, D, S]):
         """
         return self._broadcast.subscribe(self._view, freezes=freezes)
 
-    # Life
+    # Lifecycle
 
     def start(self) -> None:
         """Start processing queued writes. Call it once, inside the event loop."""
@@ -230,10 +230,10 @@ class WriteCoordinator(Generic[W, D, S]):
             self._tasks.append(task)
 
     async def close(self) -> None:
-        """Refuse new writes, apply queued ones (of paused channels, too), flush, sync, and stop.
+        """Refuse new writes, apply queued ones (including those of paused channels), flush, sync, and stop.
 
-        May be called again. Raises the `FlushError` that stopped the coordinator, if one did, and `Shutdown`
-        if it was aborted meanwhile.
+        May be called again. Raises the `FlushError` that stopped the coordinator, if any, or `Shutdown` if it
+        was aborted in the meantime.
         """
         in_time = not self._stopped.is_set()
         if not self._closing and self._error is None:
@@ -275,9 +275,9 @@ class WriteCoordinator(Generic[W, D, S]):
         self._drained = True
 
     def _turn(self) -> bool:
-        """Do all the work that is possible now, but apply one batch of writes at most.
+        """Do all the work that is possible now, but apply at most one batch of writes.
 
-        Returns True if more may be possible.
+        Return True if more work may be possible.
         """
         frozen_to = self._frozen_to
         self._serve_commands()
@@ -338,8 +338,9 @@ class WriteCoordinator(Generic[W, D, S]):
         self._instruments.estimated_bytes.set(self._delta_size)
 
     def _serve_commands(self) -> None:
-        # In order, because of their syncs; a command that waits for a later epoch does not delay the others.
-        # Each is removed as it is served: a freeze that raises must not fail those that are settled.
+        # Serve commands in order, because of their syncs. A command that waits for a later epoch does not
+        # delay the others. Remove each one as it is served: if a freeze raises, settled commands must not
+        # fail.
         place = 0
         while place < len(self._commands):
             if self._serve(self._commands[place]):
@@ -360,7 +361,7 @@ class WriteCoordinator(Generic[W, D, S]):
         return True
 
     def _try_freeze(self, reason: FlushReason) -> bool:
-        """Freeze the delta if it holds any epoch. Returns False if the flush queue is full."""
+        """Freeze the delta if it holds any write. Return False if the flush queue is full."""
         if self._assigned == self._frozen_to:
             return True
         if not self._flush_queue.has_room:
@@ -411,7 +412,7 @@ class WriteCoordinator(Generic[W, D, S]):
                 self._flush_queue.add_sync()
 
     def _set_timers(self) -> None:
-        """Set the timers. An eager coordinator flushes without one, and only interval mode syncs by one."""
+        """Set the timers. Eager coordinators have no flush timer. Only interval mode has a sync timer."""
         now = self._clock.monotonic()
         by_time = self._config.sync_mode is SyncMode.INTERVAL
         self._flush_due_s = math.inf if self._eager else now + self._flush_interval_s
@@ -420,7 +421,7 @@ class WriteCoordinator(Generic[W, D, S]):
     async def _tick(self) -> None:
         """Wake the loop when a timer is due.
 
-        Flushes move their timer, so its time is read again after each wait.
+        Flushes reset their timer, so the deadline is read again after each wait.
         """
         while (due_s := min(self._flush_due_s, self._sync_due_s)) < math.inf:
             left_s = due_s - self._clock.monotonic()
@@ -431,14 +432,14 @@ class WriteCoordinator(Generic[W, D, S]):
 
     # Limits
 
-    # Both consider only writes that a flush would make room for: a delta that is large from the beginning,
-    # because it counts its image, must not stop all writes.
+    # Both limits apply only while a flush would free room. A delta that starts large, because it counts its
+    # image, must not stop all writes.
 
     def _delta_full(self) -> bool:
         return self._delta_size >= self._threshold and self._assigned > self._frozen_to
 
     def _over_limit(self) -> bool:
-        # Queued writes do not count: applying them is what shortens the queue.
+        # Queued writes do not count, because applying them shortens the queue.
         return self._pending_size() >= self._pending_max
 
     def _pending_size(self) -> int:
@@ -454,7 +455,8 @@ class WriteCoordinator(Generic[W, D, S]):
     # Callbacks of the flush queue
 
     def _flushed(self, frozen: Frozen[D], snapshot: S) -> None:
-        # In this order: a waiter that is woken by the watermark, or sees it, must find the new snapshot.
+        # The view comes first: a waiter that is woken by the watermark, or reads it, must find the new
+        # snapshot.
         upto = frozen.epoch_range.hi
         self._show(snapshot, upto, frozen.delta)
         self._raise(Durability.FLUSHED, upto)
@@ -470,7 +472,7 @@ class WriteCoordinator(Generic[W, D, S]):
         self._raise(Durability.DURABLE, max(upto, self._marks[Durability.DURABLE]))
         self._wake.set()
 
-    # The end
+    # Shutdown
 
     def _wind_up(self) -> None:
         """Flush the rest after the queues are empty, then sync."""
@@ -492,7 +494,7 @@ class WriteCoordinator(Generic[W, D, S]):
         return command.epoch is None or command.epoch <= self._assigned
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Stop the coordinator when one of its tasks ends, either with its work done or with an error."""
+        """Stop the coordinator when one of its tasks finishes or fails."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._stop(error if isinstance(error, FlushError) else flush_error("coordinating writes", error))

@@ -1,11 +1,11 @@
-"""The coordinator's errors. Each also derives from a class of `penstock.errors`, which says what to do.
+"""The coordinator's errors. Each also derives from the class in `penstock.errors` that says how to handle it.
 
     CoordinatorError
-    ├── ApplyError         (Rejected)        this write was refused; its epoch is used up, others continue
-    ├── Backpressure       (Unavailable)     no room: the write is in `.write`, send it again later
+    ├── ApplyError         (Rejected)        this write was refused; its epoch is consumed, others continue
+    ├── Backpressure       (Unavailable)     no room: send the write in `.write` again later
     │   └── WriteTimeout                     no room within the caller's timeout
     ├── EpochNotAssigned   (InvalidInput)    no write has this epoch yet
-    ├── FlushError         (OutcomeUnknown)  a flush failed; everything stopped, its batch may be stored
+    ├── FlushError         (OutcomeUnknown)  a flush failed, its batch may be stored; the coordinator stops
     │   └── FlushFenced        (Fenced)          because a newer writer owns the database
     ├── Lagged             (Conflict)        a subscriber missed events: rebuild from the snapshot
     └── Shutdown           (Rejected)        the coordinator is closed
@@ -19,11 +19,11 @@ from penstock import errors
 
 
 class CoordinatorError(errors.PenstockError):
-    """Anything the coordinator raises on purpose."""
+    """Base class of the coordinator's errors."""
 
 
 class ApplyError(CoordinatorError, errors.Rejected):
-    """The delta refused this write and holds nothing of it. `__cause__` is the reason."""
+    """The delta refused this write and holds no part of it. `__cause__` is the reason."""
 
     def __init__(self, epoch: int, message: str) -> None:
         super().__init__(f"write {epoch} was refused: {message}")
@@ -31,7 +31,7 @@ class ApplyError(CoordinatorError, errors.Rejected):
 
 
 class Backpressure(CoordinatorError, errors.Unavailable):
-    """There is no room for this write now. Nothing of it was taken; `write` holds it, to send it again."""
+    """There is no room for this write now. It was not queued; send `write` again later."""
 
     def __init__(self, message: str, write: object) -> None:
         super().__init__(message)
@@ -39,22 +39,22 @@ class Backpressure(CoordinatorError, errors.Unavailable):
 
 
 class WriteTimeout(Backpressure):
-    """There was no room before the timeout; nothing of the write was taken."""
+    """There was no room before the timeout. The write was not queued."""
 
 
 class EpochNotAssigned(CoordinatorError, errors.InvalidInput, ValueError):
-    """A strict flush names an epoch that no write has yet."""
+    """A strict flush named an epoch that no write has yet."""
 
 
 class FlushError(CoordinatorError, errors.OutcomeUnknown):
-    """A flush failed, and the coordinator stopped for good. What was being flushed may be stored.
+    """A flush failed, and the coordinator stopped permanently. The delta being flushed may be stored.
 
-    The coordinator never retries it: open the database again, which reads what is stored.
+    The coordinator never retries it. Open the database again to read its stored state.
     """
 
 
 class FlushFenced(FlushError, errors.Fenced):
-    """The flush failed because a newer writer has taken the database over. Stop."""
+    """The flush failed because a newer writer has taken over the database. Stop writing."""
 
 
 class Lagged(CoordinatorError, errors.Conflict):
@@ -69,7 +69,7 @@ class Lagged(CoordinatorError, errors.Conflict):
 
 
 class Shutdown(CoordinatorError, errors.Rejected):
-    """The coordinator is closed, or was stopped before this call could be answered."""
+    """The coordinator is closed, or it stopped before this call completed."""
 
 
 def flush_error(doing: str, cause: BaseException) -> FlushError:

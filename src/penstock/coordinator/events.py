@@ -1,6 +1,6 @@
-"""Views of the database, and the events between them.
+"""Views of the database and the events that lead from one to the next.
 
-Each subscriber has its own bounded ring of events and gets an error when it missed some.
+Each subscriber has its own bounded queue of events and gets an error if it misses any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FlushReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen(Generic[D]):
-    """A delta that takes no more writes and waits for its flush, or is being flushed."""
+    """A delta that takes no more writes and is queued for its flush or being flushed."""
 
     delta: D
     epoch_range: EpochRange
@@ -41,10 +41,10 @@ class Frozen(Generic[D]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View(Generic[D, S]):
-    """One instant of the database, from the oldest data to the newest.
+    """The database at one instant, from the oldest data to the newest.
 
-    `snapshot` holds everything up to `epoch`; `frozen` (newest first) and `current` follow it. Only `current`
-    keeps changing: read it only between two awaits on the coordinator's loop.
+    `snapshot` holds everything up to `epoch`. `frozen` (newest first) and `current` hold the later writes.
+    `current` keeps changing: read it only on the coordinator's loop, and do not await while you read.
     """
 
     snapshot: S
@@ -58,7 +58,7 @@ class View(Generic[D, S]):
 class FlushEvent(Generic[D, S]):
     """A flushed delta: the snapshot that shows it, the delta, and its epochs `(lo, hi]`.
 
-    A cache that is at `epoch_range.lo` applies the delta and is at `epoch_range.hi`; any other one is rebuilt
+    A cache at `epoch_range.lo` applies the delta and is then at `epoch_range.hi`. Rebuild any other cache
     from the snapshot.
     """
 
@@ -70,7 +70,7 @@ class FlushEvent(Generic[D, S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreezeEvent(Generic[D, S]):
-    """A frozen delta that will be flushed. `view` shows it as `view.frozen[0]`."""
+    """A delta that was frozen and will be flushed. It is `view.frozen[0]`."""
 
     view: View[D, S]
     epoch_range: EpochRange
@@ -79,7 +79,7 @@ class FreezeEvent(Generic[D, S]):
 class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D, S]]):
     """The events after `view`, in order; a gap raises `Lagged`.
 
-    For one reader. Iteration ends when the coordinator is closed, and raises its error when it failed.
+    Use it from one reader. Iteration ends when the coordinator closes, or raises the error that stopped it.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
 
     @property
     def failure(self) -> Failure | None:
-        """Makes the error that ended the subscription; None while it lasts and after an orderly end."""
+        """Factory of the error that ended the subscription. None while it is open and after an orderly
+        end."""
         return self._failure
 
     def close(self) -> None:
@@ -126,12 +127,12 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
         self.end(None)
 
     def offer(self, event: FlushEvent[D, S] | FreezeEvent[D, S]) -> None:
-        """Queue an event; drops all queued ones if it does not fit. Called by the coordinator."""
+        """Queue an event. If it does not fit, drop all queued events first. Called by the coordinator."""
         if isinstance(event, FreezeEvent) and not self._freezes:
             return
         size = _size(event)
         if len(self._ring) >= self._capacity or (self._ring and self._size + size > self._size_max):
-            # One missed event already requires a rebuild, so the rest need not stay in memory.
+            # One missed event already forces a rebuild, so the other events need not stay in memory.
             self._missed += len(self._ring)
             self._ring.clear()
             self._size = 0
@@ -140,7 +141,7 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
         self._wake.set()
 
     def end(self, failure: Failure | None) -> None:
-        """End the iteration after the queued events. Called by the coordinator."""
+        """End the iteration once the queued events are read. Called by the coordinator."""
         if not self._ended:
             self._ended, self._failure = True, failure
             self._wake.set()
@@ -179,7 +180,7 @@ class Broadcast(Generic[D, S]):
             subscription.offer(event)
 
     def end(self, failure: Failure | None) -> None:
-        """End all subscriptions, with `failure` or in order."""
+        """End all subscriptions, with `failure` if it is given."""
         self._end = (failure,)
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:

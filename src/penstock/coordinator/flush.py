@@ -1,6 +1,6 @@
 """The interfaces of a database, `Delta` and `Flusher`, and the queue that runs its flushes.
 
-Flushes run one at a time, in order. Syncs run one at a time, beside the next flush.
+Flushes run one at a time, in order. Syncs run one at a time, in parallel with the next flush.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ S = TypeVar("S")
 class Delta(ABC, Generic[W, I]):
     """The writes since the last flush, in memory: initialised from an image and extended by `apply`.
 
-    Only the coordinator changes it. After `freeze` it never changes again, so that the flusher, subscribers
-    and views can share it.
+    Only the coordinator changes it. It never changes after `freeze`, so the flusher, subscribers and views
+    can share it.
     """
 
     @abstractmethod
@@ -37,14 +37,15 @@ class Delta(ABC, Generic[W, I]):
     def apply(self, writes: Sequence[W]) -> Sequence[object]:
         """Apply writes in order and return one result for each.
 
-        An `Exception` among the results refuses that write, which must leave no trace; any other result is
-        returned by the caller's `WriteHandle.result()`. Raising stops the coordinator permanently. Override
-        this method if the delta can apply many writes together, else `apply_one`.
+        An `Exception` among the results refuses that write, which must leave the delta unchanged.
+        `WriteHandle.result()` returns any other result to the caller. Raising stops the coordinator
+        permanently. Override this method if the delta can apply many writes together, otherwise `apply_one`.
         """
         return [self._attempt(write) for write in writes]
 
     def apply_one(self, write: W) -> object:
-        """Apply one write, all or nothing: check first, then change. Any exception refuses the write."""
+        """Apply one write completely or not at all: check it first, then change the delta. Any exception
+        refuses it."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither apply nor apply_one")
 
     @abstractmethod
@@ -59,10 +60,10 @@ class Delta(ABC, Generic[W, I]):
         raise NotImplementedError(f"{type(self).__name__} overrides neither fork_image nor freeze")
 
     def freeze(self) -> I:
-        """End this delta and return the image for the next one. No write is applied to it afterwards.
+        """End this delta and return the image for the next one. No write is applied to this delta afterwards.
 
-        A delta with a large image overrides this to move the image instead of copying it, and keeps for its
-        flusher only what it added.
+        Override this in a delta with a large image to move the image instead of copying it. Such a delta
+        keeps only its own additions for the flusher.
         """
         return self.fork_image()
 
@@ -74,7 +75,7 @@ class Delta(ABC, Generic[W, I]):
 
 
 class Flusher(ABC, Generic[D, S]):
-    """Stores deltas. Flushes never overlap, and deltas arrive in the order of their epochs.
+    """Interface that stores deltas. Flushes never overlap, and deltas arrive in the order of their epochs.
 
     Syncs do not overlap either, but one may run during the next flush.
     """
@@ -112,7 +113,7 @@ class FlushQueue(Generic[D, S]):
         self._flushed = flushed
         self._synced = synced
         self._items: deque[Frozen[D] | None] = deque()
-        """Deltas to flush; None is a sync of everything before it."""
+        """Deltas to flush. None requests a sync of all deltas before it."""
         self._running: Frozen[D] | None = None
         self._wake = asyncio.Event()
         self._flushed_to = 0
@@ -157,7 +158,7 @@ class FlushQueue(Generic[D, S]):
         self._wake.set()
 
     async def run(self) -> None:
-        """Flush until cancelled. The first error ends it and is raised as `FlushError`."""
+        """Flush until cancelled. Raise the first error as `FlushError`."""
         while True:
             while self._items:
                 item = self._items[0]
@@ -169,7 +170,7 @@ class FlushQueue(Generic[D, S]):
             await self._wake.wait()
 
     async def run_syncs(self) -> None:
-        """Sync until cancelled. Raises as `run` does."""
+        """Sync until cancelled. Raises the same errors as `run`."""
         while True:
             while self._sync_due:
                 await self._sync()
@@ -177,14 +178,15 @@ class FlushQueue(Generic[D, S]):
             await self._sync_wake.wait()
 
     async def _hand_over_sync(self) -> None:
-        # One sync may wait for the running one; a storage that cannot keep up delays the flushes, too.
+        # At most one sync waits for the running one, so a storage that cannot keep up also delays the
+        # flushes.
         while self._sync_due:
             self._sync_begun.clear()
             await self._sync_begun.wait()
         self._items.popleft()
         self._sync_due = True
         self._sync_wake.set()
-        await asyncio.sleep(0)  # start the sync before the next flush occupies the loop: callers wait for it
+        await asyncio.sleep(0)  # callers wait for the sync: start it before the next flush occupies the loop
 
     async def _flush(self, frozen: Frozen[D]) -> None:
         self._running = frozen
@@ -200,7 +202,7 @@ class FlushQueue(Generic[D, S]):
         self._flushed(frozen, snapshot)
 
     async def _sync(self) -> None:
-        """Sync, and report as durable what was flushed before the sync began."""
+        """Sync, then report everything flushed before the sync began as durable."""
         began, upto = self._clock.monotonic(), self._flushed_to
         self._sync_due, self._syncing, self._sync_began_s = False, True, began
         self._sync_begun.set()

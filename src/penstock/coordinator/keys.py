@@ -1,8 +1,8 @@
-"""Encoding of keys: big-endian, so that bytes sort as values do, after a prefix for each subsystem.
+"""Encoding of keys: a prefix for each subsystem, then big-endian values, whose bytes sort in numeric order.
 
-Terminated bytes hold any bytes inside a longer key: `00` becomes `01 01`, `01` becomes `01 02`, `FF` becomes
-`01 03`, and a `00` ends them. A shorter text sorts before its extensions, and texts keep their order (`FF`,
-which no UTF-8 text holds, sorts as if it were smaller than `02`).
+Terminated bytes hold arbitrary bytes inside a longer key: `00` becomes `01 01`, `01` becomes `01 02`, `FF`
+becomes `01 03`, and a `00` ends them. A text sorts before its extensions, and texts keep their order. (`FF`,
+which never occurs in UTF-8, sorts as if it were smaller than `02`.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def terminated(data: bytes) -> bytes:
 
 
 def read_terminated(key: bytes, offset: int = 0) -> tuple[bytes, int]:
-    """Return the data encoded by `terminated` at `offset`, and the offset after it. Raises `Corrupt`."""
+    """Decode the `terminated` data at `offset`. Return it and the offset after it. Raises `Corrupt`."""
     end = key.find(_TERMINATOR, offset)
     if end < 0:
         raise Corrupt(f"a key part without its terminator at offset {offset}")

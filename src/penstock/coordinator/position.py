@@ -1,9 +1,10 @@
-"""The position in the source that feeds a database: stored with the rows, never skipped or moved back.
+"""The position in the source that feeds a database. It is stored with the rows and never moves back.
 
     position    u64, the number of the last batch, the name of the source as UTF-8, and, if it is known, a
-                zero byte and the name of that batch: a source that was reset has another one there
+                zero byte and the name of that batch
 
-A position without a name was stored before names existed, or by a caller without one.
+The name of the batch detects a source that was reset. A position without a source name was stored before
+names existed, or by a caller that gave none.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from penstock.errors import Corrupt, InvalidInput
 _SEQUENCE: Final = struct.Struct("<Q")
 SEQUENCE_MAX: Final = 2**64 - 1
 _SOURCE_BYTES_MAX: Final = 65_535
-"""Longer than any queue address; the name is stored with every flush that takes a batch."""
+"""Limit on the name of a source. It is stored with every flush that takes a batch. Queue addresses are
+shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The last batch taken from a source. `source` is its name, without credentials, or empty.
+    """The last batch taken from a source. `source` is the name of the source without credentials, or empty.
 
     Raises `InvalidInput` for a value that cannot be stored: a number that is not a u64, or a name that is not
     text, has a zero byte (which ends the name in the stored form), or has more than 65,535 bytes of UTF-8.
@@ -71,7 +73,7 @@ def _utf8(source: str) -> bytes:
 
 
 class FedSource:
-    """The state of a feeding source, shared by the deltas of a database. Only deltas change it."""
+    """The progress of a feeding source, shared by the deltas of a database. Only deltas change it."""
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
@@ -80,10 +82,10 @@ class FedSource:
 
     @contextmanager
     def taking(self, position: Position | None) -> Iterator[None]:
-        """Apply a write in the `with` block; the position is taken if nothing is raised.
+        """Advance to `position` when the `with` block, which applies the write, ends without an error.
 
-        Raises `InvalidInput` for a position at or before the last one of the same source, and for one after a
-        refused batch: the stored position would skip that batch permanently.
+        Raises `InvalidInput` for a position at or before the last one of the same source. Also raises it for
+        a position after a refused batch, because the stored position would skip that batch permanently.
         """
         if position is None:
             yield

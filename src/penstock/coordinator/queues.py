@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 
 
 class BatchSizer:
-    """Adapts the batch size so that a turn stays short and the flush threshold is not overshot by much."""
+    """Adaptive batch size that keeps turns short and limits how far a delta exceeds the flush threshold."""
 
     def __init__(self, *, writes_max: int, seconds_max: float) -> None:
         self._writes_max = writes_max
@@ -23,7 +23,7 @@ class BatchSizer:
         self._mean_size = 0.0
 
     def limit(self, size_left: int) -> int:
-        """Return the number of writes to take when the delta may still grow by `size_left`."""
+        """Return the number of writes to take when the delta may grow by another `size_left`."""
         if self._mean_size <= 0:
             return self._writes
         return max(1, min(self._writes, int(size_left / self._mean_size) + 1))
@@ -41,34 +41,34 @@ W = TypeVar("W")
 
 
 class Channel(Generic[W]):
-    """One first-in-first-out queue of writes with its own capacity. Made by `WriteCoordinator.channel`."""
+    """A first-in-first-out queue of writes with its own capacity. Created by `WriteCoordinator.channel`."""
 
     def __init__(self, name: str, capacity: int, intake: WriteQueues[W]) -> None:
         self.name = name
         self.capacity = capacity
         self.paused = False
         self.taken = 0
-        """Writes handed to the delta so far."""
+        """Number of writes taken off the queue so far."""
         self._queues = intake
         self._queue: deque[tuple[W, WriteHandle]] = deque()
         self._granted = 0
         self.size = 0
-        """Size of queued and admitted writes, by the coordinator's `size_of`."""
+        """Size of queued and admitted writes, as measured by the coordinator's `size_of`."""
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         instruments = intake.instruments
         self._depth = instruments.queue_depth.labels(channel=name)
         self._sent = instruments.send_duration.labels(command="write", status="ok")
         self._unreported = 0
-        """Writes accepted without waiting that are not in the metrics yet."""
+        """Number of writes accepted without waiting that are not in the metrics yet."""
 
     @property
     def depth(self) -> int:
-        """The number of writes that wait to be applied."""
+        """Number of writes that wait to be applied."""
         return len(self._queue)
 
     @property
     def entered(self) -> int:
-        """Writes taken into the queue so far."""
+        """Number of writes queued so far, including those already taken."""
         return self.taken + len(self._queue)
 
     def try_write(self, write: W) -> WriteHandle:
@@ -86,7 +86,7 @@ class Channel(Generic[W]):
         return self._enter(write)
 
     async def write(self, write: W, *, timeout: float | None = None) -> WriteHandle:
-        """Queue `write` as soon as there is room. A call that is cancelled, or raises, has queued nothing.
+        """Queue `write` as soon as there is room. A call that is cancelled or raises queues nothing.
 
         Raises `WriteTimeout` with the write after `timeout` seconds without room, `Shutdown`, `FlushError`.
         """
@@ -127,7 +127,7 @@ class Channel(Generic[W]):
         return batch
 
     def admit(self) -> None:
-        """Grant free room to waiting writers, in order."""
+        """Grant free places to waiting writers, in order."""
         while self._waiters and self._has_room():
             self._grant(*self._waiters.popleft())
 
@@ -145,14 +145,14 @@ class Channel(Generic[W]):
         self._report()
 
     def _report(self) -> None:
-        """Update the metrics for all writes since the last call; one update per write would be too slow."""
+        """Update the metrics for all writes since the last call. One update per write would be too slow."""
         self._depth.set(len(self._queue))
         if self._unreported:
             self._sent.observe(0.0, self._unreported)
             self._unreported = 0
 
     def _grant(self, waiter: asyncio.Future[None], size: int) -> None:
-        # The place is reserved from now on, although the writer runs later: no other write may take it.
+        # Reserve the place now, because the writer runs later and no other write may take it.
         if not waiter.done():
             self._granted += 1
             self._add_size(size)
@@ -211,7 +211,7 @@ class Channel(Generic[W]):
         return waiter.done()
 
     def _give_up(self, waiter: asyncio.Future[None], size: int) -> None:
-        """Leave the queue of waiters, or pass a place that was just granted to the next waiter."""
+        """Remove the waiter, or pass a place that it was just granted to the next waiter."""
         if (waiter, size) in self._waiters:
             self._waiters.remove((waiter, size))
         elif waiter.done() and not waiter.cancelled():
@@ -221,7 +221,7 @@ class Channel(Generic[W]):
 
 
 _REASONS: Mapping[str, str] = {
-    "pending_size": "what is not flushed yet has reached its limit",
+    "pending_size": "unflushed data has reached its limit",
     "queue_full": "its queue is full",
 }
 
@@ -245,7 +245,7 @@ class WriteQueues(Generic[W]):
         self.changed = changed
         self.size_of = size_of
         self.pending_size = 0
-        """Size of the deltas that are not flushed, set by the coordinator each turn."""
+        """Size of the unflushed deltas, set by the coordinator each turn."""
         self.waiting_size = 0
         """Size of the queued writes of all channels that are not paused."""
         self._pending_max = pending_max
@@ -260,7 +260,8 @@ class WriteQueues(Generic[W]):
             raise ConfigError(f"no channel is named {name!r}: there are {sorted(self._channels)}") from None
 
     def channel(self, name: str, capacity: int | None, *, default: int = 1) -> Channel[W]:
-        """Return the channel `name`, made on first use with `capacity` or `default`. Raises `ConfigError`."""
+        """Return the channel `name`. Create it on first use with `capacity` or `default`. Raises
+        `ConfigError`."""
         there = self._channels.get(name)
         if there is not None and capacity in (None, there.capacity):
             return there
@@ -273,11 +274,12 @@ class WriteQueues(Generic[W]):
         return self._channels[name]
 
     def take(self, limit: int, *, paused_too: bool = False) -> list[tuple[W, WriteHandle]]:
-        """Take up to `limit` writes: an equal share from each channel that has any, in the order of each."""
+        """Take up to `limit` writes: an equal share from each channel that has any, in order within each
+        channel."""
         ready = [c for c in self._channels.values() if c.depth and (paused_too or not c.paused)]
         if len(ready) <= 1:
             return ready[0].take(limit) if ready else []
-        # The first channel rotates, so that a limit below the number of channels is fair, too.
+        # Rotate the first channel, so that a limit below the number of channels is also fair.
         self._turn = (self._turn + 1) % len(ready)
         share = max(1, limit // len(ready))
         batch: list[tuple[W, WriteHandle]] = []
@@ -288,17 +290,18 @@ class WriteQueues(Generic[W]):
     def over_limit(self, channel: Channel[W]) -> bool:
         """Return whether the pending size has reached its limit for `channel`.
 
-        The queue of a paused channel counts for that channel only: others would wait until it is resumed.
+        The queue of a paused channel counts only for that channel. Otherwise the others would wait until it
+        resumes.
         """
         own = channel.size if channel.paused else 0
         return self.pending_size + self.waiting_size + own >= self._pending_max
 
     def ticket(self) -> dict[str, int]:
-        """Return how far each channel must be drained to cover all writes queued now."""
+        """Return, for each channel, the number of writes to take to cover all writes queued now."""
         return {channel.name: channel.entered for channel in self._channels.values() if channel.depth}
 
     def reached(self, ticket: Mapping[str, int]) -> bool:
-        """Return whether all writes of the ticket were taken, except in paused channels."""
+        """Return whether all writes of the ticket have been taken, ignoring paused channels."""
         return all(
             self._channels[name].taken >= entered or self._channels[name].paused
             for name, entered in ticket.items()
@@ -306,7 +309,7 @@ class WriteQueues(Generic[W]):
 
     @property
     def drained(self) -> bool:
-        """Whether no channel has a write that may be taken now."""
+        """True if no channel has a write that may be taken now."""
         return not any(channel.depth and not channel.paused for channel in self._channels.values())
 
     @property
@@ -314,7 +317,7 @@ class WriteQueues(Generic[W]):
         return not any(channel.depth for channel in self._channels.values())
 
     def admit(self) -> None:
-        """Admit waiting writers as far as there is room."""
+        """Admit as many waiting writers as there is room for."""
         for channel in self._channels.values():
             channel.admit()
 

@@ -1,9 +1,9 @@
-"""The storage contract over SlateDB, which keeps everything in an object store.
+"""The storage interface over SlateDB, which keeps all data in an object store.
 
     storage = await SlateStorage.open(SlateStore("s3://bucket"), "metrics", merge=add)
 
-"Persisted" means that the object store has taken the write-ahead log. A local directory (`file:///`)
-survives a killed process but not a power cut, because SlateDB does not sync files.
+"Persisted" means that the object store has accepted the write-ahead log. A local directory (`file:///`)
+survives a killed process but not a power failure, because SlateDB does not sync files.
 """
 
 from __future__ import annotations
@@ -37,28 +37,30 @@ _LOG = logging.getLogger(__name__)
 _RUNTIME = NativeRuntime("SlateDB")
 _PAGE = 1000
 OPEN_TIMEOUT_S: Final = 60.0
-"""Limit for opening a database: SlateDB itself retries an unresponsive store indefinitely. Reading the log
-after a crash takes seconds."""
+"""Time limit for opening a database. SlateDB itself retries an unresponsive store indefinitely. Reading
+the log after a crash takes seconds."""
 _CLOSE_TIMEOUT_S: Final = 5.0
 _TURN_S = 15e-6
-"""Time between two turns of the loop while a batch is built, so that other tasks do not wait for all of it.
-Adding an operation takes some 5 us, and a turn of the loop 2 us."""
+"""Longest time to build a batch without yielding to the event loop, so that other tasks can run. Adding an
+operation takes about 5 us, and a turn of the loop 2 us."""
 
 
 class SlateStore:
-    """A place for databases: `file:///dir`, `s3://bucket/dir`, `az://`, `gs://`, or in this object: `memory:///`."""
+    """A location for databases: `file:///dir`, `s3://bucket/dir`, `az://`, `gs://`, or `memory:///` (in
+    this object)."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
-        """`options` are those of the store's client, such as `aws_endpoint`. Raises `ConfigError`."""
+        """Connect to `url`. `options` are those of the store's client, such as `aws_endpoint`. Raises
+        `ConfigError`."""
         root, self.directory = _split(url)
         self.url = _shown(url)
-        """The URL for messages, without parts that may hold a secret."""
+        """The URL for messages, without the parts that may contain a secret."""
         binding = slatedb()
         try:
             builder = binding.ObjectStoreBuilder.from_url(root)
             for name, value in (options or {}).items():
                 builder.with_config(name, value)
-            # Without options `resolve` also reads the environment, as the clouds' own tools do.
+            # Without options, `resolve` also reads the environment, as the cloud providers' tools do.
             self.handle: Any = builder.build() if options else binding.ObjectStore.resolve(root)
         except binding.Error as error:
             raise ConfigError(f"{self.url}: {_message_of(error)}") from error
@@ -69,7 +71,8 @@ class SlateStore:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the root that SlateDB resolves, and the directory below it, which begins database paths."""
+    """Return the root that SlateDB resolves, and the directory below it, which is a prefix of database
+    paths."""
     parts = urlsplit(url)
     if not parts.scheme or (parts.scheme not in ("file", "memory") and not parts.netloc):
         raise ConfigError(f"{url!r} is not the url of a store, such as s3://bucket or file:///directory")
@@ -83,7 +86,7 @@ def _shown(url: str) -> str:
 
 
 class _Reader:
-    """The reads of a database or a snapshot."""
+    """Reads from a database or a snapshot."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -113,7 +116,7 @@ class _Reader:
 
 
 class SlateSnapshot(_Reader):
-    """One instant of a database."""
+    """A database at one instant."""
 
 
 class SlateStorage(_Reader):
@@ -124,7 +127,7 @@ class SlateStorage(_Reader):
         self._newest: Any = None
         self._persist_at_once = persist_at_once
         self._persisting: tuple[Any, asyncio.Task[None]] | None = None
-        """The write whose sync was started before `flush`, and that sync."""
+        """A write whose sync started before `flush` was called, and the task of that sync."""
         self._closed = False
 
     @classmethod
@@ -141,15 +144,15 @@ class SlateStorage(_Reader):
         """Open or create the database `name`, and fence its previous writer.
 
         `settings` are SlateDB's own, by dotted name. `persist_at_once` is for callers that `flush` after
-        every `apply`: the sync starts with the write, in parallel to other work such as a snapshot. Raises
-        `ConfigError`, `Corrupt`, and `Unavailable` if it is not open after `open_timeout_s` seconds, or in a
-        process forked from one that had opened any. A database that opens later, or after the call was
-        cancelled, is closed again.
+        every `apply`: the sync starts right after the write, in parallel with other work such as a snapshot.
+        Raises `ConfigError`, `Corrupt`, and `Unavailable` if the database is not open after `open_timeout_s`
+        seconds, or if this process was forked from one that had opened a database. A database that opens
+        after the timeout or after a cancellation is closed again.
         """
         _RUNTIME.use(f"the database {name!r}")
         store = SlateStore(store) if isinstance(store, str) else store
         if store.url.startswith("file:"):
-            # SlateDB makes its files with the process's umask, so the directory above keeps others out.
+            # SlateDB creates its files with the process's umask, so the parent directory restricts access.
             OsFileSystem().make_dirs(f"/{store.path(name)}")
         binding = slatedb()
         builder = binding.DbBuilder(store.path(name), store.handle)
@@ -211,7 +214,7 @@ class SlateStorage(_Reader):
             await self._persist(newest)
 
     async def _persist(self, newest: Any) -> None:
-        """Wait until `newest`, and so everything written before it, is durable."""
+        """Wait until `newest` and everything written before it is durable."""
         binding = slatedb()
         with _translated_errors("persisting", write=True):
             # Flush the log instead of waiting for its next tick. Only the handle confirms durability.
@@ -234,7 +237,8 @@ class SlateStorage(_Reader):
             try:
                 await self._source.shutdown()
             except binding.Error.Closed as error:
-                # A fenced database closes itself, now or just before; waiters for a flush got the error.
+                # A fenced database closes itself, possibly before this call. Callers of `flush` have already
+                # got the error.
                 if error.reason not in (binding.CloseReason.FENCED, binding.CloseReason.CLEAN):
                     raise
             finally:
@@ -243,7 +247,7 @@ class SlateStorage(_Reader):
 
 
 async def _first_read(storage: SlateStorage) -> None:
-    """Read the first row, which makes SlateDB open every file that is not compacted yet."""
+    """Read the first row. This makes SlateDB open every file that is not compacted yet."""
     async for _ in storage.scan(b""):
         return
 
@@ -253,7 +257,7 @@ async def _opened(builder: Any, what: str, timeout_s: float) -> Any:
     opening: asyncio.Task[Any] = asyncio.get_running_loop().create_task(builder.build())
     waiting = True
     try:
-        # Not cancelled: SlateDB might leave tasks running that could not be stopped any more.
+        # Do not cancel it: SlateDB might leave tasks running that nothing could stop.
         await asyncio.wait({opening}, timeout=timeout_s)
         if opening.done():
             waiting = False
@@ -268,11 +272,11 @@ async def _opened(builder: Any, what: str, timeout_s: float) -> Any:
 
 
 _LATE: Final[set[asyncio.Task[None]]] = set()
-"""Abandoned opens. The loop itself holds only weak references to tasks."""
+"""Tasks of abandoned opens. The loop itself holds only weak references to tasks."""
 
 
 def _close_later(opening: asyncio.Task[Any]) -> None:
-    """Close the database if it still opens."""
+    """Close the database if `opening` still succeeds."""
 
     async def close() -> None:
         try:
@@ -310,7 +314,7 @@ def _operator(merge: MergeOperator) -> Any:
 
 @contextmanager
 def _translated_errors(doing: str, *, write: bool) -> Iterator[None]:
-    """Translate SlateDB's errors into Penstock's, by what the caller should do."""
+    """Translate SlateDB's errors into Penstock's."""
     binding = slatedb()
     try:
         yield
@@ -325,8 +329,8 @@ def _translated(error: Exception, doing: str, write: bool) -> PenstockError:
         if error.reason is binding.CloseReason.FENCED:
             return Fenced(text)
         if error.reason is not binding.CloseReason.CLEAN:
-            # For reads as well: no call will succeed any more, and the last writes may not be stored.
-            return OutcomeUnknown(f"{text}. The database has stopped for good: open it again")
+            # This applies to reads as well: every later call fails, and the last writes may not be stored.
+            return OutcomeUnknown(f"{text}. The database has stopped permanently: open it again")
     if isinstance(error, binding.Error.Invalid):
         return InvalidInput(text)
     if isinstance(error, binding.Error.Data):

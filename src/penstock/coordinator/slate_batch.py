@@ -1,15 +1,15 @@
 """The SlateDB binding, loaded on first use, and fast batches for it.
 
-The generated binding copies bytes into the library one by one in Python, at 5 MB/s. One memmove does the same
-at 300 MB/s and more, so the two functions that copy are replaced when the module is loaded.
+The generated binding copies bytes into the library one by one in Python, at 5 MB/s. A memmove reaches 300
+MB/s and more, so the two copying functions are replaced when the module is loaded.
 
-The binding takes some 15 us for each operation of a batch, mostly to make buffers in Python. `SlateBatch`
+The binding takes about 15 us for each operation of a batch, mostly to create buffers in Python. `SlateBatch`
 calls the library's functions directly: one copies bytes into a buffer, one adds the operation. Small
-operations keep the interpreter lock, because releasing it takes longer than the operation, and getting it
-back may take as long as another thread works.
+operations keep the interpreter lock, because releasing it takes longer than the operation, and another thread
+may delay its return.
 
 These functions are not public. If a release declares them differently, batches are filled through the
-binding's public methods, with the same result but slower.
+binding's public methods, which gives the same result more slowly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def slatedb() -> ModuleType:
 
 
 def _quicken(generated: ModuleType) -> None:
-    """Replace the copying functions if the binding has them; a later release may not."""
+    """Replace the copying functions if this release of the binding has them."""
     builder = getattr(generated, "_UniffiRustBufferBuilder", None)
     converter = getattr(generated, "_UniffiFfiConverterBytes", None)
     buffer = getattr(generated, "_UniffiRustBuffer", None)
@@ -75,7 +75,7 @@ def _copy(rust_buffer: Any, offset: int, data: bytes, size: int) -> None:
 _LOG = logging.getLogger(__name__)
 _LENGTH: Final = struct.Struct(">i")
 _LARGE: Final = 65_536
-"""Bytes whose copy takes long enough to release the lock for it."""
+"""Size from which a copy takes long enough to justify releasing the lock."""
 _CLONE: Final = "uniffi_slatedb_uniffi_fn_clone_writebatch"
 _BUFFER: Final = "ffi_slatedb_uniffi_rustbuffer_from_bytes"
 _METHOD: Final = "uniffi_slatedb_uniffi_fn_method_writebatch_"
@@ -84,12 +84,12 @@ _KINDS: Final = {"put": "PutOptions", "merge": "MergeOptions"}
 
 
 class SlateBatch:
-    """Operations in order for one `Db.write` of `handle`. Not thread-safe."""
+    """Ordered operations to be written with one `Db.write(handle)`. Not thread-safe."""
 
     def __init__(self) -> None:
         self.handle: Any = slatedb().WriteBatch()
         self.count = 0
-        """The number of operations."""
+        """Number of operations."""
         self._filler = _QuickFiller(self.handle) if is_quick() else _PlainFiller(self.handle)
 
     def add(self, operation: Operation) -> None:
@@ -102,7 +102,7 @@ class SlateBatch:
 
 
 class _PlainFiller:
-    """Fills a batch through the binding's own methods."""
+    """Filler that uses the binding's public methods."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -120,7 +120,7 @@ class _PlainFiller:
 
 
 class _QuickFiller:
-    """Fills a batch through the functions of the library."""
+    """Filler that calls the library's functions directly."""
 
     def __init__(self, handle: Any) -> None:
         self._number: int = handle._handle
@@ -160,7 +160,7 @@ def _named(operation: Put | Merge) -> tuple[str, bytes]:
 
 
 class _Foreign(ctypes.Structure):
-    """Bytes as the library takes them."""
+    """Bytes in the layout that the library takes."""
 
     _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
 

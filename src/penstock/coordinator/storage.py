@@ -1,7 +1,7 @@
 """The storage of a database: an ordered map of bytes with atomic batches, merges, snapshots and a sync.
 
-`penstock.coordinator.slate` implements it over SlateDB, `penstock.testing.memory_storage` in memory, with
-faults. Both keep the contract in `penstock.testing.storage_kit`.
+`penstock.coordinator.slate` implements it over SlateDB. `penstock.testing.memory_storage` implements it in
+memory, with injected faults. Both satisfy the contract in `penstock.testing.storage_kit`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 KEY_BYTES_MAX: Final = 65_535
-"""Keys have 1 byte to this many. Check keys made of user input before accepting a write."""
+"""Maximum length of a key; the minimum is 1 byte. Check keys built from user input before accepting a
+write."""
 
 
 class KeyValue(NamedTuple):
@@ -23,7 +24,7 @@ class KeyValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store `value` under `key`. From `expire_at_ms` (Unix time) on it may be gone."""
+    """Store `value` under `key`. It may disappear at any time from `expire_at_ms` (Unix time)."""
 
     key: bytes
     value: bytes
@@ -32,7 +33,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge `operand` into the value of `key`, by the storage's merge operator."""
+    """Merge `operand` into the value of `key` with the storage's merge operator."""
 
     key: bytes
     operand: bytes
@@ -41,7 +42,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete `key`. A missing key is no error."""
+    """Delete `key`. A missing key is not an error."""
 
     key: bytes
 
@@ -49,15 +50,16 @@ class Delete:
 Operation: TypeAlias = Put | Merge | Delete
 
 MergeOperator: TypeAlias = Callable[[bytes, Sequence[bytes]], bytes]
-"""`(key, operands)`, at least two of them, oldest first; a value put before the merges counts as the oldest.
+"""Function of a key and at least two operands, oldest first. A value put before the merges is the oldest one.
 
 It must be associative, because operands are merged in groups: `f([f([a, b]), c]) == f([a, f([b, c])])`. A
-single operand without a value before it is the value. It may be called from any thread, and must not raise.
+single operand without a previous value becomes the value. The function may be called from any thread and must
+not raise.
 """
 
 
 class StorageRead(Protocol):
-    """One state of the storage; for the storage itself, the newest one.
+    """Reads of one state of the storage. The storage itself reads its newest state.
 
     Each call reads the state at its start.
     """
@@ -65,8 +67,8 @@ class StorageRead(Protocol):
     async def get(self, key: bytes) -> bytes | None:
         """Return the value with all merges applied, or None. Raises `Fenced`, `Unavailable`, `Corrupt`.
 
-        A storage that has stopped for good raises `OutcomeUnknown` from every call: open it again. The last
-        applied batches may be stored or not.
+        A storage that has stopped permanently raises `OutcomeUnknown` from every call: open it again. The
+        last applied batches may or may not be stored.
         """
         ...
 
@@ -75,8 +77,8 @@ class StorageRead(Protocol):
     ) -> AsyncIterator[list[KeyValue]]:
         """Yield every entry whose key begins with `prefix`, in key order, in non-empty pages.
 
-        `start` and `stop` narrow it to the keys from `prefix + start` on and before `prefix + stop`. Raises
-        as `get` does.
+        `start` and `stop` limit the scan to keys from `prefix + start` up to, but not including, `prefix +
+        stop`. Raises the same errors as `get`.
         """
         ...
 
@@ -88,12 +90,12 @@ class Storage(StorageRead, Protocol):
     """
 
     async def apply(self, operations: Iterable[Operation]) -> None:
-        """Apply all operations in order, or none.
+        """Apply all operations in order, or none of them.
 
-        Pass a generator for a large batch: it saves memory and the pause of making and freeing all operations
-        together. Readers see the batch when this returns; an empty batch does nothing. A crash may undo the
-        batch until `flush` has returned. Raises `InvalidInput` (nothing was applied), `OutcomeUnknown`,
-        `Fenced`.
+        For a large batch, pass a generator: it saves memory and the pause of creating and freeing all
+        operations together. Readers see the batch when this returns. An empty batch does nothing. Until
+        `flush` has returned, a crash may undo the batch. Raises `InvalidInput` (nothing was applied),
+        `OutcomeUnknown`, `Fenced`.
         """
         ...
 
@@ -107,7 +109,7 @@ class Storage(StorageRead, Protocol):
     async def flush(self) -> None:
         """Return when every batch applied before the call is persisted. Raises `Fenced`, `OutcomeUnknown`.
 
-        Does not return for a batch of a writer that was fenced meanwhile.
+        Never returns normally for a batch of a writer that has since been fenced.
         """
         ...
 

@@ -7,8 +7,8 @@
     with WriteCoordinator.open(build) as coordinator:
         coordinator.write(row).wait(Durability.APPLIED)
 
-The coordinator, its delta and its flusher work on the one event loop thread of the process; threads may share
-everything here. A wait whose `timeout_s` expires raises `TimeoutError` and changes nothing else.
+The coordinator, its delta and its flusher run on the process's one event loop thread. Threads may share all
+objects of this module. A wait whose `timeout_s` expires raises `TimeoutError` and has no other effect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WriteHandle(BlockingProxy[_watermarks.WriteHandle]):
 
     @property
     def sequenced(self) -> bool:
-        """Whether `epoch()` would return or raise without waiting."""
+        """True if `epoch()` returns or raises without waiting."""
         return self._inner.sequenced
 
     def epoch(self, timeout_s: float | None = None) -> int:
@@ -62,11 +62,11 @@ class WriteHandle(BlockingProxy[_watermarks.WriteHandle]):
         return self._loop.run(self._inner.epoch(), timeout_s)
 
     def result(self, timeout_s: float | None = None) -> object:
-        """Return what the delta returned for this write. Raises as `epoch` does."""
+        """Return the delta's result for this write. Raises the same errors as `epoch`."""
         return self._loop.run(self._inner.result(), timeout_s)
 
     def wait(self, level: Durability = Durability.DURABLE, timeout_s: float | None = None) -> None:
-        """Return when the write has reached `level`. Raises as `epoch` does."""
+        """Wait until the write has reached `level`. Raises the same errors as `epoch`."""
         self._loop.run(self._inner.wait(level), timeout_s)
 
 
@@ -77,7 +77,7 @@ class FlushHandle(BlockingProxy[_watermarks.FlushHandle]):
 
     @property
     def sequenced(self) -> bool:
-        """Whether `epoch()` would return or raise without waiting."""
+        """True if `epoch()` returns or raises without waiting."""
         return self._inner.sequenced
 
     def epoch(self, timeout_s: float | None = None) -> int:
@@ -85,7 +85,7 @@ class FlushHandle(BlockingProxy[_watermarks.FlushHandle]):
         return self._loop.run(self._inner.epoch(), timeout_s)
 
     def wait(self, level: Durability = Durability.FLUSHED, timeout_s: float | None = None) -> None:
-        """Return when everything that the flush covers has reached `level`."""
+        """Wait until everything that the flush covers has reached `level`."""
         self._loop.run(self._inner.wait(level), timeout_s)
 
 
@@ -94,7 +94,7 @@ class Channel(BlockingProxy[_queues.Channel[W]], Generic[W]):
 
     @property
     def depth(self) -> int:
-        """Writes that wait to be applied."""
+        """Number of writes that wait to be applied."""
         return self._inner.depth
 
     write = blocking(_queues.Channel[W].write, WriteHandle)
@@ -134,9 +134,9 @@ class WriteCoordinator(BlockingContext[_coordinator.WriteCoordinator[W, D, S]], 
     def open(
         cls, build: Callable[[], Awaitable[_coordinator.WriteCoordinator[W, D, S]]]
     ) -> WriteCoordinator[W, D, S]:
-        """Run `build` on the loop, which makes the coordinator and opens its storage, and start the result.
+        """Create a coordinator by running `build` on the loop, and start it.
 
-        Raises what `build` raises.
+        `build` opens the storage and returns the coordinator. Its errors are raised here.
         """
 
         async def make() -> _coordinator.WriteCoordinator[W, D, S]:
@@ -159,7 +159,8 @@ class WriteCoordinator(BlockingContext[_coordinator.WriteCoordinator[W, D, S]], 
     resume = blocking_call(_coordinator.WriteCoordinator[W, D, S].resume)
 
     def view(self) -> View[D, S]:
-        """Return the database at this instant. Its `current` delta keeps changing: leave it to the loop."""
+        """Return the database at this instant. Its `current` delta keeps changing: do not read it outside
+        the loop."""
         return self._inner.view()
 
     def watermark(self, level: Durability) -> int:
@@ -173,7 +174,7 @@ class WriteCoordinator(BlockingContext[_coordinator.WriteCoordinator[W, D, S]], 
 
 
 class _Database(Protocol):
-    """The operations that every database over a coordinator has."""
+    """Operations common to all databases over a coordinator."""
 
     @property
     def failed(self) -> FlushError | None: ...
@@ -186,7 +187,8 @@ class _Database(Protocol):
 
     async def failure(self) -> FlushError: ...
     async def close(self) -> None:
-        """Make everything durable, and give the storage back. Raises the `FlushError` that stopped it."""
+        """Make all writes durable, and release the storage. Raises the `FlushError` that stopped the
+        database."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
@@ -197,7 +199,7 @@ B = TypeVar("B", bound=_Database)
 
 
 class BlockingDatabase(BlockingContext[B]):
-    """The common part of the blocking databases; threads may share one."""
+    """Base class of the blocking databases. Threads may share an instance."""
 
     @property
     def failed(self) -> FlushError | None:
@@ -206,7 +208,7 @@ class BlockingDatabase(BlockingContext[B]):
 
     @property
     def unstored(self) -> int:
-        """The number of accepted writes that are not durable yet."""
+        """Number of accepted writes that are not durable yet."""
         return self._inner.unstored
 
     @property
@@ -222,6 +224,6 @@ class BlockingDatabase(BlockingContext[B]):
         return self._loop.run(self._inner.failure(), timeout_s)
 
 
-# The names under which `penstock.coordinator` exports them beside their async forms.
+# `penstock.coordinator` exports them under these names, next to their async forms.
 BlockingFlushHandle = FlushHandle
 BlockingWriteHandle = WriteHandle

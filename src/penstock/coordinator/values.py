@@ -1,4 +1,5 @@
-"""Encoding of values: little-endian. Utf8 is a u16 length and the text, Array a u16 count and its items."""
+"""Encoding of values, little-endian. Utf8 is a u16 length and the text; Array is a u16 count and the
+items."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _U16_MAX = 0xFFFF
 
 
 def utf8(text: str) -> bytes:
-    """Encode `text` with its length. Raises `InvalidInput` for over 65,535 bytes or invalid Unicode."""
+    """Encode `text` with its length. Raises `InvalidInput` for more than 65,535 bytes or invalid Unicode."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:

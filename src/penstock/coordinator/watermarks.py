@@ -1,4 +1,4 @@
-"""Levels of durability: how far each has come, handles that wait for one, and the metrics."""
+"""Levels of durability, their watermarks, the handles that wait for a level, and the metrics."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from penstock.coordinator.errors import ApplyError
 from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
 
 _FINE: Final = (0.00001, 0.0001, *SECONDS_BUCKETS)
-"""Buckets from a write without a wait to a flush that takes far too long."""
+"""Histogram buckets, from a write that does not wait to a very slow flush."""
 
 
 class Durability(IntEnum):
     """The levels that a caller can wait for. Each includes the ones before it."""
 
     APPLIED = 1
-    """In the delta in memory, in its place in the order."""
+    """Applied to the delta in memory, in order."""
     FLUSHED = 2
-    """In the storage and in the snapshot that readers get. A crash may still lose it."""
+    """In the storage and visible in the snapshot that readers get. A crash may still lose it."""
     WRITTEN = 2
     DURABLE = 3
-    """Persisted by the storage: it survives a crash."""
+    """Persisted by the storage. It survives a crash."""
 
 
 class EpochRange(NamedTuple):
@@ -39,11 +39,11 @@ class EpochRange(NamedTuple):
 
 
 Failure: TypeAlias = Callable[[], Exception]
-"""Makes the error to raise: a new object for each caller."""
+"""Factory that returns a new error object for each caller."""
 
 
 class Watermark:
-    """An epoch that only grows. Raising it does not wake waiters for later epochs."""
+    """An epoch that never decreases. Raising it wakes only the waiters that it satisfies."""
 
     __slots__ = ("_failure", "_farthest", "_gone", "_ordinals", "_value", "_waiters")
 
@@ -61,18 +61,18 @@ class Watermark:
 
     @property
     def waiting(self) -> int:
-        """The number of waiters, including cancelled ones that are not removed yet."""
+        """Number of waiters, including cancelled ones that are not removed yet."""
         return len(self._waiters)
 
     async def wait(self, epoch: int) -> None:
-        """Return when the mark has reached `epoch`. Raises the failure if it never will."""
+        """Return when the mark has reached `epoch`. Raises the failure if it cannot."""
         while self._value < epoch:
             if self._failure is not None:
                 raise self._failure()
             await self._park(epoch)
 
     def raise_to(self, epoch: int) -> None:
-        """Raise the mark to `epoch` and wake the waiters it satisfies. A mark never goes back."""
+        """Raise the mark to `epoch` and wake the waiters it satisfies. A mark never decreases."""
         if epoch < self._value:
             raise AssertionError(f"a watermark at {self._value} cannot go back to {epoch}")
         self._value = epoch
@@ -82,12 +82,12 @@ class Watermark:
             self._wake(heapq.heappop(self._waiters)[2])
 
     def fail(self, failure: Failure) -> None:
-        """Freeze the mark. Present and later waiters for a higher epoch get the failure."""
+        """Freeze the mark. Current and later waiters for a higher epoch get the failure."""
         self._failure = failure
         self._wake_all(reached=False)
 
     def enlist(self, epoch: int, future: asyncio.Future[bool]) -> None:
-        """Resolve `future` when the mark reaches `epoch` (True), or never will (False).
+        """Resolve `future` with True when the mark reaches `epoch`, or with False when it no longer can.
 
         A waiter that is cancelled must call `forget`.
         """
@@ -111,7 +111,7 @@ class Watermark:
 
     def forget(self) -> None:
         """Record that an enlisted waiter was cancelled."""
-        # A mark may stand still for long while waiters come and are cancelled: they must not pile up.
+        # A mark may stay unchanged for a long time. Cancelled waiters must not accumulate in the meantime.
         self._gone += 1
         if self._gone * 2 > len(self._waiters):
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
@@ -119,7 +119,7 @@ class Watermark:
             self._gone = 0
 
     def _wake_all(self, *, reached: bool) -> None:
-        """Wake all waiters in order, without maintaining the heap meanwhile."""
+        """Wake all waiters in order, without maintaining the heap."""
         waiters, self._waiters, self._gone = self._waiters, [], 0
         waiters.sort()
         for _, _, future in waiters:
@@ -145,7 +145,7 @@ class Watermarks:
         return self._marks[level].value
 
     async def wait(self, level: Durability, epoch: int) -> None:
-        """Return when `level` has reached `epoch`. Raises the failure if it never will."""
+        """Return when `level` has reached `epoch`. Raises the failure if it cannot."""
         await self._marks[level].wait(epoch)
 
     def enlist(self, level: Durability, epoch: int, future: asyncio.Future[bool]) -> None:
@@ -187,13 +187,13 @@ class _Sequenced:
         return self._epoch is not None or self._failure is not None
 
     async def _settled(self) -> int:
-        """Return the epoch as soon as it is known. Raises the failure if there will be none."""
+        """Return the epoch as soon as it is assigned. Raises the failure if none will be assigned."""
         if self._epoch is None and self._failure is None:
             await self._park(None)
         return self._decided()
 
     async def _reach(self, level: Durability) -> None:
-        """Return when the epoch has reached `level`. Raises the failure if it never will."""
+        """Return when the epoch has reached `level`. Raises the failure if it cannot."""
         if self._epoch is None and self._failure is None and await self._park(level):
             return
         await self._marks.wait(level, self._decided())
@@ -205,7 +205,7 @@ class _Sequenced:
             self._hand_over(epoch)
 
     def fail(self, failure: Failure) -> None:
-        """Record that there will be no epoch. Called once, by the coordinator."""
+        """Record that no epoch will be assigned. Called once, by the coordinator."""
         self._failure = failure
         waiters, self._waiters = self._waiters, None
         for waiter, _ in waiters or ():
@@ -219,7 +219,8 @@ class _Sequenced:
         return self._epoch
 
     async def _park(self, level: Durability | None) -> bool:
-        """Wait until the epoch is settled; with `level`, until that is reached (True) or never will be."""
+        """Wait until the epoch is settled or, with `level`, until that level is reached. Return True if it
+        is reached."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._waiters is None:
             self._waiters = []
@@ -231,7 +232,7 @@ class _Sequenced:
             raise
 
     def _hand_over(self, epoch: int) -> None:
-        """Move waiters to the marks of their levels, without waking them in between."""
+        """Move waiters to the marks of their levels without waking them."""
         waiters, self._waiters = self._waiters, None
         for waiter, level in waiters or ():
             if waiter.done():
@@ -249,7 +250,7 @@ class _Sequenced:
 
 
 class WriteHandle(_Sequenced):
-    """A write in progress. Dropping the handle, or cancelling a wait on it, does not affect the write."""
+    """A write in progress. Dropping the handle or cancelling a wait does not affect the write."""
 
     __slots__ = ("_result", "size")
 
@@ -260,19 +261,21 @@ class WriteHandle(_Sequenced):
         """The size of the write while it is queued."""
 
     async def epoch(self) -> int:
-        """Return the write's place in the order, as soon as the coordinator has taken it off the queue.
+        """Return the write's epoch as soon as the coordinator has taken the write off the queue.
 
-        Raises `ApplyError` if the delta refused it, `FlushError` or `Shutdown` if it was never taken.
+        Raises `ApplyError` if the delta refused the write, and `FlushError` or `Shutdown` if it was never
+        taken.
         """
         return await self._settled()
 
     async def result(self) -> object:
-        """Return the delta's result for this write. Raises as `epoch` does."""
+        """Return the delta's result for this write. Raises the same errors as `epoch`."""
         await self._settled()
         return self._result
 
     def wait(self, level: Durability = Durability.DURABLE) -> Coroutine[None, None, None]:
-        """Return when the write has reached `level`. Raises as `epoch` does, or `FlushError` if it cannot.
+        """Wait until the write has reached `level`. Raises the same errors as `epoch`, or `FlushError` if it
+        cannot.
 
         `CoordinatorConfig.sync_mode` decides whether DURABLE is reached without a call of `flush`.
         """
@@ -309,15 +312,15 @@ class FlushHandle(_Sequenced):
         return await self._settled()
 
     async def wait(self, level: Durability = Durability.FLUSHED) -> None:
-        """Return when everything that the flush covers has reached `level`.
+        """Wait until everything that the flush covers has reached `level`.
 
-        DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there without one.
+        DURABLE requires `flush(durable=True)` or a `sync_mode` that syncs automatically.
         """
         await self._reach(level)
 
 
 class Instruments:
-    """The metrics of a coordinator in one registry; `product` and a dot go before their names."""
+    """The metrics of a coordinator in one registry. `product` and a dot are prepended to their names."""
 
     def __init__(self, registry: Registry | None = None, product: str = "") -> None:
         self.registry = r = registry or DEFAULT_REGISTRY

@@ -1,4 +1,4 @@
-"""Time series: labels, samples and their formats, PromQL over them, and a database for them."""
+"""Time series: labels, samples and their formats, a database that stores them, and PromQL."""
 
 from __future__ import annotations
 

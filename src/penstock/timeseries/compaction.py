@@ -1,12 +1,12 @@
-"""Compaction: moves the blocks of a bucket into the streams of its series, some series at a time.
+"""Compaction of a bucket's blocks into the streams of its series, some series at a time.
 
-    plan     blocks ──► the series they have samples of, in the order of their streams' keys
-    step     the next series: their streams and what all blocks have of them ──► one stream for each
-    last     the blocks go, with the streams of the last series
+    plan     blocks ──► the series with samples in them, in the order of their streams' keys
+    step     the next series: their streams and their samples in all blocks ──► one stream for each
+    last     the blocks are deleted, together with the step of the last series
 
-No step changes what readers see: a sample in a block wins over the one in a stream, and until the blocks are
-deleted a stream receives only samples of theirs. A compaction may therefore stop anywhere, and repeating it
-has the same result.
+No step changes query results: a sample in a block overrides one in a stream, and until the blocks are
+deleted, streams receive only samples from them. A compaction may therefore stop at any point, and repeating
+it gives the same result.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ID: Final = struct.Struct(">I")
 _Counts: TypeAlias = tuple[Ids, npt.NDArray[np.int64]]
 _COUNTED_AT_ONCE: Final = 1_000_000
 _DECODED_AT_ONCE: Final = 256 * 1024
-"""Bytes of streams that are decoded together; a byte holds at most four samples."""
+"""Bytes of streams to decode together. A byte holds at most four samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compaction:
-    """A compaction in progress: its blocks, the streams they go into, and how many streams are done.
+    """A compaction in progress: its blocks, their target streams, and the number of finished streams.
 
-    `counts` has the number of samples that the blocks hold for each stream.
+    `counts` holds the number of samples in the blocks for each stream.
     """
 
     bucket: Bucket
@@ -50,7 +50,7 @@ class Compaction:
     streams: Sequence[bytes]
     counts: Sequence[int]
     is_whole: bool = True
-    """Whether there were no blocks besides these when it was planned."""
+    """True if these were all blocks of the bucket when the compaction was planned."""
     done: int = 0
 
     def is_last(self, end: int) -> bool:
@@ -64,7 +64,7 @@ def plan_compaction(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[in
     for series_id, count in zip(*_counted(blocks), strict=True):
         metric = metrics.get(series_id)
         if metric is None:
-            raise Corrupt(f"labels of series {series_id} are missing or damaged, and there are samples of it")
+            raise Corrupt(f"labels of series {series_id} are missing or damaged, but it has samples")
         streams.append((SamplesKey(bucket, metric, SeriesId(series_id)).encode(), count))
     streams.sort()
     return Compaction(
@@ -73,7 +73,7 @@ def plan_compaction(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[in
 
 
 def _counted(blocks: Sequence[KeyValue]) -> tuple[list[int], list[int]]:
-    """Return the series in the blocks and their numbers of samples. Ids may be sparse."""
+    """Return the ids of the series in the blocks and their sample counts. Ids may be sparse."""
     parts: list[_Counts] = []
     held = 0
     for block in blocks:
@@ -102,9 +102,9 @@ def compaction_operations(
     stored: Sequence[Rows],
     expire_at_ms: int | None,
 ) -> list[Operation]:
-    """Return operations that store the streams up to `end`, with `stored` samples and those of the blocks.
+    """Return operations that store the streams up to `end`, merged from `stored` and the blocks.
 
-    They are puts, not merges: every merge operand costs each later read a call of the merge operator.
+    They are puts, not merges, because each merge operand costs every later read a call of the merge operator.
     """
     keys = {_series_of(key): key for key in compaction.streams[compaction.done : end]}
     wanted: Ids = np.array(sorted(keys), np.uint32)
@@ -118,7 +118,7 @@ def compaction_operations(
 
 
 class Compactor:
-    """Plans compactions of about `blocks_bytes` and advances them by about `samples_max` samples."""
+    """Planner of compactions of about `blocks_bytes`, in steps of about `samples_max` samples."""
 
     def __init__(self, read: StorageRead, thread: Executor, *, blocks_bytes: int, samples_max: int) -> None:
         self._read = read
@@ -127,7 +127,8 @@ class Compactor:
         self._samples_max = samples_max
 
     async def plan(self, bucket: Bucket) -> Compaction:
-        """Plan the compaction of the oldest blocks; samples of later ones win. Raises `Corrupt`."""
+        """Plan the compaction of the oldest blocks. Samples of later blocks override earlier ones. Raises
+        `Corrupt`."""
         blocks: list[KeyValue] = []
         size = 0
         is_whole = True
@@ -141,7 +142,7 @@ class Compactor:
         metrics: dict[int, str] = {}
         async for key, value in pairs(self._read.scan(forward)):
             series_id = int.from_bytes(key[len(forward) :])
-            with suppress(Corrupt):  # an error only if the blocks have samples of it
+            with suppress(Corrupt):  # planning fails only if the blocks hold samples of this series
                 metrics[series_id] = decode_labels(series_id, value).metric
         compaction = await asyncio.get_running_loop().run_in_executor(
             self._thread, plan_compaction, bucket, blocks, metrics
@@ -151,9 +152,10 @@ class Compactor:
     async def advance(
         self, compaction: Compaction, wanted: int, expire_at_ms: int | None
     ) -> tuple[list[Operation], Compaction | None]:
-        """Return what the next steps store, and the compaction after them or None at its end.
+        """Return the operations of the next steps, and the remaining compaction or None at its end.
 
-        Takes one step, or as many as compact `wanted` samples of the blocks. Raises `Corrupt`.
+        Takes at least one step, and more until `wanted` samples of the blocks are compacted. Raises
+        `Corrupt`.
         """
         prefix = block_prefix(compaction.bucket)
         stop = compaction.blocks[-1][len(prefix) :] + b"\0" if compaction.blocks else b""
@@ -172,7 +174,7 @@ class Compactor:
                 return operations, compaction
 
     async def _next_streams(self, compaction: Compaction) -> tuple[list[Rows], int]:
-        """Return the samples of the next streams, at least of one, and the index after them."""
+        """Return the samples of one or more of the next streams, and the index after them."""
         prefix = record_prefix(compaction.bucket, RecordType.SAMPLES)
         start = compaction.streams[compaction.done][len(prefix) :] if compaction.streams else b""
         rows: list[Rows] = []

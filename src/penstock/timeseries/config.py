@@ -1,4 +1,4 @@
-"""Settings of a time-series database. A wrong value raises `ConfigError` when the object is made."""
+"""Settings of a time-series database. An invalid value raises `ConfigError` when the object is created."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ def _coordinator() -> CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSeriesConfig:
-    """How long samples are kept, when they are stored, and what a query may take."""
+    """Settings for retention, flushing, compaction and query limits."""
 
     open_timeout: DurationLike = "60s"
-    """How long opening the database may take."""
+    """Time limit for opening the database."""
     retention: DurationLike | None = None
-    """An hourly bucket is deleted this long after its start. Without it everything is kept."""
+    """Age, counted from its start, at which an hourly bucket is deleted. Without it, everything is kept."""
     coordinator: CoordinatorConfig = field(default_factory=_coordinator)
-    """A flush costs one request, with one record for each bucket written to. One flush per second is cheap
-    enough for writers that wait for DURABLE."""
+    """Settings of the coordinator. By default it flushes and syncs every second, for writers that wait for
+    DURABLE. A flush costs one request, with one record for each bucket written to."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     fold_after: DurationLike = "5m"
-    """The blocks of a bucket are folded into its series this long after its end; most late samples arrive
-    before that."""
+    """Time after the end of a bucket when its blocks are compacted into its series. Most late samples
+    arrive before that."""
     fold_size: SizeLike = "32MiB"
-    """Size of the blocks of a bucket at which they are folded early, to bound what a query of the last hour
-    reads."""
+    """Size of a bucket's blocks at which they are compacted early. It bounds the data that a query of the
+    last hour reads."""
     fold_blocks: int = 1000
-    """Number of blocks at which they are folded early."""
+    """Number of blocks of a bucket at which they are compacted early."""
     fold_samples: int = 1_000_000
-    """Samples that one flush folds, approximately; an hour with more samples takes several flushes."""
+    """Approximate number of samples that one flush compacts. An hour with more samples takes several
+    flushes."""
     queries_max: int = 4
-    """Queries that run at the same time; others wait. Each may use `engine.samples_max` samples."""
+    """Number of concurrent queries. Others wait. Each may use `engine.samples_max` samples."""
 
     open_timeout_s = seconds_of("open_timeout")
     _retention_s = seconds_of("retention", optional=True)
@@ -66,9 +67,9 @@ class TimeSeriesConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "timeseries") -> TimeSeriesConfig:
-        """Read the configuration in a mapping, such as a part of a YAML file. Raises `ConfigError`.
+        """Build the configuration from a mapping, such as a section of a YAML file. Raises `ConfigError`.
 
-        Keys that the nested part `coordinator` leaves out keep the defaults of a time-series database.
+        Keys missing in the nested section `coordinator` keep the defaults of a time-series database.
         """
         settings = dict(mapping)
         nested = settings.get("coordinator")

@@ -1,4 +1,4 @@
-"""A database of time series over object storage: one writer, PromQL for readers.
+"""A time-series database over object storage, with one writer and PromQL queries.
 
     async with await TimeSeries.open("s3://bucket/metrics") as db:
         up = Series(labels=Labels.of({"__name__": "up"}), samples=Samples.of([(now_ms, 1.0)]))
@@ -6,7 +6,7 @@
         await handle.wait(Durability.DURABLE)
         result = await db.query("sum(up)")
 
-Writes become visible to readers when they are flushed; each write atomically.
+Writes become visible to readers when they are flushed. Each write is atomic.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _ALL_TIME = (0, 2**62)
 
 
 class TimeSeries:
-    """One database with this process as its writer. A newer one fences it: see `FlushFenced`."""
+    """A database with this process as its writer. A newer writer fences it: see `FlushFenced`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TimeSeries:
         clock: Clock,
         registry: Registry,
     ) -> None:
-        """Use `open`."""
+        """Initialise the database. Call `open` instead."""
         self._storage = storage
         self._config = config
         self._clock = clock
@@ -105,19 +105,21 @@ class TimeSeries:
         self._loader = BucketLoader(
             directory,
             snapshot=lambda: self._coordinator.view().snapshot,
-            is_over=lambda bucket: not self._is_kept(bucket),
+            is_expired=lambda bucket: not self._is_kept(bucket),
             damage=flusher.damage,
         )
         self._querying = asyncio.Semaphore(config.queries_max)
         self._cache = LabelCache(
-            live=directory.labels_of, expires=flusher.retention.expires, tell=flusher.damage.tell
+            live=directory.labels_of, expires=flusher.retention.expires, report=flusher.damage.report
         )
         self._failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
-        self._samples = registry.counter("timeseries.samples_written", "Samples that writes brought.")
+        self._samples = registry.counter("timeseries.samples_written", "Samples received in writes.")
         self._expired = registry.counter(
-            "timeseries.samples_expired", "Samples too old to be kept, left out."
+            "timeseries.samples_expired", "Samples discarded because they had expired."
         )
-        self._queries = registry.histogram("timeseries.query_duration_seconds", "Queries, reading included.")
+        self._queries = registry.histogram(
+            "timeseries.query_duration_seconds", "Time of queries, including reads."
+        )
 
     @classmethod
     async def open(
@@ -128,9 +130,10 @@ class TimeSeries:
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
     ) -> TimeSeries:
-        """Open or create the database in a store (a URL, a directory, or a storage), and fence its writer.
+        """Open or create the database in a store (a URL, a directory, or a storage), and fence its previous
+        writer.
 
-        A storage must merge with `merge_records`. Raises `ConfigError`, `Unavailable`, `Corrupt`.
+        A storage must use the merge operator `merge_records`. Raises `ConfigError`, `Unavailable`, `Corrupt`.
         """
         config, registry = config or TimeSeriesConfig(), registry or Registry()
         storage = await _opened(store, config) if isinstance(store, str | Path) else store
@@ -138,7 +141,7 @@ class TimeSeries:
         try:
             await flusher.load()
             families, damaged = await load_families(storage)
-            flusher.damage.tell(None, damaged)
+            flusher.damage.report(None, damaged)
             directory = SeriesIndex(families=families, position=await load_position(storage), clock=clock)
             snapshot = await storage.snapshot()
         except BaseException:
@@ -164,21 +167,21 @@ class TimeSeries:
     ) -> WriteHandle:
         """Queue series as one atomic write.
 
-        `families` holds metadata of metrics by name. `sequence` is stored in the same batch, with the name of
-        its `source` and of its batch there (`location`). Expired samples are left out.
+        `families` maps metric names to metadata. `sequence` is stored in the same batch, with the name of its
+        `source` and the name of its batch there (`location`). Expired samples are discarded.
 
-        Waits for room, and for hours that have to be read first. Raises `WriteTimeout`, with `series` in its
-        `write`, if that takes longer than `timeout`; `InvalidInput` for times out of range, for more than
-        `HOURS_MAX` hours, and for metadata or a source that cannot be stored; `FlushError` and `Shutdown`
-        after the database has stopped. Labels are checked when the write is applied: then the handle raises
-        `ApplyError`.
+        The call waits for room and for hours that must be read first. It raises `WriteTimeout`, with `series`
+        in its `write`, if that takes longer than `timeout`. It raises `InvalidInput` for times out of range,
+        for more than `HOURS_MAX` hours, and for metadata or a source that cannot be stored. It raises
+        `FlushError` or `Shutdown` after the database has stopped. Labels are checked when the write is
+        applied; the handle then raises `ApplyError`.
         """
         position = None if sequence is None else Position(sequence, source, location)
         write = self._kept(prepare_write(series, families, position))
         try:
             handle = await self._queued(write, timeout)
         except Backpressure as error:
-            error.write = series  # reserved again by this call
+            error.write = series  # a retry prepares and reserves the series again
             raise
         self._samples.inc(sum(len(part.values) for part in write.parts.values()))
         return handle
@@ -196,22 +199,22 @@ class TimeSeries:
             raise
 
     async def flush(self, *, durable: bool = False) -> FlushHandle:
-        """Flush everything whose `write` returned before. See `WriteCoordinator.flush`."""
+        """Flush every write whose `write` call has returned. See `WriteCoordinator.flush`."""
         return await self._coordinator.flush(durable=durable)
 
     async def sync(self) -> None:
-        """Return when everything written before is durable. Raises `FlushError` and `Shutdown`."""
+        """Wait until all earlier writes are durable. Raises `FlushError` and `Shutdown`."""
         handle = await self._coordinator.flush(durable=True)
         await handle.wait(Durability.DURABLE)
 
     async def stored_sequence(self) -> int | None:
-        """Make the last written `sequence` durable and return it; None if there was none."""
+        """Make the last written `sequence` durable and return it. Return None if there is none."""
         await self.sync()
         position = self._directory.source.position
         return None if position is None else position.sequence
 
     async def stored_position(self) -> Position | None:
-        """Return the same as `stored_sequence`, with the name of its source."""
+        """Like `stored_sequence`, but return the sequence with the name of its source."""
         await self.sync()
         return self._directory.source.position
 
@@ -251,10 +254,10 @@ class TimeSeries:
         timeout_s: float | None = None,
         warnings: list[str] | None = None,
     ) -> QueryResult:
-        """Evaluate a PromQL query at one time, by default now.
+        """Evaluate a PromQL query at one time, which defaults to now.
 
-        With `warnings`, damaged records are left out of the answer, and the list gets a sentence for each,
-        with its hour; without, they raise `Corrupt`. Raises the errors of `Engine.instant` and
+        With `warnings`, damaged records are left out of the result, and a sentence for each, with its hour,
+        is appended to the list. Without it, they raise `Corrupt`. Raises the errors of `Engine.instant` and
         `Prepared.evaluate`, and `Unavailable` if no query slot becomes free within the timeout.
         """
         at_ms = self._clock.now_ms() if at_ms is None else at_ms
@@ -271,14 +274,15 @@ class TimeSeries:
         timeout_s: float | None = None,
         warnings: list[str] | None = None,
     ) -> QueryResult:
-        """Evaluate a PromQL query at every step from start to end, both included. Raises as `query` does."""
+        """Evaluate a PromQL query at every step from start to end, inclusive. Raises the same errors as
+        `query`."""
         prepare = partial(self._engine.range, query, start_ms, end_ms, step_ms, timeout_s=timeout_s)
         return await self._answer(await _prepared(prepare, query), warnings)
 
     async def newest(self, selectors: Sequence[Sequence[Matcher]], at_ms: int) -> list[ResultSeries]:
-        """Return the newest sample of each series within the lookback, without series that have ended.
+        """Return the newest sample of each series within the lookback, except for series that have ended.
 
-        Raises as `query` does.
+        Raises the same errors as `query`.
         """
         lookback_ms = self._config.engine.lookback_ms
         found: dict[Labels, ResultSeries] = {}
@@ -300,11 +304,11 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[Labels]:
-        """Return the series that satisfy any selector in the hours of these times; all without selectors.
+        """Return the series in these hours that satisfy any selector, or all series without selectors.
 
-        Reading ends after `limit` series, if given. `warnings` are as in `query`. Raises `TooManySamples` if
-        the labels exceed the limit of a query, `QueryTimeout`, and `Unavailable` if no query slot becomes
-        free in time.
+        Reading stops after `limit` series, if it is given. `warnings` are as in `query`. Raises
+        `TooManySamples` if the labels exceed the limit of a query, `QueryTimeout`, and `Unavailable` if no
+        query slot becomes free in time.
         """
         async with self._reading(self._engine.budget()) as budget:
             snapshot, buckets = self._within(start_ms, end_ms)
@@ -319,7 +323,7 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[str]:
-        """Return the label names of such series, at least the first `limit`. Raises as `series` does."""
+        """Return the label names of the selected series, at least the first `limit`. See `series`."""
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
             return {name for labels in found for name, _ in labels}
@@ -336,9 +340,9 @@ class TimeSeries:
         limit: int | None = None,
         warnings: list[str] | None = None,
     ) -> set[str]:
-        """Return the values of a label of such series, at least the first `limit`.
+        """Return the values of a label in the selected series, at least the first `limit`.
 
-        Raises as `series` does.
+        Raises the same errors as `series`.
         """
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
@@ -347,7 +351,7 @@ class TimeSeries:
             return await label_values(*self._within(start_ms, end_ms), label, budget, limit)
 
     def metadata(self, metric: str | None = None) -> dict[str, list[Metadata]]:
-        """Return the metadata that writers sent for all metrics, or for one."""
+        """Return the metadata that writers sent for one metric or for all."""
         families = self._directory.families
         if metric is not None:
             return {metric: [families[metric]]} if metric in families else {}
@@ -378,19 +382,19 @@ class TimeSeries:
 
     @asynccontextmanager
     async def _reading(self, budget: Budget) -> AsyncIterator[Budget]:
-        """Hold a query slot, and enforce the time of the budget."""
+        """Hold a query slot and enforce the time limit of the budget."""
         async with self._place(budget), self._time(budget):
             yield budget
 
     @asynccontextmanager
     async def _place(self, budget: Budget) -> AsyncIterator[None]:
-        """Hold one of the query slots. Raises `Unavailable` if none is free within the time."""
+        """Hold a query slot. Raises `Unavailable` if none becomes free within the time limit."""
         try:
             async with asyncio.timeout(budget.seconds_left):
                 await self._querying.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"all {self._config.queries_max} places for queries are taken; send it again"
+                f"all {self._config.queries_max} query slots are in use; send the query again"
             ) from None
         try:
             yield
@@ -399,7 +403,7 @@ class TimeSeries:
 
     @asynccontextmanager
     async def _time(self, budget: Budget) -> AsyncIterator[None]:
-        """Raise `QueryTimeout` when the time is over, even while the store does not answer."""
+        """Raise `QueryTimeout` when the time is up, even if the store does not respond."""
         try:
             async with asyncio.timeout(budget.seconds_left):
                 yield
@@ -416,12 +420,12 @@ class TimeSeries:
     def _is_kept(self, bucket: Bucket) -> bool:
         return self._flusher.is_kept(bucket)
 
-    # Life
+    # Lifecyclecycle
 
     async def check(self) -> None:
         """Check with the storage that this process is still its writer. Raises `Fenced` and `Unavailable`.
 
-        Writes notice fencing; a process that only reads would keep returning old data.
+        Writes detect fencing. A process that only reads would otherwise keep returning old data.
         """
         await load_position(self._storage)
 
@@ -441,8 +445,8 @@ class TimeSeries:
     async def close(self) -> None:
         """Store all writes durably and release the storage. May be called again.
 
-        Raises the `FlushError` that stopped the database, if one did. If the call is cancelled, unstored
-        writes are lost as in a crash, and the storage is not closed, because it may not answer.
+        Raises the `FlushError` that stopped the database, if any. If the call is cancelled, unstored writes
+        are lost as in a crash, and the storage is not closed, because it may not respond.
         """
         try:
             await self._coordinator.close()
@@ -458,7 +462,7 @@ class TimeSeries:
 
     @property
     def unstored(self) -> int:
-        """The number of accepted writes that are not durable yet."""
+        """Number of accepted writes that are not durable yet."""
         return self._coordinator.watermark(Durability.APPLIED) - self._coordinator.watermark(
             Durability.DURABLE
         )
@@ -478,7 +482,7 @@ class TimeSeries:
 
 
 async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
-    """Parse short queries on the loop and others in a thread, because they may take tenths of a second."""
+    """Parse short queries on the loop. Parse others in a thread, because they may take tenths of a second."""
     return prepare() if is_read_at_once(query) else await asyncio.to_thread(prepare)
 
 

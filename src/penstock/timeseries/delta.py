@@ -1,4 +1,4 @@
-"""Writes in memory: series by bucket, checked before anything changes, one epoch for all of a write."""
+"""Writes in memory: series by bucket. A write is checked before it changes anything, and has one epoch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BI")
 _LEVEL: Final = 1
 _COUNT_MAX: Final = 2**26
-"""More rows than any flush holds, so that a damaged count cannot take memory."""
+"""Limit on the rows of a block, above any real flush, so that a damaged count cannot exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Samples as three arrays of one length: series ids, timestamps, values."""
+    """Samples as three arrays of equal length: series ids, timestamps, values."""
 
     ids: Ids
     timestamps: Times
@@ -76,7 +76,7 @@ class Rows:
         return len(self.ids)
 
     def of(self, wanted: Ids) -> Rows:
-        """Return only rows of the ids in `wanted`, which are sorted."""
+        """Return only the rows with an id in `wanted`, which must be sorted."""
         if not len(wanted):
             return Rows.empty()
         place = np.searchsorted(wanted, self.ids)
@@ -84,22 +84,22 @@ class Rows:
         return self._kept(wanted[place] == self.ids)
 
     def between(self, start_ms: int, end_ms: int) -> Rows:
-        """Return only rows with `start_ms <= timestamp <= end_ms`."""
+        """Return only the rows with `start_ms <= timestamp <= end_ms`."""
         return self._kept((self.timestamps >= start_ms) & (self.timestamps <= end_ms))
 
     def in_order(self) -> Rows:
-        """Return rows sorted by id and time, with one row for each: the one written last."""
+        """Return rows sorted by id and time. Of rows with the same id and time, keep the one written last."""
         ids, times = self.ids, self.timestamps
         rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (times[1:] > times[:-1]))
         if bool(rising.all()):
             return self
-        order = np.lexsort((times, ids))  # stable: of equal ones the last written is last
+        order = np.lexsort((times, ids))  # stable: among equal rows, the last written stays last
         ids, times = ids[order], times[order]
         last = np.append((ids[1:] != ids[:-1]) | (times[1:] != times[:-1]), True)
         return Rows(ids[last], times[last], self.values[order][last])
 
     def by_series(self) -> tuple[list[int], list[Samples]]:
-        """Return the ids and the samples of each; rows must be in order."""
+        """Return the ids and the samples of each. The rows must be in order."""
         if not len(self):
             return [], []
         begins = np.flatnonzero(np.append(True, self.ids[1:] != self.ids[:-1]))
@@ -116,7 +116,7 @@ class Rows:
 
 
 def encode_block(rows: Rows) -> bytes:
-    """Encode rows in order as one record."""
+    """Encode rows, which must be in order, as one record."""
     ids = np.diff(rows.ids, prepend=np.uint32(0)).astype("<u4", copy=False)
     times = np.diff(rows.timestamps, prepend=np.int64(0)).astype("<i8", copy=False)
     plain = ids.tobytes() + times.tobytes() + rows.values.astype("<f8", copy=False).tobytes()
@@ -131,7 +131,7 @@ def decode_block(value: bytes) -> Rows:
             raise Corrupt(f"a block of samples has the version {version}, which is not known")
         if count > _COUNT_MAX:
             raise Corrupt(f"a block of samples claims to hold {count:,} of them")
-        plain = bytearray(count * ROW_BYTES)  # no block unpacks to more than it claims
+        plain = bytearray(count * ROW_BYTES)  # bounds the unpacked size
         size = cramjam.zstd.decompress_into(value[_HEAD.size :], plain) if count else 0
     except (struct.error, cramjam.DecompressionError) as error:
         raise Corrupt(f"a block of samples breaks its format: {error}") from None
@@ -143,10 +143,10 @@ def decode_block(value: bytes) -> Rows:
 
 
 HOURS_MAX: Final = 1000
-"""Hours that one write may reach; each is read from the storage first, and stored as a separate record."""
+"""Limit on the hours of one write. Each is read from the storage first, and stored as a separate record."""
 _HOUR_MS = 60 * MINUTE_MS
 _SERIES_BYTES = 400
-"""Size of a new series in memory and in the batch, without its texts."""
+"""Size of a new series in memory and in the batch, excluding its texts."""
 _METADATA_BYTES_MAX = 65_535
 _FAMILY_BYTES_MAX = KEY_BYTES_MAX - len(FAMILY_PREFIX)
 _FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
@@ -154,7 +154,7 @@ _FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeriesPart:
-    """The part of a write in one bucket: each series with its number of samples, and all samples."""
+    """The part of a write that belongs to one bucket: each series with its sample count, and all samples."""
 
     labels: Sequence[Labels]
     metadata: Sequence[Metadata]
@@ -165,26 +165,28 @@ class SeriesPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SeriesWrite:
-    """One write, to one or more buckets. `position` is its position in a queue, if it came from one."""
+    """A write to one or more buckets. `position` is its position in a queue, if it came from one."""
 
     parts: Mapping[Bucket, SeriesPart]
     families: Mapping[str, Metadata]
     text_bytes: int
-    """Approximate size of labels and metadata, counted once for all hours, which share them."""
+    """Approximate size of labels and metadata, counted once, because all hours share them."""
     position: Position | None = None
 
 
 def prepare_write(
     series: Sequence[Series], families: Mapping[str, Metadata] | None = None, position: Position | None = None
 ) -> SeriesWrite:
-    """Return a write of these series. Raises `InvalidInput` for times out of range and unstorable metadata.
+    """Prepare a write of these series. Raises `InvalidInput` for times out of range or unstorable metadata.
 
-    Also raises it for more than `HOURS_MAX` hours, except with a position: a batch of a queue is one write of
-    many records, each of which was checked.
+    Also raises it for more than `HOURS_MAX` hours, unless there is a position: a batch of a queue is one
+    write of many records, and each record has already been checked.
     """
     about = dict(families or {})
     for one in series:
-        _check_metadata(one.metadata, one.labels)  # each: a new series stores its own, not its family's
+        _check_metadata(
+            one.metadata, one.labels
+        )  # check each one: a new series stores its own metadata, not its family's
         if one.metadata.metric_type is not MetricType.UNKNOWN or one.metadata.description:
             about.setdefault(_family(one), one.metadata)
     for name, known in about.items():
@@ -196,7 +198,7 @@ def prepare_write(
 
 
 def write_size(write: SeriesWrite) -> int:
-    """Return the approximate size of a write before it is applied, as `SeriesDelta.estimate_size` counts."""
+    """Return the approximate size of an unapplied write, in the units of `SeriesDelta.estimate_size`."""
     return sum(ROW_BYTES * len(part.values) for part in write.parts.values()) + write.text_bytes
 
 
@@ -214,30 +216,30 @@ def _check_name(family: str) -> None:
 
 
 def _check_metadata(about: Metadata, whose: Labels | str) -> None:
-    """Check that metadata can be stored, because a failing flush stops the database.
+    """Check that metadata can be stored, because a failed flush would stop the database.
 
     Raises `InvalidInput`.
     """
     for text in (about.unit, about.description):
         if not isinstance(text, str) or _size(text) > _METADATA_BYTES_MAX:
-            told = f"is no text of at most {_METADATA_BYTES_MAX:,} bytes: {text!r:.40}"
-            raise InvalidInput(f"the metadata of {str(whose)[:80]!r} hold what {told}")
+            found = f"not a text of at most {_METADATA_BYTES_MAX:,} bytes: {text!r:.40}"
+            raise InvalidInput(f"the metadata of {str(whose)[:80]!r}: {found}")
     if not isinstance(about.metric_type, MetricType) or not isinstance(about.temporality, Temporality):
-        told = f"{about.metric_type!r} and {about.temporality!r}"
+        found = f"{about.metric_type!r} and {about.temporality!r}"
         raise InvalidInput(
-            f"the metadata of {str(whose)[:80]!r}: not a metric type and a temporality: {told}"
+            f"the metadata of {str(whose)[:80]!r}: not a metric type and a temporality: {found}"
         )
 
 
 def check_series(series: Sequence[Series]) -> None:
-    """Check what `prepare_write`, and later the delta, would refuse. Raises `InvalidInput`."""
+    """Raise `InvalidInput` for series that `prepare_write` or, later, the delta would refuse."""
     prepare_write(series)
     for one in series:
         check_labels(one.labels)
 
 
 def _family(series: Series) -> str:
-    """Return the name of the metric: of a histogram, without the suffixes of its series."""
+    """Return the name of the metric. For a histogram or summary, strip the suffixes of its series."""
     name = series.labels.metric
     if series.metadata.metric_type in (MetricType.HISTOGRAM, MetricType.SUMMARY):
         for suffix in _FAMILY_SUFFIXES:
@@ -246,7 +248,7 @@ def _family(series: Series) -> str:
 
 
 def _size(text: str) -> int:
-    """Encode as UTF-8. Raises `InvalidInput`."""
+    """Return the length in UTF-8. Raises `InvalidInput`."""
     return len(text) if text.isascii() else len(_utf8(text))
 
 
@@ -254,7 +256,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"metadata are not text that UTF-8 can hold: {error}") from None
+        raise InvalidInput(f"metadata is not text that UTF-8 can encode: {error}") from None
 
 
 def _parts(series: list[Series], hours_max: int | None) -> dict[Bucket, SeriesPart]:
@@ -268,7 +270,7 @@ def _parts(series: list[Series], hours_max: int | None) -> dict[Bucket, SeriesPa
     if low == high:
         return {low: SeriesPart(labels, metadata, counts, samples.timestamps, samples.values)}
     hours = samples.timestamps // _HOUR_MS
-    order = np.argsort(hours, kind="stable")  # within an hour: series by series, as they were written
+    order = np.argsort(hours, kind="stable")  # within an hour: series by series, in the order written
     hours, owner = hours[order], np.repeat(np.arange(len(series)), counts)[order]
     times, values = samples.timestamps[order], samples.values[order]
     begins = _begins(hours)
@@ -309,7 +311,7 @@ def _begins(values: Integers) -> Integers:
 
 @dataclass(slots=True)
 class BucketDelta:
-    """The additions to one bucket since the last flush. Its samples are stored as block number `block`."""
+    """The additions to one bucket since the last flush. The samples are stored as block number `block`."""
 
     block: int
     new: list[NewSeries] = field(default_factory=list)
@@ -322,7 +324,7 @@ class SeriesDelta(Delta[SeriesWrite, SeriesIndex]):
     directory: SeriesIndex
 
     def __init__(self, *, unflushed_max: int) -> None:
-        """`unflushed_max` deltas may wait for their flush besides the current one."""
+        """Create an empty delta. Up to `unflushed_max` other deltas may wait for their flush."""
         self._unflushed_max = unflushed_max
         self._size = 0
         self.buckets: dict[Bucket, BucketDelta] = {}

@@ -1,4 +1,4 @@
-"""The flusher: stores a delta, compacts blocks and drops expired buckets, in one batch per flush."""
+"""Flusher of deltas. Each flush is one batch, which also compacts blocks and drops expired buckets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.timeseries.retention import Retention, load_retention
 
 _LOG = logging.getLogger(__name__)
 _DROPS_MAX = 20_000
-"""Keys of an expired bucket deleted with one flush, so that none takes long."""
+"""Maximum number of keys of an expired bucket that one flush deletes. It bounds the time of a flush."""
 _AFTER_BUCKET = b"\xff"
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Blocks:
-    """The blocks of a bucket that wait for compaction, and the time of the last addition."""
+    """The uncompacted blocks of a bucket, and the time of the last addition."""
 
     count: int = 0
     size_bytes: int = 0
@@ -43,7 +43,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The part of a compaction that one flush does."""
+    """The part of a compaction that one flush performs."""
 
     operations: Sequence[Operation] = ()
     begun: Compaction | None = None
@@ -53,7 +53,7 @@ class _Step:
 
 
 async def find_buckets(read: StorageRead) -> list[Bucket]:
-    """Return every bucket that holds anything, oldest first, with one scan for each. Raises `Corrupt`."""
+    """Return every non-empty bucket, oldest first, with one scan for each. Raises `Corrupt`."""
     found: list[Bucket] = []
     start = b""
     while True:
@@ -67,9 +67,9 @@ async def find_buckets(read: StorageRead) -> list[Bucket]:
 
 
 class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
-    """Stores one delta in one batch.
+    """Flusher that stores each delta in one batch.
 
-    Its knowledge of blocks and buckets changes only after the storage answered.
+    Its state of blocks and buckets changes only after the storage has confirmed the batch.
     """
 
     def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock, registry: Registry) -> None:
@@ -83,10 +83,11 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         self._damaged: set[Bucket] = set()
         self._undropped: set[Bucket] = set()
         self._given_up = registry.counter(
-            "timeseries.folds_given_up", "Buckets whose blocks stay as they are because records are missing."
+            "timeseries.folds_given_up",
+            "Buckets that are not compacted because records are missing or damaged.",
         )
 
-        # Not shared with queries and decoding: writers wait for flushes, and there may be many readers.
+        # A dedicated thread: writers wait for flushes, which must not queue after many readers.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
         self._compactor = Compactor(
             storage, self._thread, blocks_bytes=config.fold_bytes, samples_max=config.fold_samples
@@ -99,23 +100,23 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         now_ms = self._now_ms()
         await self._take_retention(now_ms)
         for bucket in self.buckets:
-            if self.retention.is_over(bucket, now_ms):
+            if self.retention.is_expired(bucket, now_ms):
                 continue
             try:
                 blocks = await self._counted(bucket)
             except Corrupt as damage:
-                self.damage.tell(bucket, [f"its blocks, which are not compacted: {damage}"])
+                self.damage.report(bucket, [f"its blocks are not compacted: {damage}"])
                 self._damaged.add(bucket)
                 continue
             if blocks.count:
                 self.blocks[bucket] = blocks
 
     def is_kept(self, bucket: Bucket) -> bool:
-        """Return whether the retention keeps this hour. A step of the wall clock never drops it early."""
-        return not self.retention.is_over(bucket, self._now_ms())
+        """Return whether the retention keeps this hour. A jump of the wall clock never drops it early."""
+        return not self.retention.is_expired(bucket, self._now_ms())
 
     def _now_ms(self) -> int:
-        """Return the time that retention compares hours with."""
+        """Return the current time for comparisons with the retention."""
         return self._clock.cautious_ms(self.retention.longest_ms)
 
     async def _counted(self, bucket: Bucket) -> Blocks:
@@ -126,7 +127,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return blocks
 
     async def _take_retention(self, now_ms: int) -> None:
-        """Store the retention before anything is written that expires by it."""
+        """Store the retention before any data that expires by it is written."""
         stored = await load_retention(self._storage) or Retention()
         before = stored.encode()
         self.retention = stored.changed_to(self._config.retention_ms, self.buckets, now_ms)
@@ -145,7 +146,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         due = self._due(now_ms)
         step = await self._compact(due, self._wanted(delta, now_ms)) if due is not None else _Step()
         if expired is not None:
-            # In the same batch as the first deletion: the rest of the bucket must never be read again.
+            # Store the floor in the same batch as the first deletion: the rest of the bucket must never be
+            # read again.
             operations.insert(0, self.retention.put())
         await self._storage.apply([*drops, *step.operations, *operations])
         snapshot = await self._storage.snapshot()
@@ -174,13 +176,15 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             self.buckets.add(bucket)
             blocks = self.blocks.setdefault(bucket, Blocks())
             blocks.count += 1
-            blocks.size_bytes += 8 * sum(map(len, changed.chunks))  # about what a sample takes in a block
+            blocks.size_bytes += 8 * sum(
+                map(len, changed.chunks)
+            )  # the approximate size of a sample in a block
             blocks.added_ms = now_ms
 
     def _dequeue_blocks(self, compaction: Compaction) -> None:
-        """Take the blocks of a compaction off the queue.
+        """Remove the blocks of a compaction from the queue.
 
-        Remaining blocks queue again, after other buckets.
+        Remaining blocks are queued again, after other buckets.
         """
         blocks = self.blocks.pop(compaction.bucket)
         if not compaction.is_whole:
@@ -193,33 +197,34 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _expired(self, now_ms: int) -> Bucket | None:
         """Return the oldest readable bucket if it has expired."""
         oldest = min(self.buckets - self._undropped, default=None)
-        return oldest if oldest is not None and self.retention.is_over(oldest, now_ms) else None
+        return oldest if oldest is not None and self.retention.is_expired(oldest, now_ms) else None
 
     def _due(self, now_ms: int) -> Bucket | None:
-        """Return a bucket to compact now, if any. Never an expired one: compaction would restore it."""
-        if self._compaction is not None and not self.retention.is_over(self._compaction.bucket, now_ms):
+        """Return a bucket to compact now, if any. It is never an expired one, because compaction would
+        restore it."""
+        if self._compaction is not None and not self.retention.is_expired(self._compaction.bucket, now_ms):
             return self._compaction.bucket
         return next((bucket for bucket in self.blocks if self._is_due(bucket, now_ms)), None)
 
     def _is_due(self, bucket: Bucket, now_ms: int) -> bool:
         config, blocks = self._config, self.blocks[bucket]
-        if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
+        if bucket in self._damaged or self.retention.is_expired(bucket, now_ms):
             return False
         quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
         return quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks
 
     def _wanted(self, delta: SeriesDelta, now_ms: int) -> int:
-        """Return how many samples to compact at least in this flush.
+        """Return the minimum number of samples to compact in this flush.
 
-        Twice the incoming samples if a full compaction is due besides the one in progress: blocks would pile
-        up under a long load otherwise. Else 0, which leaves it at the usual step.
+        It is twice the incoming samples if another full compaction is due, because blocks would otherwise
+        accumulate under a sustained load. Otherwise it is 0, which means one step of the usual size.
         """
         due = sum(one.size_bytes for bucket, one in self.blocks.items() if self._is_due(bucket, now_ms))
         is_new = self._compaction is None
         return 2 * delta.samples if due >= self._config.fold_bytes * (2 if is_new else 1) else 0
 
     def _compaction_of(self, bucket: Bucket) -> Compaction | None:
-        """Return the compaction in progress if it is one of this bucket."""
+        """Return the compaction in progress if it is for this bucket."""
         compaction = self._compaction
         return compaction if compaction is not None and compaction.bucket == bucket else None
 
@@ -232,15 +237,15 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
                 if len(drops) >= _DROPS_MAX:
                     return drops[:_DROPS_MAX]
         except Corrupt as damage:
-            self.damage.tell(bucket, [f"it has expired, and is not deleted: {damage}"])
+            self.damage.report(bucket, [f"it has expired but is not deleted: {damage}"])
             self._undropped.add(bucket)
             return []
         return drops
 
     async def _compact(self, bucket: Bucket, wanted: int) -> _Step:
-        """Return the next step of a compaction, with `wanted` samples of blocks or the usual number.
+        """Return the next step of a compaction, with at least `wanted` samples of blocks.
 
-        Empty for a damaged bucket: it stays as it is, and the writes of the flush are stored.
+        The step is empty for a damaged bucket: it is left unchanged, and the flush stores its writes.
         """
         under_way = self._compaction_of(bucket)
         try:
@@ -250,8 +255,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             )
             return _Step(operations, None if under_way else compaction, left)
         except Corrupt as error:
-            if self.retention.is_over(bucket, self._now_ms()):
-                return _Step()  # it expired while it was read, which is no damage
+            if self.retention.is_expired(bucket, self._now_ms()):
+                return _Step()  # it expired while it was read, which is not damage
             _LOG.warning("%s is not compacted: %s", place_of(bucket), error)
             self._damaged.add(bucket)
             self._given_up.inc(1)

@@ -1,16 +1,16 @@
-"""Samples as a compressed stream of bits: timestamps by the change of their distance, values by XOR.
+"""Samples as a compressed bit stream: timestamps as deltas of deltas, values as XOR with the previous one.
 
-A stream is in order of time, holds each timestamp once, and ends with a marker. No samples are no
-bytes. The layout, most significant bit first:
+A stream is ordered by time, holds each timestamp once, and ends with a marker. An empty stream has no bytes.
+The layout, most significant bit first:
 
     start 64 | 0 | first timestamp - start 14 | first value 64 | (timestamp, value)* | 1111 and 32 zeros
 
     timestamp   change of the distance d: 0 -> 0; -63..64 -> 10 and 7 bits; -255..256 -> 110 and 9;
                 -2047..2048 -> 1110 and 12; else 1111 and 32
-    value       XOR x with the value before: 0 -> 0; within the window of the last one -> 10 and its
+    value       XOR x with the previous value: 0 -> 0; within the window of the last one -> 10 and its
                 bits; else 11, leading zeros 6, length - 1 in 6, bits
 
-Values are carried as bits, so a stale marker and any other NaN come back as they were.
+Values are stored as bits, so stale markers and other NaNs are preserved exactly.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ def trailing_zeros(words: Words) -> Times:
 
 
 def pack_fields(fields: Words, widths: Times, offsets: Times, word_count: int) -> bytes:
-    """Each field's low `width` bits at its bit offset in `word_count` zeroed 8-byte words.
+    """Write the low `width` bits of each field at its bit offset into `word_count` 8-byte words.
 
-    The caller promises that fields do not overlap, have no bits above their width, and that a width
-    is 0 to 64.
+    Fields must not overlap or have bits above their width. A width is 0 to 64. Other bits are zero.
     """
-    # The word after the last one takes the empty spill of a field that ends exactly there.
+    # The extra word receives the empty spill of a field that ends exactly at the end.
     words = np.zeros(word_count + 1, np.uint64)
     index = offsets >> 6
     room = 64 - (offsets & 63) - widths  # bits left in the first word after the field; negative if it spills
@@ -54,7 +53,7 @@ def pack_fields(fields: Words, widths: Times, offsets: Times, word_count: int) -
     # A shift by 64 is undefined: a field of width 0 at the start of a word has room 64 and no bits.
     shift = np.where(fits, np.minimum(room, 63), 0).astype(np.uint64)
     spill = np.where(fits, 0, -room).astype(np.uint64)
-    # The bits are disjoint, so adding is the same as or-ing.
+    # The bits are disjoint, so addition equals a bitwise OR.
     np.add.at(words, index, np.where(fits, fields << shift, fields >> spill))
     over = np.flatnonzero(~fits)
     np.add.at(words, index[over] + 1, fields[over] << (np.uint64(64) - spill[over]))
@@ -64,7 +63,7 @@ def pack_fields(fields: Words, widths: Times, offsets: Times, word_count: int) -
 def words_of(streams: list[bytes]) -> tuple[Words, Integers, Integers]:
     """Return the streams as big-endian words, each on a word boundary and followed by two zero words.
 
-    Returns the words, the bit offset at which each stream starts, and the one at which it ends.
+    Return the words, and the bit offsets at which each stream starts and ends.
     """
     lengths = np.fromiter((len(stream) for stream in streams), np.intp, len(streams))
     padded = (lengths + 7) // 8 * 8 + 16
@@ -76,27 +75,27 @@ def words_of(streams: list[bytes]) -> tuple[Words, Integers, Integers]:
     return words, starts * 8, (starts + lengths) * 8
 
 
-_ABREAST_MIN: Final = 24
-"""Below this many streams, one after the other is quicker than abreast."""
+_PARALLEL_MIN: Final = 24
+"""Minimum number of streams for which parallel decoding is faster than sequential decoding."""
 
 _HEADER_BITS: Final = 64 + 1 + 14 + 64
 _MASKS: Final = np.array([(1 << width) - 1 for width in range(65)], np.uint64)
 _CHANGE_PREFIX: Final = np.array([1, 2, 3, 4, 4], np.int64)
 _CHANGE_BITS: Final = np.array([0, 7, 9, 12, 32], np.int64)
 _LEADING_ONES: Final = np.array([0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4], np.int64)
-"""Number of leading ones of four bits."""
+"""Number of leading ones in each four-bit value."""
 _INT64_MAX: Final = 2**63 - 1
-_BEYOND: Final = "a stream of samples holds a timestamp beyond 64 bits"
+_BEYOND: Final = "a stream of samples contains a timestamp beyond 64 bits"
 _TWO_WORDS: Final = struct.Struct(">QQ")
 
 
 def decode(stream: bytes) -> Samples:
-    """Decode one stream, in order. Raises `Corrupt` if it is cut or breaks the format."""
+    """Decode one stream. Raises `Corrupt` if it is truncated or breaks the format."""
     if not stream:
         return Samples.empty()
     if len(stream) * 8 < _HEADER_BITS:
-        raise Corrupt(f"a stream of samples is cut: {len(stream)} bytes are fewer than its header")
-    one = _Single(stream)
+        raise Corrupt(f"a stream of samples is truncated: {len(stream)} bytes are shorter than its header")
+    one = _StreamReader(stream)
     timestamp, bits = one.header()
     timestamps, values = [timestamp], [bits]
     distance = 0
@@ -109,18 +108,18 @@ def decode(stream: bytes) -> Samples:
     return _checked(timestamps, np.array(values, np.uint64))
 
 
-class _Single:
-    """One stream, read field by field."""
+class _StreamReader:
+    """Reader of one stream, field by field."""
 
     def __init__(self, stream: bytes) -> None:
-        # Spare bytes let every read take a fixed window; none may end in them.
+        # Padding lets every read take a fixed window. No field may end in the padding.
         self._padded = stream + bytes(16)
         self._total = len(stream) * 8
         self._at = 0
         self._lead, self._length = -1, 0
 
     def header(self) -> tuple[int, int]:
-        """Read the first timestamp, and the bits of the first value."""
+        """Read the first timestamp and the bits of the first value."""
         start = self._take(64)
         if self._take(1):
             raise Corrupt("a stream of samples starts with an unknown layout")
@@ -128,36 +127,36 @@ class _Single:
         return timestamp, self._take(64)
 
     def change(self) -> int | None:
-        """Read the change of the distance to the next timestamp; None at the end."""
+        """Read the change of the distance to the next timestamp. Return None at the end."""
         take = self._take
         if not take(1):
             return 0
         width = 7 if not take(1) else 9 if not take(1) else 12 if not take(1) else 32
         raw = take(width)
         if not raw and width != 32:
-            raise Corrupt("a stream of samples holds a change of nothing")
+            raise Corrupt("a stream of samples contains an explicit change of zero")
         if not raw:
             return None
         return raw if raw <= 1 << (width - 1) else raw - (1 << width)
 
     def xor(self) -> int:
-        """Read the bits in which the next value differs from the one before."""
+        """Read the XOR of the next value with the previous one."""
         take = self._take
         if not take(1):
             return 0
         if take(1):
             self._lead, self._length = take(6), take(6) + 1
             if self._lead + self._length > 64:
-                raise Corrupt("a stream of samples holds a window wider than a value")
+                raise Corrupt("a stream of samples contains a window wider than a value")
         elif self._lead < 0:
-            raise Corrupt("a stream of samples uses a window before it opened one")
+            raise Corrupt("a stream of samples uses a window before it opens one")
         return take(self._length) << (64 - self._lead - self._length)
 
     def _take(self, width: int) -> int:
         at = self._at
         self._at = at + width
         if self._at > self._total:
-            raise Corrupt("a stream of samples is cut: it has no end")
+            raise Corrupt("a stream of samples is truncated: it has no end")
         high, low = _TWO_WORDS.unpack_from(self._padded, at >> 3)
         bits: int = (high << 64 | low) >> (128 - width - (at & 7))
         return bits & ((1 << width) - 1)
@@ -166,11 +165,11 @@ class _Single:
 def decode_many(streams: Sequence[bytes]) -> list[Samples]:
     """Decode each stream. Raises `Corrupt` if one is damaged."""
     filled = [stream for stream in streams if stream]
-    if len(filled) < _ABREAST_MIN:
+    if len(filled) < _PARALLEL_MIN:
         return [decode(stream) for stream in streams]
     if min(map(len, filled)) * 8 < _HEADER_BITS:
-        raise Corrupt("a stream of samples is cut: it is shorter than its header")
-    decoded = iter(_Abreast(filled).read())
+        raise Corrupt("a stream of samples is truncated: it is shorter than its header")
+    decoded = iter(_ParallelReader(filled).read())
     return [next(decoded) if stream else Samples.empty() for stream in streams]
 
 
@@ -178,17 +177,17 @@ def _checked(timestamps: list[int], words: Words) -> Samples:
     if max(timestamps[0], timestamps[-1]) > _INT64_MAX:
         raise Corrupt(_BEYOND)
     times = np.array(timestamps, np.int64)
-    _refuse_disorder(bool(np.all(times[1:] > times[:-1])))
+    _check_order(bool(np.all(times[1:] > times[:-1])))
     return Samples(times, words.view(np.float64))
 
 
-def _refuse_disorder(in_order: bool) -> None:
+def _check_order(in_order: bool) -> None:
     if not in_order:
-        raise Corrupt("a stream of samples is not in order of time")
+        raise Corrupt("a stream of samples is not ordered by time")
 
 
-class _Abreast:
-    """Many streams, read sample by sample; those that end leave the ranks."""
+class _ParallelReader:
+    """Parallel reader of many streams, sample by sample. Streams that end are removed."""
 
     def __init__(self, streams: list[bytes]) -> None:
         self._words, start, self._end = words_of(streams)
@@ -215,14 +214,14 @@ class _Abreast:
         words = self._words
         size = len(words) - 1
         high = words[np.minimum(index, size)] << shift
-        # Shifting by 64 is undefined; two shifts are not.
+        # A shift by 64 is undefined, so use two shifts.
         low = words[np.minimum(index + 1, size)] >> np.uint64(1) >> (np.uint64(63) - shift)
         window = high | low
         self._at = self._at + widths
         if bool(np.any(self._at > self._end[self._rows])):
-            raise Corrupt("a stream of samples is cut: it has no end")
+            raise Corrupt("a stream of samples is truncated: it has no end")
         shift_right = 64 - np.asarray(widths, np.int64)
-        # A field of no bits is zero, whatever the window shows.
+        # A field of no bits is zero, whatever the window contains.
         taken: Words = (window >> np.minimum(shift_right, 63).astype(np.uint64)) & _MASKS[widths]
         return taken
 
@@ -232,7 +231,7 @@ class _Abreast:
         if bool(np.any(layout >> np.uint64(14))):
             raise Corrupt("a stream of samples starts with an unknown layout")
         timestamps = start.view(np.int64) + layout.astype(np.int64)
-        if bool(np.any(timestamps < start.view(np.int64))):  # the sum went round
+        if bool(np.any(timestamps < start.view(np.int64))):  # the sum overflowed
             raise Corrupt(_BEYOND)
         return self._rows, timestamps, self._take(64)
 
@@ -248,7 +247,7 @@ class _Abreast:
             if not len(rows):
                 return rows, timestamps, bits
         self._distance = self._distance + change
-        _refuse_disorder(bool(np.all((self._distance > 0) & (timestamps <= _INT64_MAX - self._distance))))
+        _check_order(bool(np.all((self._distance > 0) & (timestamps <= _INT64_MAX - self._distance))))
         return rows, timestamps + self._distance, bits ^ self._xor()
 
     def _keep(self, going: Mask) -> None:
@@ -257,19 +256,19 @@ class _Abreast:
         self._lead, self._length = self._lead[going], self._length[going]
 
     def _change(self) -> tuple[Times, Mask]:
-        """Read the change of each distance, and the streams that end here."""
+        """Read the change of each distance, and which streams end here."""
         ones: Times = _LEADING_ONES[self._peek(4)]
         self._at = self._at + _CHANGE_PREFIX[ones]
         widths = _CHANGE_BITS[ones]
         raw = self._take(widths).astype(np.int64)
         ended: Mask = (ones == 4) & (raw == 0)
         if bool(np.any((widths > 0) & (raw == 0) & ~ended)):
-            raise Corrupt("a stream of samples holds a change of nothing")
+            raise Corrupt("a stream of samples contains an explicit change of zero")
         limit = np.int64(1) << widths
         return np.where(raw <= limit >> 1, raw, raw - limit), ended
 
     def _peek(self, width: int) -> Times:
-        """Return the next bits without advancing; beyond the end they are zeros."""
+        """Return the next bits without advancing. Bits beyond the end are zeros."""
         index, shift = self._at >> 6, (self._at & 63).astype(np.uint64)
         high = self._words[index] << shift
         low = self._words[index + 1] >> np.uint64(1) >> (np.uint64(63) - shift)
@@ -284,9 +283,9 @@ class _Abreast:
         self._lead = np.where(opens, header >> 6, self._lead)
         self._length = np.where(opens, (header & 63) + 1, self._length)
         if bool(np.any(self._lead + self._length > 64)):
-            raise Corrupt("a stream of samples holds a window wider than a value")
+            raise Corrupt("a stream of samples contains a window wider than a value")
         if bool(np.any(again & (self._lead < 0))):
-            raise Corrupt("a stream of samples uses a window before it opened one")
+            raise Corrupt("a stream of samples uses a window before it opens one")
         changed = opens | again
         raw = self._take(np.where(changed, self._length, 0))
         shift = np.where(changed, 64 - self._lead - self._length, 0).astype(np.uint64)
@@ -308,21 +307,20 @@ _CHANGE_MIN: Final = -(2**31) + 1
 _CHANGE_MAX: Final = 2**31
 _END: Final = 0b1111 << 32
 _END_BITS: Final = 36
-_TOO_FAR: Final = "samples of one stream are too far apart: at most 24 days between two"
+_TOO_FAR: Final = "samples of one stream are too far apart: the maximum distance is 24 days"
 _ENCODED_AT_ONCE: Final = 32_768
 _FIELDS_PER_SAMPLE: Final = 3  # timestamp, header of the value, bits of the value
 
 
 def encode(samples: Samples) -> bytes:
-    """One stream. Raises `InvalidInput` if two samples are more than 24 days apart."""
+    """Encode one stream. Raises `InvalidInput` if two samples are more than 24 days apart."""
     return encode_many([samples])[0]
 
 
 def encode_many(batch: Sequence[Samples]) -> list[bytes]:
-    """Encode a stream for each. Samples may be in any order; of equal timestamps the last one counts.
+    """Encode one stream for each item. Samples may be in any order. The last one of equal timestamps wins.
 
-    Raises `InvalidInput`, with nothing encoded, if the distance between two neighbours changes by more
-    milliseconds than 32 bits hold.
+    Raises `InvalidInput` if the distance between neighbours changes by more milliseconds than 32 bits hold.
     """
     ordered = [samples.in_order() for samples in batch]
     filled = [samples for samples in ordered if len(samples)]
@@ -331,9 +329,9 @@ def encode_many(batch: Sequence[Samples]) -> list[bytes]:
 
 
 def merge_streams(streams: Sequence[bytes]) -> bytes:
-    """One stream of all, oldest operand first: of one timestamp the newest operand counts.
+    """Merge streams into one, oldest operand first. For equal timestamps, the newest operand wins.
 
-    Associative. Raises `Corrupt` if a stream is damaged.
+    The function is associative. Raises `Corrupt` if a stream is damaged.
     """
     filled = [stream for stream in streams if stream]
     if len(filled) < 2:
@@ -342,7 +340,7 @@ def merge_streams(streams: Sequence[bytes]) -> bytes:
 
 
 def _pieces(batch: list[Samples]) -> Iterator[list[Samples]]:
-    """Streams encoded together: few enough that all fields stay in the cache."""
+    """Yield groups of streams to encode together, small enough that all fields stay in the cache."""
     piece: list[Samples] = []
     count = 0
     for samples in batch:
@@ -356,7 +354,7 @@ def _pieces(batch: list[Samples]) -> Iterator[list[Samples]]:
 
 
 def _encoded(batch: list[Samples]) -> list[bytes]:
-    """Encode non-empty samples that are in order, field by field for all streams."""
+    """Encode non-empty, ordered samples, field by field for all streams."""
     counts = np.fromiter(map(len, batch), np.int64, len(batch))
     first = np.cumsum(counts) - counts
     joined = Samples.joined(batch)
@@ -374,7 +372,7 @@ def _timestamp_fields(timestamps: Times, is_first: Mask) -> tuple[Words, Times]:
     distance = np.zeros_like(timestamps)
     distance[1:] = timestamps[1:] - timestamps[:-1]
     distance[is_first] = 0  # a stream starts at its first timestamp
-    if bool(np.any(distance < 0)):  # in order they are, so the difference went over 64 bits
+    if bool(np.any(distance < 0)):  # they are in order, so the difference overflowed 64 bits
         raise InvalidInput(_TOO_FAR)
     change = np.zeros_like(timestamps)
     change[1:] = distance[1:] - distance[:-1]
@@ -383,7 +381,7 @@ def _timestamp_fields(timestamps: Times, is_first: Mask) -> tuple[Words, Times]:
         raise InvalidInput(_TOO_FAR)
     fields = np.zeros(len(change), np.uint64)
     widths = np.ones(len(change), np.int64)
-    # From the widest code to the narrowest, so that each change ends with the narrowest that holds it.
+    # From the widest code to the narrowest, so that each change gets the narrowest code that holds it.
     for prefix, prefix_bits, bits in ((0b1111, 4, 32), (0b1110, 4, 12), (0b110, 3, 9), (0b10, 2, 7)):
         fitting = (change != 0) & (change > -(2 ** (bits - 1))) & (change <= 2 ** (bits - 1))
         raw = (change[fitting] & (2**bits - 1)) | (prefix << bits)
@@ -415,10 +413,10 @@ def _fill_value_fields(values: Floats, is_first: Mask, fields: Words, widths: Ti
 
 
 def _windows(leading: Times, trailing: Times, stream: Times) -> tuple[Mask, Times, Times]:
-    """For each XOR: whether it opens a window, and the window it is written in.
+    """Return, for each XOR, whether it opens a window, and the window it is written in.
 
-    Each window depends on the one before, so this is the one loop over samples; it sees whole
-    numbers only, and only of samples whose value changed.
+    Each window depends on the previous one, so this is the only loop over samples. It handles only integers,
+    and only samples whose value changed.
     """
     opens: list[bool] = []
     leads: list[int] = []
@@ -437,15 +435,15 @@ def _windows(leading: Times, trailing: Times, stream: Times) -> tuple[Mask, Time
 
 
 def _packed(joined: Samples, counts: Times, first: Times, fields: Words, widths: Times) -> list[bytes]:
-    """Return the fields after each stream's header and its end mark, each stream on a word boundary."""
-    behind = np.cumsum(widths)  # over samples and fields alike: the order in which they are written
+    """Pack each stream's header, fields and end marker. Each stream starts on a word boundary."""
+    ends = np.cumsum(widths)  # over samples, then fields: the order in which they are written
     total = np.add.reduceat(widths.sum(axis=1), first)
     bits = _HEADER_BITS + total + _END_BITS
     words = (bits + 63) // 64
     start = (np.cumsum(words) - words) * 64
-    before = behind[first * _FIELDS_PER_SAMPLE] - widths[first, 0]
+    before = ends[first * _FIELDS_PER_SAMPLE] - widths[first, 0]
     shift = np.repeat(start + _HEADER_BITS - before, counts * _FIELDS_PER_SAMPLE)
-    offsets = behind - widths.ravel() + shift
+    offsets = ends - widths.ravel() + shift
     header_words = joined.values[first].view(np.uint64)
     streams = len(counts)
     all_fields = np.concatenate(

@@ -1,6 +1,6 @@
-"""Remote write 1.0: a snappy block that holds a protobuf message of series.
+"""Remote write 1.0, a snappy block with a protobuf message of series, and OTLP metrics.
 
-The size that a block claims is checked before it is unpacked, so that a small body cannot fill memory.
+The declared size of a block is checked before it is unpacked, so that a small body cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from penstock.timeseries.model import (
 )
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Senders pack some thousand samples, about a megabyte; this leaves room for long labels."""
+"""Limit of a body. Senders pack a few thousand samples, about a megabyte; the rest is for long labels."""
 
-_REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Cached label messages, as sent; with the decoded labels about three times as much."""
-_REMEMBERED_COST: Final = 200
-"""Memory of an entry besides its bytes."""
+_CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Limit of cached label messages, in encoded bytes. With the decoded labels they take about three times
+that."""
+_CACHE_ENTRY_COST: Final = 200
+"""Memory overhead of a cache entry."""
 _STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _DOUBLE: Final = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
 _INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
 _INT32: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT32
 _BYTES: Final = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
-# Message: (field, number, type or message, whether it is a list). A histogram is not looked into; labels are
-# taken as they are first, because most of them were seen before.
+# Message: (field, number, type or message, whether it is a list). Histograms are not decoded. Labels stay
+# encoded at first, because most of them are in the cache.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, int | str, bool], ...]]] = {
     "Label": (("name", 1, _STRING, False), ("value", 2, _STRING, False)),
     "Sample": (("value", 1, _DOUBLE, False), ("timestamp", 2, _INT64, False)),
@@ -114,7 +115,7 @@ class _WriteRequest(Protocol):
 
 
 def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> RemoteWrite:
-    """Decode the series of a request's body, in their order.
+    """Decode the series of a request body, in order.
 
     Raises `InvalidInput` if it is malformed, and `LimitExceeded` if it unpacks to more than `bytes_max`.
     """
@@ -129,7 +130,7 @@ def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> Remo
 
 
 def unpacked_size(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> int:
-    """Return the number of bytes that a body claims to unpack to. Raises `InvalidInput`, `LimitExceeded`."""
+    """Return the declared unpacked size of a body. Raises `InvalidInput`, `LimitExceeded`."""
     try:
         claimed: int = cramjam.snappy.decompress_raw_len(body)
     except cramjam.DecompressionError as error:
@@ -157,7 +158,7 @@ def _message(data: bytes) -> _WriteRequest:
 
 
 def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[Series]:
-    """Decode all samples into two arrays with a slice for each series; most series have one sample."""
+    """Decode all samples into two arrays with a slice for each series. Most series have one sample."""
     labels = [_labels_of_message(tuple(one.labels)) for one in members]
     timestamps = np.array([sample.timestamp for one in members for sample in one.samples], np.int64)
     values = np.array([sample.value for one in members for sample in one.samples], np.float64)
@@ -172,8 +173,8 @@ def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[S
     ]
 
 
-class _Remembered:
-    """Cache of labels by their messages, because senders repeat the same series. Thread-safe."""
+class _LabelCache:
+    """Cache of labels by their encoded messages, because senders repeat the same series. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -189,9 +190,9 @@ class _Remembered:
         return known
 
     def _keep(self, raw: tuple[bytes, ...], labels: Labels) -> None:
-        size = _REMEMBERED_COST + sum(map(len, raw))
+        size = _CACHE_ENTRY_COST + sum(map(len, raw))
         if self._bytes + size > self._bytes_max:
-            # All of it: what is still sent is read again once.
+            # Clear the whole cache. Series that are still sent are decoded once more.
             self._known, self._bytes = {}, 0
         if size <= self._bytes_max:
             self._known[raw] = labels
@@ -227,7 +228,7 @@ def _metadata(one: _Metadata) -> Metadata:
 
 
 _NO_METADATA: Final = Metadata()
-_labels_of_message: Final = _Remembered(_REMEMBERED_BYTES_MAX)
+_labels_of_message: Final = _LabelCache(_CACHE_BYTES_MAX)
 
 
 @cache
@@ -238,7 +239,7 @@ def _message_class(name: str) -> type[Message]:
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    """Build the messages described here, without generated code and `protoc`."""
+    """Build the message classes from `_MESSAGES`, without generated code and `protoc`."""
     file = descriptor_pb2.FileDescriptorProto(name="penstock/remote_write.proto", package="penstock.remote")
     file.syntax = "proto3"
     for name, fields in _MESSAGES.items():
@@ -268,7 +269,7 @@ _REASONS_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSeries:
-    """The series of a request, and the number of rejected points with the reasons."""
+    """The series of a request, the number of rejected points, and the reasons."""
 
     series: list[Series]
     rejected_points: int = 0
@@ -280,14 +281,14 @@ def series_of_metrics(
 ) -> OtlpSeries:
     """Convert every point of a request to a sample, grouped by series.
 
-    `resource_labels` names the resource attributes to keep; without it all are, so that no two
-    resources share a series. Points that cannot be mapped are counted; the others are kept.
+    `resource_labels` names the resource attributes to keep. Without it, all are kept, so that no two
+    resources share a series. Points that cannot be mapped are counted and skipped.
     """
     found = _Collected()
     for resource in request.resource_metrics:
         base = _resource_labels(resource.resource, resource_labels)
         for scope in resource.scope_metrics:
-            shared = _beside(_scope_labels(scope.scope), base)
+            shared = _merged_labels(_scope_labels(scope.scope), base)
             for metric in scope.metrics:
                 _Mapping(metric, shared, found).add()
     return found.finished()
@@ -295,7 +296,7 @@ def series_of_metrics(
 
 @dataclass(slots=True)
 class _Collected:
-    """Collects samples by labels while a request is read."""
+    """Samples by labels, collected while a request is read."""
 
     samples: dict[Labels, tuple[list[int], list[float]]] = field(default_factory=dict)
     metadata: dict[Labels, Metadata] = field(default_factory=dict)
@@ -331,7 +332,7 @@ _DataPoint: TypeAlias = (
 
 
 class _Mapping:
-    """Converts one metric to series."""
+    """Converter of one metric to series."""
 
     def __init__(self, metric: metrics_pb2.Metric, shared: dict[str, str], found: _Collected) -> None:
         self._metric = metric
@@ -340,7 +341,7 @@ class _Mapping:
         self._found = found
 
     def add(self) -> None:
-        """Convert every point; a metric without a name or of an unknown kind is rejected as a whole."""
+        """Convert every point. Reject a metric without a name or of an unknown kind as a whole."""
         metric = self._metric
         kind = metric.WhichOneof("data")
         if not metric.name:
@@ -384,7 +385,7 @@ class _Mapping:
             bounds = [*map(plain_text, point.explicit_bounds), "+Inf"]
             counts = point.bucket_counts or [point.count]
             if len(counts) != len(bounds):
-                self._found.reject(1, f"metric {self._metric.name!r}: buckets and bounds do not agree")
+                self._found.reject(1, f"metric {self._metric.name!r}: buckets and bounds do not match")
             elif (series := self._point(point, about)) is not None:
                 for bound, count in zip(bounds, accumulate(counts), strict=True):
                     series.add(f"{self._name}_bucket", float(count), le=bound)
@@ -406,7 +407,7 @@ class _Mapping:
             self._found.reject(1, f"metric {self._metric.name!r}: a point has no time")
             return None
         return _Point(
-            labels=_beside(_labels_of_point(point.attributes), self._shared),
+            labels=_merged_labels(_labels_of_point(point.attributes), self._shared),
             about=about,
             at_ms=point.time_unix_nano // _NANOSECONDS_PER_MS,
             stale=bool(point.flags & _NO_VALUE),
@@ -416,7 +417,7 @@ class _Mapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """Convert one point, which may add a sample to several series."""
+    """Converter of one point, which may add a sample to several series."""
 
     labels: dict[str, str]
     about: Metadata
@@ -425,7 +426,7 @@ class _Point:
     found: _Collected
 
     def add(self, name: str, value: float, **more: str) -> None:
-        labels = Labels.of(_beside(more | {METRIC_NAME: name}, self.labels))
+        labels = Labels.of(_merged_labels(more | {METRIC_NAME: name}, self.labels))
         self.found.add(labels, self.about, self.at_ms, float(STALE_MARKER) if self.stale else value)
 
 
@@ -455,13 +456,13 @@ def _resource_labels(resource: Resource, wanted: Sequence[str] | None) -> dict[s
     texts = {one.key: _text(one.value) for one in resource.attributes}
     labels = _labels_of_point(one for one in resource.attributes if wanted is None or one.key in wanted)
     job = "/".join(filter(None, (texts.get("service.namespace"), texts.get("service.name"))))
-    return _beside({"job": job, "instance": texts.get("service.instance.id", "")}, labels)
+    return _merged_labels({"job": job, "instance": texts.get("service.instance.id", "")}, labels)
 
 
-def _beside(labels: dict[str, str], others: dict[str, str]) -> dict[str, str]:
-    """Merge `labels` and `others`; a name in both gets the prefix `exported_` in `others`.
+def _merged_labels(labels: dict[str, str], others: dict[str, str]) -> dict[str, str]:
+    """Merge `labels` and `others`. A name in both gets the prefix `exported_` in `others`.
 
-    An empty value is no label, so it takes no name from another.
+    A label with an empty value counts as absent and never causes a rename.
     """
     kept = {name: value for name, value in labels.items() if value}
     both = others | kept
@@ -479,7 +480,7 @@ def _scope_labels(scope: InstrumentationScope) -> dict[str, str]:
 
 
 def _text(value: AnyValue) -> str:
-    """Return a text as it is, a number as printed, bytes in base64, nested values as JSON."""
+    """Return a string unchanged, a number as printed, bytes in base64, and nested values as JSON."""
     kind = value.WhichOneof("value")
     if kind == "string_value":
         return value.string_value

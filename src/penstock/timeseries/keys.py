@@ -1,14 +1,14 @@
-"""Keys of the records in storage: big-endian, so that bytes sort as values do.
+"""Keys of the records in storage, big-endian, so that bytes sort in the order of the values.
 
     01 02 | bucket start, minutes u32 | bucket size, hours u8 | type u8 | suffix
 
     02 dictionary   fingerprint, 16 bytes
     03 forward      series id u32
-    04 inverted     terminated(label name), then the label value as it is
+    04 inverted     terminated(label name), then the label value unchanged
     05 samples      terminated(metric name), series id u32
 
-The bucket comes before the type, so that one prefix covers a whole bucket. Terminated bytes
-escape 00, 01 and FF and end with 00, so that no text is a prefix of another and their order is kept.
+The bucket comes before the type, so that one prefix covers a whole bucket. Terminated bytes escape 00, 01 and
+FF and end with 00, so that no text is a prefix of another and texts keep their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.timeseries.model import Bucket, Fingerprint, SeriesId
 
 SUBSYSTEM_PREFIX: Final = b"\x01\x02"
 GLOBAL_PREFIX: Final = SUBSYSTEM_PREFIX + b"\xff\xff\xff\xff\x00"
-"""The prefix of records of the whole database: a bucket start that is not an hour."""
+"""The prefix of records of the whole database. Its bucket start is not a valid hour."""
 FAMILY_PREFIX: Final = GLOBAL_PREFIX + b"\x07"
 FINGERPRINT_BYTES: Final = 16
 _BUCKET: Final = struct.Struct(">IB")
@@ -68,7 +68,7 @@ class ForwardKey:
 
 @dataclass(frozen=True, slots=True)
 class InvertedKey:
-    """Key of a record that maps a label to the series that have it."""
+    """Key of a record that maps a label to the series that carry it."""
 
     bucket: Bucket
     label: str
@@ -102,7 +102,7 @@ def record_prefix(bucket: Bucket, record_type: RecordType) -> bytes:
 
 
 def inverted_prefix(bucket: Bucket, label: str) -> bytes:
-    """Return the prefix of the keys of every value of `label`."""
+    """Return the common prefix of the keys of all values of `label`."""
     return record_prefix(bucket, RecordType.INVERTED) + terminated(label.encode())
 
 
@@ -127,7 +127,7 @@ def unterminated(data: bytes) -> tuple[bytes, bytes]:
         if code == 0x01:
             plain = _UNESCAPES.get(next(codes, -1))
             if plain is None:
-                raise Corrupt("a text in a key holds an unknown escape")
+                raise Corrupt("a text in a key contains an unknown escape")
             code = plain
         text.append(code)
     return bytes(text), rest

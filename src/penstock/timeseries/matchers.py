@@ -1,7 +1,7 @@
-"""Regular expressions of queries: RE2, fully anchored, in time linear in the text.
+"""Regular expressions of queries: RE2, fully anchored, with linear matching time.
 
-RE2 comes with Arrow and runs over a column of texts. Python's own expressions are not used: they
-backtrack, so one query could hold a process for hours.
+RE2 comes with Arrow and matches a column of texts. Python's `re` is not used: it backtracks, so one query
+could block a process for hours.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _REFERENCE: Final = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
 _GROUP: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\((?!\?)|\(\?P?<(\w+)>", re.DOTALL)
 _REFERENCE_MAX: Final = 9
 _PIECE_CHARACTERS: Final = LABEL_BYTES_MAX
-"""Characters matched between two checks of the time; the worst expressions take 0.4 s for them."""
+"""Characters matched between two checks of the time limit. The slowest expressions take 0.4 s for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An expression that has to match a whole text. Raises `InvalidInput` if RE2 refuses it."""
+    """An expression that must match a whole text. Raises `InvalidInput` if RE2 refuses it."""
 
     text: str
 
     def __post_init__(self) -> None:
         self.matches([""])
 
-    def matches(self, texts: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
+    def matches(self, texts: Sequence[str], check: Callable[[], None] | None = None) -> list[bool]:
         """Return which texts match as a whole.
 
-        `look` is called now and then and may raise to stop the work.
+        `check` is called periodically and may raise to stop the work.
         """
         matched: list[bool] = []
-        for piece in [texts] if look is None else pieces(texts):
-            if look is not None:
-                look()
+        for piece in [texts] if check is None else pieces(texts):
+            if check is not None:
+                check()
             try:
                 found = pc.match_substring_regex(pa.array(piece, pa.string()), pattern=self._anchored)
             except pa.ArrowInvalid as error:
@@ -55,10 +55,11 @@ class Pattern:
     def expand(
         self, texts: Sequence[str], template: str, *, characters_max: int = LABEL_BYTES_MAX
     ) -> list[str | None]:
-        """`template` with `$1`, `${1}` and `$name` filled in from each text; None where one does not match.
+        """Fill `$1`, `${1}` and `$name` in `template` from each text. The result is None where a text does
+        not match.
 
-        Raises `LimitExceeded` before it makes a text of more than `characters_max`, and `Unsupported` for a
-        reference to a group beyond the ninth.
+        Raises `LimitExceeded` before it creates a text longer than `characters_max`, and `Unsupported` for a
+        reference to a group after the ninth.
         """
         parts = self._parts(template)
         column = pa.array(texts, pa.string())
@@ -77,7 +78,7 @@ class Pattern:
         return expanded
 
     def _captured(self, column: pa.StringArray, group: int) -> list[str]:
-        """Return the group's match in each text, never longer than the text itself."""
+        """Return the group's match in each text. It is never longer than the text itself."""
         found: list[str] = pc.replace_substring_regex(
             column, pattern=self._anchored, replacement=f"\\{group}"
         ).to_pylist()
@@ -111,7 +112,7 @@ class Pattern:
 
 
 def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield all texts in order, in slices of bounded length; a longer text is a slice alone."""
+    """Yield all texts in order, in slices of bounded length. A longer text is a separate slice."""
     first = size = 0
     for row, text in enumerate(texts):
         size += 16 + len(text)
@@ -133,9 +134,9 @@ class MatchOp(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """One condition on one label; a label that is not there has the empty value.
+    """A condition on one label. A missing label has the empty value.
 
-    Raises `InvalidInput` if its value has to be an expression and is none.
+    Raises `InvalidInput` if its value must be a regular expression but is not valid.
     """
 
     op: MatchOp
@@ -153,7 +154,7 @@ class Matcher:
     def accepts(self, values: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
         """Return which values satisfy the matcher.
 
-        `look` is called now and then and may raise to stop the work.
+        `look` is called periodically and may raise to stop the work.
         """
         if self.op is MatchOp.EQUAL:
             return [value == self.value for value in values]
@@ -164,7 +165,7 @@ class Matcher:
 
     @property
     def accepts_missing(self) -> bool:
-        """Whether a series without the label matches; then the inverted index alone cannot decide."""
+        """True if a series without the label matches. The inverted index alone cannot decide then."""
         return self.accepts([""])[0]
 
     def __str__(self) -> str:
@@ -172,17 +173,17 @@ class Matcher:
 
 
 def select_labels(
-    matchers: Sequence[Matcher], candidates: Sequence[Labels], look: Callable[[], None] | None = None
+    matchers: Sequence[Matcher], candidates: Sequence[Labels], check: Callable[[], None] | None = None
 ) -> list[int]:
     """Return the positions of the candidates that satisfy all matchers.
 
-    Each matcher sees every distinct value once. `look` is as in `Matcher.accepts`.
+    Each matcher tests every distinct value once. `check` is `look` of `Matcher.accepts`.
     """
     left = list(range(len(candidates)))
     for matcher in matchers:
         values = [candidates[position].value(matcher.name) for position in left]
         distinct = sorted(set(values))
-        accepted = dict(zip(distinct, matcher.accepts(distinct, look), strict=True))
+        accepted = dict(zip(distinct, matcher.accepts(distinct, check), strict=True))
         left = [position for position, value in zip(left, values, strict=True) if accepted[value]]
     return left
 

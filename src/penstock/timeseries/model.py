@@ -1,8 +1,8 @@
-"""Labels, samples and series: the values of writes and queries.
+"""Labels, samples and series: the data types of writes and queries.
 
-A series is its labels. The metric's name is the label `__name__`; a label with an empty value is no
-label at all. Samples are two arrays of one length: milliseconds since the Unix epoch, and floats. Of
-samples with one timestamp the later one written counts.
+Labels identify a series. The metric's name is the label `__name__`. A label with an empty value counts as
+absent. Samples are two arrays of equal length: milliseconds since the Unix epoch, and floats. Of samples with
+the same timestamp, the one written last wins.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _START_MAX: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """`size_hours` hours from `start_minutes` (since the Unix epoch), the end not included.
+    """A time range of `size_hours` from `start_minutes` (since the Unix epoch), excluding its end.
 
     Raises `InvalidInput` if the start is not on the hour or does not fit four bytes.
     """
@@ -51,7 +51,7 @@ class Bucket:
 
     @classmethod
     def at(cls, timestamp_ms: int) -> Bucket:
-        """Return the bucket of one hour that holds `timestamp_ms`.
+        """Return the one-hour bucket that contains `timestamp_ms`.
 
         Raises `InvalidInput` outside 1970 to 10135.
         """
@@ -61,7 +61,7 @@ class Bucket:
 
     @property
     def start_text(self) -> str:
-        """The start as people read it, in UTC: `2023-11-14T22:00Z`."""
+        """The start in readable form, in UTC: `2023-11-14T22:00Z`."""
         return f"{np.datetime64(self.start_minutes, 'm')}Z"
 
     @property
@@ -78,7 +78,7 @@ _BEYOND: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
 def plain_text(value: float) -> str:
-    """Format without an exponent, as a label's value."""
+    """Format a float without an exponent, for use as a label's value."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     text = repr(value)
@@ -86,7 +86,7 @@ def plain_text(value: float) -> str:
 
 
 def json_texts(values: Floats) -> list[str]:
-    """Format with an exponent below 1e-6 and from 1e21 on, as a sample's value in an answer."""
+    """Format sample values for a response, with an exponent below 1e-6 and from 1e21."""
     return [_json_text(text) for text in map(repr, values.tolist())]
 
 
@@ -115,17 +115,17 @@ def _without_exponent(text: str) -> str:
 
 METRIC_NAME: Final = "__name__"
 LABEL_BYTES_MAX: Final = 16 * 1024
-"""Name and value of one label together: a key of the inverted index has to hold them, escaped."""
+"""Limit of one label's name and value together. A key of the inverted index must hold them, escaped."""
 SERIES_BYTES_MAX: Final = 64 * 1024
-"""Bytes of all names and values of one series, which stays in memory while its hours are written to."""
+"""Limit of all names and values of one series, which stays in memory while its hours receive writes."""
 STALE_BITS: Final = 0x7FF0000000000002
-"""The NaN that says "this series has ended". Other NaNs are values, so only the bits tell it apart."""
+"""Bits of the NaN that marks the end of a series. Other NaNs are values, so only the bits distinguish it."""
 
 Fingerprint = NewType("Fingerprint", bytes)
 SeriesId = NewType("SeriesId", int)
 
 STALE_MARKER: Final = np.array([STALE_BITS], np.uint64).view(np.float64)[0]
-# Always copied as bits: arithmetic on a NaN may change its payload.
+# Always copy it as bits, because arithmetic on a NaN may change its payload.
 
 
 class MetricType(enum.IntEnum):
@@ -140,7 +140,7 @@ class MetricType(enum.IntEnum):
 
 
 class Temporality(enum.IntEnum):
-    """Whether a value counts since the start or since the sample before."""
+    """Whether a value counts from the start or from the previous sample."""
 
     UNSPECIFIED = 0
     CUMULATIVE = 1
@@ -148,9 +148,9 @@ class Temporality(enum.IntEnum):
 
 
 class Labels(tuple[tuple[str, str], ...]):
-    """Pairs of name and value, sorted by name, without empty values and with each name once.
+    """Name-value pairs, sorted by name, without empty values or duplicate names.
 
-    Build one with `Labels.of`, which checks; the methods keep those rules.
+    Build labels with `Labels.of`, which checks these rules. All methods preserve them.
     """
 
     __slots__ = ()
@@ -159,7 +159,7 @@ class Labels(tuple[tuple[str, str], ...]):
     def of(cls, pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> Labels:
         """Check and sort labels.
 
-        Raises `InvalidInput` for an empty name, one given twice, or text not UTF-8.
+        Raises `InvalidInput` for an empty name, a duplicate name, or text that UTF-8 cannot encode.
         """
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         kept = sorted((name, value) for name, value in items if value)
@@ -173,14 +173,15 @@ class Labels(tuple[tuple[str, str], ...]):
         return labels
 
     def encoded(self) -> list[tuple[bytes, bytes]]:
-        """Return the pairs as UTF-8. Raises `InvalidInput` if one has no such form (a lone surrogate)."""
+        """Return the pairs as UTF-8. Raises `InvalidInput` for text that cannot be encoded (a lone
+        surrogate)."""
         try:
             return [(name.encode(), value.encode()) for name, value in self]
         except UnicodeEncodeError as error:
-            raise InvalidInput(f"a label is not text that UTF-8 can hold: {error}") from None
+            raise InvalidInput(f"a label is not text that UTF-8 can encode: {error}") from None
 
     def value(self, name: str) -> str:
-        """Return the value of `name`, or the empty text."""
+        """Return the value of `name`, or the empty string."""
         for own, value in self:
             if own == name:
                 return value
@@ -188,7 +189,7 @@ class Labels(tuple[tuple[str, str], ...]):
 
     @property
     def metric(self) -> str:
-        """The metric's name, or the empty text."""
+        """The metric's name, or the empty string."""
         return self.value(METRIC_NAME)
 
     def keep(self, names: Iterable[str]) -> Labels:
@@ -208,7 +209,7 @@ class Labels(tuple[tuple[str, str], ...]):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the values, each counted in full even if series share it."""
+        """Memory of the values. Each is counted in full, even if several series share it."""
         return sum(sys.getsizeof(value) for _, value in self)
 
     def without_name(self) -> Labels:
@@ -216,7 +217,8 @@ class Labels(tuple[tuple[str, str], ...]):
         return self.drop((METRIC_NAME,))
 
     def fingerprint(self) -> Fingerprint:
-        """Return BLAKE2b-128 over the pairs, each text after its length, so that lists never collide."""
+        """Return BLAKE2b-128 over the pairs. Each text follows its length, so different pairs never look
+        alike."""
         digest = hashlib.blake2b(digest_size=16)
         for name, value in self.encoded():
             digest.update(struct.pack("<II", len(name), len(value)) + name + value)
@@ -243,20 +245,20 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Timestamps and values side by side, in any order until `in_order` is asked for."""
+    """Parallel arrays of timestamps and values, in any order unless `in_order` returned them."""
 
     timestamps: Times
     values: Floats
 
     def __post_init__(self) -> None:
         if self.timestamps.dtype != np.int64 or self.values.dtype != np.float64:
-            raise InvalidInput("samples are 64-bit whole milliseconds and 64-bit floats")
+            raise InvalidInput("samples must be 64-bit integer milliseconds and 64-bit floats")
         if self.timestamps.shape != self.values.shape or self.timestamps.ndim != 1:
             raise InvalidInput("there must be one value for each timestamp")
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, float]]) -> Samples:
-        """Make samples from pairs of (milliseconds, value)."""
+        """Create samples from pairs of (milliseconds, value)."""
         rows = list(pairs)
         return cls(
             np.fromiter((row[0] for row in rows), np.int64, len(rows)),
@@ -269,7 +271,7 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Iterable[Samples]) -> Samples:
-        """Concatenate samples in the order of writing; always copies."""
+        """Concatenate samples in the order of writing. The result is always a copy."""
         rows = list(parts)
         if not rows:
             return cls.empty()
@@ -281,7 +283,7 @@ class Samples:
         return len(self.timestamps)
 
     def in_order(self) -> Samples:
-        """Return samples sorted by time with one per timestamp: the one written last."""
+        """Return samples sorted by time. Of samples with the same timestamp, keep the one written last."""
         times = self.timestamps
         if len(times) < 2 or bool(np.all(times[1:] > times[:-1])):
             return self
@@ -291,14 +293,14 @@ class Samples:
         return Samples(times[last], self.values[order][last])
 
     def between(self, start_ms: int, end_ms: int) -> Samples:
-        """Return those with `start_ms <= timestamp <= end_ms`; samples must be in order."""
+        """Return the samples with `start_ms <= timestamp <= end_ms`. They must be in order."""
         low, high = np.searchsorted(self.timestamps, [start_ms, end_ms + 1])
         return Samples(self.timestamps[low:high], self.values[low:high])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """One series of a write: its labels, its samples, and metadata of its metric."""
+    """One series of a write: its labels, its samples, and the metadata of its metric."""
 
     labels: Labels
     samples: Samples

@@ -1,4 +1,4 @@
-"""Reads of buckets: the series that writers need, and the samples and labels that queries select."""
+"""Readers of buckets, for the series that writers need and the data that queries select."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from penstock.timeseries.records import (
 from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
 _AT_ONCE: Final = 16
-"""Buckets read in parallel; each takes some round trips to the store."""
+"""Number of buckets read in parallel. Each takes several round trips to the store."""
 
 
 class BucketLoader:
-    """Loads buckets into a series index, each once.
+    """Loader of buckets into a series index. Each bucket is loaded once.
 
-    A load continues if its writer is cancelled: others may need it.
+    A load continues if its writer is cancelled, because others may need it.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class BucketLoader:
         directory: SeriesIndex,
         *,
         snapshot: Callable[[], StorageRead],
-        is_over: Callable[[Bucket], bool],
+        is_expired: Callable[[Bucket], bool],
         damage: DamageLog,
     ) -> None:
         self._directory = directory
         self._snapshot = snapshot
-        self._is_over = is_over
+        self._is_expired = is_expired
         self._damage = damage
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._loads: dict[Bucket, asyncio.Task[None]] = {}
@@ -75,10 +75,10 @@ class BucketLoader:
         return True
 
     async def hold(self, buckets: Collection[Bucket]) -> None:
-        """Reserve these buckets, and read them first if needed. A failed or cancelled call reserves none.
+        """Reserve these buckets, reading them first if necessary. A failed or cancelled call reserves none.
 
-        Buckets it has read, or is reading, stay for a while, so that a writer that retries continues there.
-        Raises the errors of reading.
+        Buckets that it has read or is reading stay in memory for a while, so that a retry continues from
+        there. Raises the errors of reading.
         """
         held: list[Bucket] = []
         for bucket in buckets:
@@ -86,7 +86,7 @@ class BucketLoader:
                 self._loading(bucket)
         try:
             for bucket in buckets:
-                # It may have been dropped again while the others were read.
+                # It may have been dropped again while other buckets were read.
                 while bucket not in self._directory:
                     await asyncio.shield(self._loading(bucket))
                 self._directory.reserve((bucket,))
@@ -106,57 +106,58 @@ class BucketLoader:
     def _ended(self, bucket: Bucket, task: asyncio.Task[None]) -> None:
         del self._loads[bucket]
         if not task.cancelled():
-            task.exception()  # waiters raise it; there may be none left
+            task.exception()  # mark it as retrieved: there may be no waiter left to raise it
 
     async def _load(self, bucket: Bucket) -> None:
         async with self._places:
             try:
                 series = await load_bucket(self._snapshot(), bucket)
             except Corrupt as error:
-                if not self._is_over(bucket):
+                if not self._is_expired(bucket):
                     raise Corrupt(f"{place_of(bucket)} cannot be read: {error}") from error
                 series = BucketSeries()
-            if series.damaged and self._is_over(bucket):
-                series = BucketSeries()  # it expired while it was read, so its content does not matter
-            self._damage.tell(bucket, series.damaged)
+            if series.damaged and self._is_expired(bucket):
+                series = BucketSeries()  # it expired while it was read, so its content is irrelevant
+            self._damage.report(bucket, series.damaged)
             self._directory.load(bucket, series)
 
 
 _GETS_MAX = 64
-"""Up to this many streams are read by key; more by a scan of their metric."""
+"""Maximum number of streams read by key. More are read by a scan of their metric."""
 _GET_COST = 4
-"""A read by key takes as long as scanning this many records."""
+"""Cost of a read by key, in scanned records."""
 _GETS_AT_ONCE = 256
 _STREAM_BYTES_MAX = 1024 * 1024
-"""Bytes of streams decoded together: usually half a million samples, at most four million."""
+"""Bytes of streams to decode together: usually half a million samples, at most four million."""
 _LABELS_COST = 10
-"""The labels of a series take as much memory as this many samples, or more if their values are long."""
+"""Minimum cost of the labels of a series, in samples. Long values cost more."""
 _LIMITED_AT_ONCE = 1000
 _CACHED_BYTES_MAX = 512 * 1024 * 1024
-"""Labels cached between queries, for about half a million series."""
+"""Limit of labels cached between queries. It is enough for about half a million series."""
 _CACHED_COST, _CACHED_PAIR_COST = 200, 150
-"""Memory of a series and of each label besides their texts."""
+"""Memory overhead of a series and of each label, excluding their texts."""
 
 
 @dataclass(slots=True)
 class LabelCache:
-    """Labels by bucket and id. Stored labels never change, so they are read once."""
+    """Cache of labels by bucket and id. Stored labels never change, so they are read once."""
 
     buckets: dict[Bucket, dict[int, Labels]] = field(default_factory=dict)
     size_bytes: int = 0
     live: Callable[[Bucket], Mapping[int, Labels]] = lambda bucket: {}
-    """Returns labels by id that are in memory anyway, perhaps more than the snapshot has."""
+    """Callable that returns labels by id that are in memory for writes, possibly more than the snapshot
+    has."""
     expires: bool = False
-    """Whether records expire, possibly between two reads of a query: then a series without labels has expired
-    and is not damaged."""
-    tell: Callable[[Bucket, Sequence[str]], None] = lambda bucket, records: None
-    """Called with damaged records, each a name and a reason."""
+    """True if records expire. A series without labels may then have expired between two reads and is not
+    damaged."""
+    report: Callable[[Bucket, Sequence[str]], None] = lambda bucket, records: None
+    """Called with descriptions of damaged records, each a name and a reason."""
 
     def of(self, bucket: Bucket) -> dict[int, Labels]:
         return self.buckets.setdefault(bucket, {})
 
     def note(self, added: Iterable[Labels]) -> None:
-        """Count added labels, and clear the cache when it is too large."""
+        """Count added labels, and clear the cache if it is too large."""
         for labels in added:
             texts = sum(len(name) + len(value) for name, value in labels)
             self.size_bytes += _CACHED_COST + _CACHED_PAIR_COST * len(labels) + texts
@@ -166,7 +167,7 @@ class LabelCache:
 
 
 class BucketReader:
-    """Reads one bucket of one snapshot. Every method may raise `TooManySamples` and `QueryTimeout`."""
+    """Reader of one bucket of one snapshot. Every method may raise `TooManySamples` and `QueryTimeout`."""
 
     def __init__(
         self,
@@ -184,7 +185,8 @@ class BucketReader:
         self._warnings = warnings
 
     async def series(self, matchers: Sequence[Matcher], limit: int | None = None) -> dict[int, Labels]:
-        """Return every series that satisfies all matchers, by id; with a limit, that many or some more."""
+        """Return every series that satisfies all matchers, by id. With `limit`, stop after at least that
+        many."""
         found: dict[int, Labels] = {}
         async for labels in self._candidate_labels(matchers, limit):
             found |= _matching(labels, matchers, self._budget)
@@ -193,7 +195,7 @@ class BucketReader:
         return found
 
     async def rows(self, series: dict[int, Labels], start_ms: int, end_ms: int) -> Rows:
-        """Return the samples of these series within the times, in order. Charges them piece by piece."""
+        """Return the samples of these series within the times, in order. Charge them piece by piece."""
         wanted: Ids = np.array(sorted(series), np.uint32)
         within = partial(_within, start_ms=start_ms, end_ms=end_ms, budget=self._budget)
         parts: list[Rows] = []
@@ -201,11 +203,11 @@ class BucketReader:
             parts += await asyncio.to_thread(within, self._of_streams(ids, streams))
         async for page in self._pages(block_prefix(self._bucket)):
             parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))
-        # In the order of writing: blocks win over compacted samples, later blocks over earlier ones.
+        # The order of writing: blocks override compacted samples, and later blocks override earlier ones.
         return await asyncio.to_thread(_in_order, parts)
 
     async def add_values(self, found: set[str], label: str, limit: int | None) -> None:
-        """Add the values of a label, or the first `limit` in their order. New ones are charged."""
+        """Add the values of a label, or the first `limit` in order. New ones are charged."""
         prefix = inverted_prefix(self._bucket, label)
         wanted = limit
         async for page in self._pages(prefix):
@@ -218,7 +220,7 @@ class BucketReader:
                     break
 
     async def names(self, limit: int | None) -> list[str]:
-        """Return the names of labels in order, at most `limit` if given, with one read for each."""
+        """Return the names of labels in order, at most `limit` if it is given, with one read for each."""
         prefix = record_prefix(self._bucket, RecordType.INVERTED)
         found: list[str] = []
         start = b""
@@ -229,13 +231,13 @@ class BucketReader:
                 break
             name, _ = unterminated(page[0].key[len(prefix) :])
             found.append(_text(name))
-            start = terminated(name)[:-1] + b"\x01"  # after every value of it, before any longer name
+            start = terminated(name)[:-1] + b"\x01"  # after all values of this name, before any longer name
         return found
 
     async def _candidate_labels(
         self, matchers: Sequence[Matcher], limit: int | None
     ) -> AsyncIterator[dict[int, Labels]]:
-        """Yield the labels of candidates: in pages if they are scanned or limited, otherwise together."""
+        """Yield the labels of candidates, in pages if they are scanned or limited, otherwise together."""
         candidates = await self._candidates(matchers)
         if candidates is None:
             async for labels in self._label_pages():
@@ -246,7 +248,7 @@ class BucketReader:
             yield await self._labels(candidates[at : at + size])
 
     async def _candidates(self, matchers: Sequence[Matcher]) -> BitMap | None:
-        """Return the ids that may match by the inverted index, or None if any may."""
+        """Return the ids that may match according to the inverted index, or None if any id may match."""
         indexed = [one for one in matchers if not one.negative and not one.accepts_missing]
         if not indexed:
             return None
@@ -255,8 +257,8 @@ class BucketReader:
             try:
                 ids = await self._carriers(matcher)
             except Corrupt as error:
-                self._cache.tell(self._bucket, [str(error)])
-                continue  # the labels decide, which takes longer
+                self._cache.report(self._bucket, [str(error)])
+                continue  # fall back to the labels, which takes longer
             found = ids if found is None else found & ids
             if not found:
                 break
@@ -308,7 +310,7 @@ class BucketReader:
         return None
 
     def _decoded(self, series_id: int, value: bytes) -> Labels | None:
-        """Return the labels in a record, or None if it is damaged and left out."""
+        """Return the labels in a record, or None if the record is damaged and left out."""
         try:
             return decode_labels(series_id, value)
         except Corrupt as error:
@@ -316,11 +318,11 @@ class BucketReader:
             return None
 
     def _leave_out(self, damage: Corrupt) -> None:
-        """Report a record that is missing in the answer.
+        """Report a damaged record that is left out of the result.
 
-        Raises the damage if there is no list of warnings.
+        Raise `damage` if there is no list of warnings.
         """
-        self._cache.tell(self._bucket, [str(damage)])
+        self._cache.report(self._bucket, [str(damage)])
         if self._warnings is None:
             raise damage
         add_warning(self._warnings, self._bucket, str(damage))
@@ -338,7 +340,8 @@ class BucketReader:
     async def _label_pages(
         self, start: bytes = b"", stop: bytes | None = None, among: set[int] | None = None
     ) -> AsyncIterator[dict[int, Labels | None]]:
-        """Yield the labels of all series, or of those in `among`, page by page; None for damaged ones."""
+        """Yield the labels of all series, or of those in `among`, page by page, with None for damaged
+        ones."""
         prefix = record_prefix(self._bucket, RecordType.FORWARD)
         async for page in self._pages(prefix, start=start, stop=stop):
             ids = ((int.from_bytes(key[len(prefix) :]), value) for key, value in page)
@@ -403,7 +406,7 @@ class BucketReader:
     async def _pages(
         self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
     ) -> AsyncIterator[list[KeyValue]]:
-        """Yield the pages of a scan, checking the time for each."""
+        """Yield the pages of a scan, and check the time before each."""
         async for page in self._read.scan(prefix, start=start, stop=stop):
             self._budget.check()
             yield page
@@ -420,7 +423,7 @@ def _present(labels: dict[int, Labels | None]) -> dict[int, Labels]:
 
 
 def _within(parts: Iterator[Rows], *, start_ms: int, end_ms: int, budget: Budget) -> list[Rows]:
-    """Return the rows of each part within the times, each charged before the next one is decoded."""
+    """Return the rows of each part within the times. Charge each part before decoding the next one."""
     kept: list[Rows] = []
     for part in parts:
         kept.append(part.between(start_ms, end_ms))
@@ -463,9 +466,9 @@ async def select(
     budget: Budget,
     warnings: list[str] | None = None,
 ) -> list[SelectedSeries]:
-    """Return the series that a selector finds in a snapshot: each label set once, its samples in order.
+    """Return the series that a selector finds in a snapshot, each once, with its samples in order.
 
-    Labels and samples are charged as they are read, so that memory stays within the budget. Raises
+    Labels and samples are charged as they are read, so memory stays within the budget. Raises
     `TooManySamples`, `QueryTimeout` and, for damage without a list of `warnings`, `Corrupt`.
     """
     parts: dict[Labels, list[Samples]] = {}
@@ -487,9 +490,9 @@ async def select(
 
 
 def _one_id_each(rows: Rows, series: dict[int, Labels]) -> Rows:
-    """Return rows in order with one id for each label set: its last.
+    """Return rows in order with one id for each label set, the last one.
 
-    A series has several ids if it got a new one while its labels could not be read.
+    A series has several ids if it got a new one when its labels could not be read.
     """
     if len(set(series.values())) == len(series):
         return rows
@@ -509,9 +512,9 @@ async def matching_series(
     limit: int | None = None,
     warnings: list[str] | None = None,
 ) -> set[Labels]:
-    """Return the series of these buckets that satisfy any of the selectors, or all series without selectors.
+    """Return the series of these buckets that satisfy any selector, or all series without selectors.
 
-    Reading ends after `limit` series. Raises as `select` does.
+    Reading stops after `limit` series. Raises the same errors as `select`.
     """
     found: set[Labels] = set()
     for bucket in buckets:
@@ -529,7 +532,7 @@ async def matching_series(
 async def label_names(
     read: StorageRead, buckets: Iterable[Bucket], budget: Budget, limit: int | None = None
 ) -> set[str]:
-    """Return the names of labels: all, or at least the first `limit` in order."""
+    """Return all names of labels, or at least the first `limit` in order."""
     found: set[str] = set()
     for bucket in buckets:
         with _naming(bucket):
@@ -540,7 +543,7 @@ async def label_names(
 async def label_values(
     read: StorageRead, buckets: Iterable[Bucket], label: str, budget: Budget, limit: int | None = None
 ) -> set[str]:
-    """Return the values of one label: all, or at least the first `limit` in order."""
+    """Return all values of one label, or at least the first `limit` in order."""
     found: set[str] = set()
     for bucket in buckets:
         with _naming(bucket):

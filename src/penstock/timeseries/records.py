@@ -1,17 +1,17 @@
-"""Encoding of records: from a delta to the operations that store it, and back to the series index.
+"""Encoding of records: deltas to operations that store them, and records back to the series index.
 
-Besides the records of `keys` there are, in every bucket,
+In addition to the records in `keys`, every bucket has
 
     06 block       number u32: the samples of one flush, see `rows`
 
-and under the bucket start FFFFFFFF, which is no hour, for the whole database
+and the whole database has, under the bucket start FFFFFFFF, which is not an hour,
 
     07 family      metric name: a forward record without labels, then the description
     08 position    the last sequence of the feeding queue, and its name
     09 retention   see `retention`
 
 A flush puts one block for each bucket. `compaction` moves the blocks of a bucket into the streams of its
-series and deletes them; so a series is one record without operands, and a flush is few records.
+series and deletes them. Therefore a series is one record without operands, and a flush is a few records.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def decode_series_id(value: bytes) -> SeriesId:
 
 
 def encode_forward(labels: Labels, metadata: Metadata) -> bytes:
-    """Encode labels and metadata of one series; the description is not stored with the series.
+    """Encode the labels and metadata of one series. The description is not stored with the series.
 
     Raises `InvalidInput` if a text is longer than 65,535 bytes.
     """
@@ -110,7 +110,7 @@ def decode_forward(value: bytes) -> tuple[Labels, Metadata]:
         raise Corrupt(f"a forward record breaks its format: {error}") from None
     names = [name for name, _ in pairs]
     if at != len(value) or label_count != pair_count or names != sorted(set(names)):
-        raise Corrupt("a forward record breaks its format: its labels are not what it counts")
+        raise Corrupt("a forward record breaks its format: its labels do not match its counts")
     return Labels(pairs), metadata
 
 
@@ -119,11 +119,11 @@ def decode_series_ids(value: bytes) -> BitMap:
     try:
         return BitMap.deserialize(value)
     except (IndexError, ValueError) as error:
-        raise Corrupt(f"an inverted record is no bitmap: {error}") from None
+        raise Corrupt(f"an inverted record is not a bitmap: {error}") from None
 
 
 def merge_series_ids(operands: Sequence[bytes]) -> bytes:
-    """Return the union, in any order. Raises `Corrupt` if an operand is not a bitmap."""
+    """Return the union of sets of ids, in any order. Raises `Corrupt` if an operand is not a bitmap."""
     if len(operands) == 1:
         return operands[0]
     return BitMap.union(BitMap(), *map(decode_series_ids, operands)).serialize()
@@ -135,7 +135,7 @@ def _text(text: bytes) -> bytes:
 
 def _count(count: int, what: str) -> bytes:
     if count > _COUNT_MAX:
-        raise InvalidInput(f"{count} {what} are more than {_COUNT_MAX}")
+        raise InvalidInput(f"{count} {what} exceed the limit of {_COUNT_MAX}")
     return _COUNT.pack(count)
 
 
@@ -143,7 +143,7 @@ def _read_text(value: bytes, at: int) -> tuple[str, int]:
     (size,) = _COUNT.unpack_from(value, at)
     start = at + _COUNT.size
     if start + size > len(value):
-        raise ValueError("a text is cut")
+        raise ValueError("a text is truncated")
     return value[start : start + size].decode(), start + size
 
 
@@ -158,45 +158,45 @@ def _read_pairs(value: bytes, at: int, count: int) -> tuple[list[tuple[str, str]
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_MAX: Final = 5
-"""Records named by one log line; others are only counted in it."""
+"""Number of records named in one log line. Others are only counted in it."""
 _LINES_MAX: Final = 20
-"""Log lines for one hour; later damage is only counted."""
+"""Number of log lines for one hour. Later damage is only counted."""
 _REMEMBERED_MAX: Final = 100_000
 _WARNINGS_MAX: Final = 20
-_MORE: Final = "more records are damaged; the log and the metrics of the server tell of them"
+_MORE: Final = "more records are damaged; see the log and the metrics of the server"
 
 
 def place_of(bucket: Bucket | None) -> str:
-    """Return the place of a record for use in a sentence; None stands for the whole database."""
+    """Return the location of a record as a phrase. None means the whole database."""
     return "the database" if bucket is None else f"the hour {bucket.start_text}"
 
 
 def add_warning(warnings: list[str], bucket: Bucket, record: str) -> None:
-    """Add the warning that an answer lacks a record: each once, and up to a readable number."""
-    told = f"{place_of(bucket)} has damage, which is left out: {record}"
-    if told not in warnings and len(warnings) <= _WARNINGS_MAX:
-        warnings.append(told if len(warnings) < _WARNINGS_MAX else _MORE)
+    """Add a warning for a record that is left out, unless it is a duplicate or there are too many."""
+    warning = f"{place_of(bucket)} has damage, which is left out: {record}"
+    if warning not in warnings and len(warnings) <= _WARNINGS_MAX:
+        warnings.append(warning if len(warnings) < _WARNINGS_MAX else _MORE)
 
 
 class DamageLog:
-    """Damage found since the database was opened. Thread-safe."""
+    """Log of damage found since the database was opened. Thread-safe."""
 
     def __init__(self, registry: Registry) -> None:
-        self._told: set[tuple[Bucket | None, str]] = set()
+        self._reported: set[tuple[Bucket | None, str]] = set()
         self._lines: Counter[Bucket | None] = Counter()
         self._records = registry.counter(
-            "timeseries.records_damaged", "Stored records that do not decode or are missing, left out."
+            "timeseries.records_damaged", "Stored records left out because they do not decode or are missing."
         )
 
-    def tell(self, bucket: Bucket | None, records: Sequence[str]) -> None:
-        """Log and count those records, each a name and a reason, that were not reported before."""
-        new = [one for one in dict.fromkeys(records) if (bucket, one) not in self._told]
+    def report(self, bucket: Bucket | None, records: Sequence[str]) -> None:
+        """Log and count the records, each a name and a reason, that have not been reported before."""
+        new = [one for one in dict.fromkeys(records) if (bucket, one) not in self._reported]
         if not new:
             return
-        if len(self._told) > _REMEMBERED_MAX:
-            self._told.clear()
+        if len(self._reported) > _REMEMBERED_MAX:
+            self._reported.clear()
             self._lines.clear()
-        self._told.update((bucket, one) for one in new)
+        self._reported.update((bucket, one) for one in new)
         self._records.inc(len(new))
         self._lines[bucket] += 1
         if self._lines[bucket] > _LINES_MAX:
@@ -232,7 +232,7 @@ def bucket_of(key: bytes) -> Bucket | None:
 
 
 def decode_labels(series_id: int, value: bytes) -> Labels:
-    """Return the labels of a forward record. Raises `Corrupt` that names the series."""
+    """Return the labels of a forward record. Raises `Corrupt`, which names the series."""
     try:
         return decode_forward(value)[0]
     except Corrupt as error:
@@ -240,7 +240,7 @@ def decode_labels(series_id: int, value: bytes) -> Labels:
 
 
 def decode_rows(block: KeyValue) -> Rows:
-    """Return the samples of a block. Raises `Corrupt` that names it."""
+    """Return the samples of a block. Raises `Corrupt`, which names the block."""
     try:
         return decode_block(block.value)
     except Corrupt as error:
@@ -252,9 +252,9 @@ def _block_number(block: KeyValue) -> int:
 
 
 def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """Merge operands: the union of ids, samples by time with newer operands first, else the newest operand.
+    """Merge operands: the union of ids, or samples by time where newer ones win, or the newest operand.
 
-    Damaged operands are kept as they are, in a form that reads as `Corrupt`.
+    Damaged operands are kept unchanged, in a form that decodes as `Corrupt`.
     """
     try:
         if key[_TYPE_AT] == RecordType.INVERTED:
@@ -267,7 +267,7 @@ def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
 
 
 def delta_operations(delta: SeriesDelta, retention: Retention) -> list[Operation]:
-    """Return the operations of one batch that stores a delta."""
+    """Return the operations of the batch that stores a delta."""
     operations: list[Operation] = []
     for bucket, changed in delta.buckets.items():
         operations += _bucket_operations(bucket, changed, retention.expiry_ms(bucket))
@@ -294,13 +294,13 @@ def _bucket_operations(bucket: Bucket, changed: BucketDelta, expire_at_ms: int |
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
-    """Return the series of a bucket as stored. Raises `Corrupt` if the storage cannot read them.
+    """Return the stored series of a bucket. Raises `Corrupt` if the storage cannot read them.
 
-    Records that do not decode, or are missing, are left out and named in `damaged`: a series without labels
-    is new when it is written to again. The next id is above the largest id in any record, damaged or not, so
-    that no samples are attributed to another series even if its records are lost. Blocks that do not decode
-    contribute no ids, but none of their samples can be read either, and their series were stored in the same
-    batch or before.
+    Records that do not decode or are missing are left out and named in `damaged`. A series without labels is
+    new when it is written to again. The next id is above the largest id in any record, damaged or not, so
+    samples are never attributed to another series, even if records are lost. Blocks that do not decode
+    contribute no ids. None of their samples can be read either, and their series were stored in the same
+    batch or earlier.
     """
     series = BucketSeries()
     damaged: list[str] = []
@@ -341,8 +341,8 @@ async def _load_fingerprints(
 ) -> set[int]:
     """Load the fingerprints of series with labels, and return the ids of fingerprints without labels.
 
-    Those are left out, because a series with a known fingerprint could not be new. A damaged or missing
-    fingerprint is computed again.
+    The latter are left out, because a series with a known fingerprint could not be new. Damaged or missing
+    fingerprints are computed again.
     """
     unlabelled: set[int] = set()
     unread: set[Fingerprint] = set()
@@ -364,12 +364,14 @@ async def _load_fingerprints(
             series.fingerprints[fingerprint] = series_id
             unread.discard(fingerprint)
             damaged.append(f"dictionary record of series {series_id}: computed again from its labels")
-    damaged += [f"dictionary record of fingerprint {one.hex()}: it is no series id" for one in sorted(unread)]
+    damaged += [
+        f"dictionary record of fingerprint {one.hex()}: it is not a series id" for one in sorted(unread)
+    ]
     return unlabelled
 
 
 async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
-    """Return the largest id of a stream, or -1."""
+    """Return the largest id of any stream, or -1."""
     largest = -1
     async for page in read.scan(record_prefix(bucket, RecordType.SAMPLES)):
         largest = max(largest, *(_NUMBER.unpack(key[-_NUMBER.size :])[0] for key, _ in page))
@@ -390,7 +392,7 @@ def _largest_in(blocks: Sequence[KeyValue], damaged: list[str]) -> int:
 
 
 async def load_families(read: StorageRead) -> tuple[dict[str, Metadata], list[str]]:
-    """Return the metadata of each metric, and the damaged records, each a name and a reason."""
+    """Return the metadata of each metric, and descriptions of damaged records, each a name and a reason."""
     families: dict[str, Metadata] = {}
     damaged: list[str] = []
     async for key, value in pairs(read.scan(FAMILY_PREFIX)):

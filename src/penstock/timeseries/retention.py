@@ -1,12 +1,12 @@
 """Retention of hours. An expired hour stays expired, even if the retention becomes longer.
 
-The storage expires records one by one, so an expired hour may be partly there. Two values are therefore
-stored: a floor, before which no hour is kept, and spans. A span is the retention under which hours up to a
-certain one were written. Those hours expire by it; a longer retention applies to later hours only.
+The storage expires records one by one, so an expired hour may still be partly present. Two values are
+therefore stored: a floor, before which no hour is kept, and spans. A span is the retention under which hours
+up to a certain one were written. Those hours expire by it. A longer retention applies only to later hours.
 
     09 retention    floor, minutes u32 | for each span: last hour, minutes u32 | retention, milliseconds u64
 
-The span that is still written to ends at FFFFFFFF.
+The current span ends at FFFFFFFF.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Span:
 
 
 class Retention:
-    """The floor and the spans. The floor only rises, even if the clock goes back; but see `changed_to`."""
+    """The floor and the spans. The floor never decreases, even if the clock goes back, except in
+    `changed_to`."""
 
     def __init__(self, floor_minutes: int = 0, spans: Iterable[Span] = ()) -> None:
         self._floor_minutes = floor_minutes
@@ -49,14 +50,14 @@ class Retention:
 
     @property
     def longest_ms(self) -> int:
-        """The longest retention of any span, after which every hour with a span has expired."""
+        """The longest retention of any span. Every hour with a span has expired at that age."""
         return max((span.retention_ms for span in self._spans), default=0)
 
     def changed_to(self, retention_ms: int | None, buckets: Collection[Bucket], now_ms: int) -> Retention:
-        """Return the retention state with another retention, or none, from now on.
+        """Return the state for a new retention, or for none, that applies from now.
 
-        `buckets` are the non-empty ones; hours with data keep the shorter retention. A floor in the future,
-        from a clock that was ahead, goes down to the next hour, but not to one with data.
+        `buckets` are the non-empty ones. Hours with data keep the shorter retention. A floor in the future,
+        from a clock that was ahead, moves down to the next hour, but not to one with data.
         """
         last = max((bucket.start_minutes for bucket in buckets), default=-1)
         spans = {self._closed(span, last, retention_ms) for span in self._spans}
@@ -78,7 +79,7 @@ class Retention:
         self._floor_minutes = max(self._floor_minutes, *reached, 0)
         return self._floor_minutes
 
-    def is_over(self, bucket: Bucket, now_ms: int) -> bool:
+    def is_expired(self, bucket: Bucket, now_ms: int) -> bool:
         """Return whether an hour has expired permanently."""
         return bucket.start_minutes < self.floor_minutes(now_ms)
 
@@ -89,7 +90,7 @@ class Retention:
 
     @property
     def expires(self) -> bool:
-        """Whether any hour expires."""
+        """True if any hour expires."""
         return bool(self._spans)
 
     @property
@@ -125,7 +126,7 @@ def _hour(at_ms: int) -> int:
 
 
 def _is_within(span: Span, others: Iterable[Span]) -> bool:
-    """Return whether another span reaches as far and expires as early."""
+    """Return whether another span covers the same hours and expires them no later."""
     return any(
         one.last_minutes >= span.last_minutes and one.retention_ms <= span.retention_ms
         for one in others

@@ -1,8 +1,8 @@
-"""The ids of series, bucket by bucket: the image that one delta passes to the next.
+"""The ids of series by bucket: the image that each delta passes to the next one.
 
-It only grows, so it is passed on without a copy; a delta keeps what it added for its flush. Only the loop of
-the coordinator adds to it. If a flush fails, the coordinator stops and the index is discarded, so that ids
-that were never stored are never used.
+It only grows, so it is passed on without a copy. A delta keeps its own additions for its flush. Only the
+coordinator's loop adds to the index. If a flush fails, the coordinator stops and the index is discarded, so
+ids that were never stored are never used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.timeseries.model import LABEL_BYTES_MAX, SERIES_BYTES_MAX, Bucket,
 _IDS_MAX: Final = 2**32 - 1
 _SHOWN_MAX: Final = 200
 _KEPT_BUCKETS: Final = 2
-"""Buckets whose series stay in memory without writes."""
+"""Number of buckets whose series stay in memory without writes."""
 _EXPECTED_S: Final = 60.0
-"""How long buckets wait for a writer to retry; senders wait half a minute at most."""
+"""Time that buckets stay in memory for a writer to retry. Senders wait at most half a minute."""
 _EXPECTED_MAX: Final = 1000
-"""Buckets that wait for retries of all writers: as many as one write may reach."""
+"""Limit on the buckets kept for retries of all writers. It equals the hours that one write may cover."""
 
 
 class NewSeries(NamedTuple):
@@ -37,7 +37,7 @@ class NewSeries(NamedTuple):
 
 @dataclass(slots=True)
 class BucketSeries:
-    """The series of one bucket. `reserved` counts writes that need it and are not applied yet."""
+    """The series of one bucket. `reserved` counts pending writes that need it."""
 
     ids: dict[Labels, int] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
@@ -46,16 +46,16 @@ class BucketSeries:
     next_block: int = 0
     reserved: int = 0
     touched: int = 0
-    """The number of freezes at the last write to it."""
+    """Number of freezes at the last write to the bucket."""
     damaged: Sequence[str] = ()
-    """Records that were left out when it was read, each a name and a reason."""
+    """Descriptions of records left out when the bucket was read, each a name and a reason."""
 
     def lookup(
         self, labels: Sequence[Labels], metadata: Sequence[Metadata]
     ) -> tuple[list[int], list[NewSeries]]:
-        """Return the id of each series and the new ones, without a change.
+        """Return the id of each series and the new series. Do not change the bucket.
 
-        Raises `InvalidInput` for labels that cannot be stored, and for two series with one fingerprint.
+        Raises `InvalidInput` for labels that cannot be stored, and for two series with the same fingerprint.
         """
         known = self.ids
         found = [known.get(one) for one in labels]
@@ -81,7 +81,7 @@ class BucketSeries:
                 new.append(NewSeries(series_id, one, fingerprint, about))
             ids.append(series_id)
         if self.next_id + len(new) > _IDS_MAX:
-            raise InvalidInput("a bucket holds no more than 4,294,967,295 series")
+            raise InvalidInput("a bucket can hold at most 4,294,967,295 series")
         return ids, new
 
     def add(self, new: Iterable[NewSeries]) -> None:
@@ -122,7 +122,7 @@ class SeriesIndex:
         return self._buckets[bucket]
 
     def labels_of(self, bucket: Bucket) -> Mapping[int, Labels]:
-        """Return labels by id of a bucket in memory, including those of writes that are not flushed yet."""
+        """Return the labels by id of a bucket in memory, including those of unflushed writes."""
         known = self._buckets.get(bucket)
         return known.labels if known is not None else {}
 
@@ -130,13 +130,13 @@ class SeriesIndex:
         return iter(self._buckets)
 
     def load(self, bucket: Bucket, series: BucketSeries) -> None:
-        """Add a bucket that was read from the storage. Call it once for each."""
+        """Add a bucket that was read from the storage. Call it once for each bucket."""
         assert bucket not in self._buckets, f"{bucket} was loaded twice"
         series.touched = self.freezes
         self._buckets[bucket] = series
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
-        """Keep these in memory until `release`."""
+        """Keep these buckets in memory until `release`."""
         for bucket in buckets:
             self._buckets[bucket].reserved += 1
 
@@ -147,8 +147,8 @@ class SeriesIndex:
     def expect(self, buckets: Iterable[Bucket]) -> None:
         """Keep these buckets in memory for a minute, for a writer that was asked to retry.
 
-        Otherwise a write that takes longer to prepare than its sender waits would start over each time. If
-        too many are expected, later ones are not kept, so that the first writers succeed.
+        Without this, a write whose preparation takes longer than its sender waits would start over each time.
+        If too many buckets are expected, later ones are not kept, so that the first writers succeed.
         """
         now_s = self._clock.monotonic()
         self._expected = {bucket: until_s for bucket, until_s in self._expected.items() if until_s > now_s}
@@ -164,9 +164,9 @@ class SeriesIndex:
     def forget(self, unflushed_max: int) -> list[Bucket]:
         """Drop buckets without recent writes, and return them.
 
-        A bucket stays while a write holds it, and while any of the `unflushed_max` deltas that may wait for
-        their flush could contain some of it: the storage does not have that part yet. It also stays while its
-        writer is expected.
+        A bucket stays while a write holds it, and while one of up to `unflushed_max` unflushed deltas may
+        contain parts of it that the storage does not have yet. It also stays while its writer is expected to
+        retry.
         """
         now_s = self._clock.monotonic()
         idle = sorted(self._buckets, key=lambda bucket: self._buckets[bucket].touched)[:-_KEPT_BUCKETS]
@@ -195,8 +195,8 @@ def _check_sizes(labels: Labels) -> None:
     sizes = [len(name) + len(value) for name, value in labels.encoded()]
     for (name, _), size in zip(labels, sizes, strict=True):
         if size > LABEL_BYTES_MAX:
-            told = f"label {name[:40]!r} takes {size} bytes, more than {LABEL_BYTES_MAX}"
-            raise InvalidInput(f"series {_short(labels)}: {told}")
+            reason = f"label {name[:40]!r} takes {size} bytes, more than {LABEL_BYTES_MAX}"
+            raise InvalidInput(f"series {_short(labels)}: {reason}")
     if sum(sizes) > SERIES_BYTES_MAX:
         raise InvalidInput(
             f"series {_short(labels)}: its {len(labels)} labels take {sum(sizes):,} bytes, more than "

@@ -1,4 +1,4 @@
-"""Time series without an event loop: the same names, with calls that wait. For scripts and Spark tasks.
+"""Blocking form of the time-series database, with the same names, for scripts and Spark tasks.
 
 with TimeSeries.open("file:///var/metrics") as database:
     database.write([series]).wait(Durability.DURABLE)

@@ -5,8 +5,8 @@
         await store.flush()
         hits = await store.search([1, 0, 0], k=10)
 
-One process writes; every write has an epoch and becomes applied, flushed and durable. Searches see what is
-flushed. See docs/concepts/vector.md.
+One process writes. Every write has an epoch and becomes applied, flushed and durable. Searches see flushed
+writes. See docs/concepts/vector.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Requests and answers of the HTTP API without HTTP: bytes of JSON in, values out, and back.
+"""The HTTP API without HTTP: it parses JSON requests and encodes JSON responses.
 
-Names are lowerCamelCase. A request with a name that means nothing is refused, and so is one of a wrong shape.
+Names are lowerCamelCase. Requests with unknown names or a wrong structure are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _NUMBER_BYTES: Final = 32
 _QUOTE_BYTES: Final = 16
 _OBJECT_BYTES: Final = 256
 _SEARCH_NUMBER_BYTES: Final = 64
-"""A 64-bit float has up to 25 characters, and some clients write each on a separate line."""
+"""Limit for one number. A 64-bit float has up to 25 characters, and some clients indent each on its own
+line."""
 _FILTER_BYTES: Final = 1024**2
 _RECALL: Final = ("sample", "k", "nprobe")
 
@@ -53,7 +54,7 @@ class _Search(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """A search request; `VectorStore.search` takes it field by field."""
+    """A search request. Its fields are the arguments of `VectorStore.search`."""
 
     vector: list[float]
     k: int
@@ -64,7 +65,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallRequest:
-    """A request to measure recall; `VectorStore.recall` takes it field by field."""
+    """A request to measure recall. Its fields are arguments of `VectorStore.recall`."""
 
     sample: int = 100
     k: int = 10
@@ -72,7 +73,7 @@ class RecallRequest:
 
 
 def decoded_size(body: bytes) -> int:
-    """Estimate the memory of a body while it is parsed, itself included, from its punctuation."""
+    """Estimate the memory needed to parse a body, including the body, from its punctuation."""
     return (
         len(body)
         + _NUMBER_BYTES * body.count(b",")
@@ -82,7 +83,7 @@ def decoded_size(body: bytes) -> int:
 
 
 def search_bytes_max(dimensions: int) -> int:
-    """Return the largest body of a search: a vector of this many numbers, and a long filter."""
+    """Return the maximum size of a search body: a vector with these dimensions and a long filter."""
     return _SEARCH_NUMBER_BYTES * dimensions + _FILTER_BYTES
 
 
@@ -112,11 +113,11 @@ def parse_search(body: bytes) -> SearchRequest:
 def parse_recall(query: Mapping[str, str]) -> RecallRequest:
     """Parse a recall request. Raises `InvalidInput`."""
     if unknown := sorted(query.keys() - _RECALL):
-        raise InvalidInput(f"{unknown[0][:80]!r} means nothing here; known are {', '.join(_RECALL)}")
+        raise InvalidInput(f"{unknown[0][:80]!r} is not a parameter; expected one of {', '.join(_RECALL)}")
     try:
         return RecallRequest(**{name: int(text) for name, text in query.items()})
     except ValueError:
-        raise InvalidInput(f"{', '.join(_RECALL)} are whole numbers") from None
+        raise InvalidInput(f"{', '.join(_RECALL)} must be whole numbers") from None
 
 
 def upserted_answer(count: int) -> bytes:
@@ -128,7 +129,7 @@ def deleted_answer(count: int) -> bytes:
 
 
 def search_answer(hits: Hits) -> bytes:
-    """Encode the results, and `warnings` if some were left out."""
+    """Encode the results, with `warnings` for results that were left out."""
     results = [{"score": hit.score, "vector": {"id": hit.id, "attributes": _attributes(hit)}} for hit in hits]
     answer: dict[str, object] = {"status": "success", "results": results}
     if hits.damaged:
@@ -164,11 +165,11 @@ def _vector(one: _Vector) -> Vector:
     for name, value in one.attributes.items():
         if name == VECTOR_FIELD:
             if not isinstance(value, list):
-                raise InvalidInput(f"{one.id[:80]!r}: {VECTOR_FIELD} is a list of numbers")
+                raise InvalidInput(f"{one.id[:80]!r}: {VECTOR_FIELD} must be a list of numbers")
             embedding = value
         elif isinstance(value, list):
             raise InvalidInput(
-                f"{one.id[:80]!r}: attribute {name[:80]!r} is a list; only {VECTOR_FIELD!r} may be"
+                f"{one.id[:80]!r}: attribute {name[:80]!r} is a list; only {VECTOR_FIELD!r} may be one"
             )
         else:
             attributes[name] = value
@@ -194,4 +195,4 @@ def _parsed(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not what is expected: {error}") from None
+        raise InvalidInput(f"the body is invalid: {error}") from None

@@ -1,4 +1,4 @@
-"""Encoding of values in storage, and the merge of values of one key.
+"""Encoding of values in storage, and merging of the values of one key.
 
 Small values: the collection, id blocks, ids, centroids, sets of ids, the position of a source.
 
@@ -6,22 +6,22 @@ collection   u32 schema version, u16 dimensions, u8 metric, Array of (Utf8 name,
 id block     base u64, size u64, big-endian: the next id is base + size
 id           u64
 centroid     float32 x dimensions
-metadata     u32 length, ids of the vectors that have the value; then ids that no longer have it
+metadata     u32 length, ids of the vectors with the value; then ids that no longer have it
 deletions    ids of deleted vectors that are still in a posting list
 position     u64, the sequence of the last batch taken from a queue, and the queue's name
 
-Sets are 64-bit roaring bitmaps in the portable format. All else is little-endian.
+Sets are 64-bit roaring bitmaps in the portable format. Everything else is little-endian.
 
-Attributes: the record of a vector, and values whose bytes sort as they do.
+Attributes: the record of a vector, and values encoded so that their bytes sort in the order of the values.
 
 Record: Utf8 external id, u16 count, count x (Utf8 name, tag u8, value), sorted by name; little-endian.
 Tags: 0 string (Utf8), 1 int64, 2 float64, 3 bool (u8), 255 the vector (float32 x dimensions).
 
-Posting lists: the vectors that belong to one centroid, in the form that is compared.
+Posting lists: the vectors of one centroid, in comparable form.
 
-u32 count, count x (id u64 big-endian, u32), then float32 data; little-endian but for the ids, and sorted by
-id. The u32 is the number of the vector's row in the data, or FFFFFFFF for an id that was removed from the
-list. A merge takes the newer entry of each id.
+u32 count, count x (id u64 big-endian, u32), then float32 data; little-endian except for the ids, and sorted
+by id. The u32 is the vector's row number in the data, or FFFFFFFF for an id that was removed from the list. A
+merge keeps the newer entry of each id.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def decode_collection(value: bytes) -> Collection:
     try:
         version, dimensions, metric = _HEAD.unpack_from(value)
         if version != SCHEMA_VERSION:
-            raise Corrupt(f"the collection has schema version {version}; this release knows {SCHEMA_VERSION}")
+            raise Corrupt(
+                f"the collection has schema version {version}; this release supports {SCHEMA_VERSION}"
+            )
         fields, at = read_array(value, _HEAD.size, _read_field)
         if at != len(value):
             raise ValueError("it has bytes after its end")
@@ -79,7 +81,7 @@ def encode_block(base: int, size: int) -> bytes:
 
 
 def decode_block(value: bytes) -> tuple[int, int]:
-    """Base and size. Raises `Corrupt`."""
+    """Return the base and size of an id block. Raises `Corrupt`."""
     if len(value) != _BLOCK.size:
         raise Corrupt(f"an id block has {_BLOCK.size} bytes, not {len(value)}")
     base, size = _BLOCK.unpack(value)
@@ -117,7 +119,7 @@ def decode_ids(value: bytes) -> BitMap64:
     try:
         return BitMap64.deserialize(value)
     except (IndexError, ValueError) as error:
-        raise Corrupt(f"a set of ids is no bitmap: {error}") from None
+        raise Corrupt(f"a set of ids is not a bitmap: {error}") from None
 
 
 def encode_metadata(included: Iterable[int], excluded: Iterable[int] = ()) -> bytes:
@@ -126,17 +128,17 @@ def encode_metadata(included: Iterable[int], excluded: Iterable[int] = ()) -> by
 
 
 def decode_metadata(value: bytes) -> tuple[BitMap64, BitMap64]:
-    """Included and excluded ids; those that have the value are the difference. Raises `Corrupt`."""
+    """Return the included and excluded ids. Their difference has the value. Raises `Corrupt`."""
     if len(value) < _LENGTH.size:
-        raise Corrupt("a record of the metadata index is cut")
+        raise Corrupt("a record of the metadata index is truncated")
     end = _LENGTH.size + _LENGTH.unpack_from(value)[0]
     if end > len(value):
-        raise Corrupt("a set of ids in the metadata index is cut")
+        raise Corrupt("a set of ids in the metadata index is truncated")
     return decode_ids(value[_LENGTH.size : end]), decode_ids(value[end:])
 
 
 def merge_ids(operands: Sequence[bytes]) -> bytes:
-    """Return the union, in any order."""
+    """Return the union of sets of ids. The order does not matter."""
     merged = decode_ids(operands[0])
     for operand in operands[1:]:
         merged |= decode_ids(operand)
@@ -144,7 +146,7 @@ def merge_ids(operands: Sequence[bytes]) -> bytes:
 
 
 def merge_metadata(operands: Sequence[bytes]) -> bytes:
-    """Return the unions of both sides: ids are never reused, so an excluded id stays excluded."""
+    """Return the unions of both sets. Ids are never reused, so an excluded id stays excluded."""
     pairs = [decode_metadata(operand) for operand in operands]
     included, excluded = pairs[0]
     for more, less in pairs[1:]:
@@ -168,12 +170,12 @@ _MASK: Final = (1 << 64) - 1
 
 
 def normal(value: Scalar, kind: FieldType | None) -> Scalar:
-    """Return the value as a field of this kind stores it: a whole number in a float field as a float."""
+    """Return the value as a field of this type stores it. A float field stores whole numbers as floats."""
     return float(value) if kind is FieldType.FLOAT64 else value
 
 
 def encode_vector(vector: Vector) -> bytes:
-    """One record, embedding included. Raises `InvalidInput` for what no collection takes."""
+    """Encode a record, including the embedding. Raises `InvalidInput` for values no collection accepts."""
     entries = [(name.encode(), utf8(name) + _value(value)) for name, value in vector.attributes.items()]
     embedding = utf8(VECTOR_FIELD) + bytes((VECTOR,)) + vector.vector.astype("<f4").tobytes()
     entries.append((VECTOR_FIELD.encode(), embedding))
@@ -204,9 +206,10 @@ def decode_vector(data: bytes, dimensions: int) -> Vector:
 
 
 def index_value(value: Scalar) -> bytes:
-    """Tag and value as they stand in the metadata index: byte order is the order of the values.
+    """Return the tag and value as stored in the metadata index. Their bytes sort in the order of the values.
 
-    Integers have their sign bit flipped; floats too, or if negative all bits. Minus zero is zero.
+    The sign bit of integers and of non-negative floats is flipped, and all bits of negative floats. Minus
+    zero is stored as zero.
     """
     if isinstance(value, bool):
         return bytes((BOOL, value))
@@ -255,7 +258,7 @@ class Posting(NamedTuple):
 
 
 def encode_posting(ids: Ids, rows: Floats, removed: Ids | None = None) -> bytes:
-    """Entries for `ids`, whose vectors are `rows`, and for ids that left the list."""
+    """Encode entries for `ids`, whose vectors are `rows`, and for ids removed from the list."""
     gone = np.empty(0, np.uint64) if removed is None else removed
     entries = np.empty(len(ids) + len(gone), _ENTRY)
     entries["id"] = np.concatenate((ids, gone))
@@ -271,14 +274,14 @@ def decode_posting(value: bytes, dimensions: int) -> Posting:
     if len(data) % (dimensions * _FLOAT.itemsize):
         raise Corrupt(f"the data of a posting list is not in rows of {dimensions}")
     table = np.frombuffer(data, _FLOAT).reshape(-1, dimensions)
-    there = entries["row"] != _REMOVED
-    rows = entries["row"][there]
+    present = entries["row"] != _REMOVED
+    rows = entries["row"][present]
     if len(rows) and int(rows.max()) >= len(table):
         raise Corrupt("an entry of a posting list points past its data")
     return Posting(
-        ids=entries["id"][there].astype(np.uint64),
+        ids=entries["id"][present].astype(np.uint64),
         rows=np.ascontiguousarray(table[rows], dtype=np.float32),
-        removed=entries["id"][~there].astype(np.uint64),
+        removed=entries["id"][~present].astype(np.uint64),
     )
 
 
@@ -298,8 +301,8 @@ def merge_postings(operands: Sequence[bytes]) -> bytes:
     entries = np.concatenate([entries for entries, _ in split], dtype=_ENTRY)
     starts = np.cumsum([0, *counts])[:-1]
     shift = np.repeat(starts, [len(part) for part, _ in split]).astype(np.uint32)
-    there = entries["row"] != _REMOVED
-    entries["row"][there] += shift[there]
+    present = entries["row"] != _REMOVED
+    entries["row"][present] += shift[present]
     # The newest comes first among equal ids, and the first is what `unique` keeps.
     newest = entries[::-1]
     newest = newest[np.unique(newest["id"], return_index=True)[1]]

@@ -1,4 +1,4 @@
-"""Settings of a vector store. A wrong value raises `ConfigError` when the object is made."""
+"""Settings of a vector store. An invalid value raises `ConfigError` when the object is created."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ _LEAST: Final = {"exact_max": 0, "split_at": 4, "merge_below": 0, "flush_vectors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorConfig:
-    """Where a collection is, what it holds, when it is flushed, and how it is searched."""
+    """Settings for the location, schema, flushing and search of a collection."""
 
     store: str = "memory:///"
-    """`file:///dir`, `s3://bucket/dir`, `az://…`, `gs://…`."""
+    """URL of the store: `file:///dir`, `s3://bucket/dir`, `az://…`, `gs://…`."""
     name: str = "vectors"
     """The folder of the database in the store."""
     store_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     """Settings of the store's client, such as `aws_endpoint`. Hidden in `repr`, because some are secret."""
     open_timeout: DurationLike = "60s"
-    """How long opening the database may take, without the time to read the vectors."""
+    """Time limit for opening the database, excluding the time to read the vectors."""
     dimensions: int | None = None
-    """Needed for a new collection; None takes the collection as it is."""
+    """Number of dimensions, required for a new collection. None accepts any existing collection."""
     metric: str | None = None
-    """`l2`, `cosine` or `dot`; None takes the collection as it is, and makes a new one `l2`."""
+    """`l2`, `cosine` or `dot`. None accepts any existing collection, and selects `l2` for a new one."""
     fields: tuple[Field, ...] | None = None
-    """The schema; empty takes any attribute and indexes none. None takes the collection as it is."""
+    """The schema. An empty one allows any attribute and indexes none. None accepts any existing
+    collection."""
     exact_max: int = 50_000
-    """Up to this many vectors, a search compares all of them."""
+    """Maximum number of vectors for which a search compares all of them."""
     split_at: int = 150
-    """A posting list of this many vectors is split in two."""
+    """Size at which a posting list is split in two."""
     merge_below: int = 50
-    """A posting list of fewer vectors is dissolved."""
+    """Size below which a posting list is dissolved."""
     searches_max: int = 64
-    """Searches that run or wait for a thread; more are refused and have to be retried."""
+    """Maximum number of searches that run or wait for a thread. More are refused and must be retried."""
     search_timeout: DurationLike = "30s"
-    """A search that takes longer fails."""
+    """Time limit of a search."""
     queue_capacity: int = 1000
-    """Writes, each of any number of vectors, that may wait."""
+    """Maximum number of waiting writes. A write may have any number of vectors."""
     flush_interval: DurationLike = "5s"
-    """Time from one flush to the next: how stale the results of searches become."""
+    """Time between flushes. It bounds the staleness of search results."""
     flush_vectors: int = 10_000
-    """A flush starts at this many vectors; a vector larger than 8 KiB counts as several."""
+    """Number of vectors at which a flush starts early. A vector larger than 8 KiB counts as several."""
     sync_mode: SyncMode = SyncMode.EVERY_FLUSH
-    """By default every flush is synced: it is so large that one more request does not matter."""
+    """By default every flush is synced. Flushes are large, so one more request is cheap."""
 
     open_timeout_s = seconds_of("open_timeout")
     search_timeout_s = seconds_of("search_timeout")
@@ -72,12 +73,12 @@ class VectorConfig:
                 "merge_below must be at most half of split_at, or a split list would be merged again"
             )
         if not self.name.strip("/"):
-            raise ConfigError("name: expected a name, found nothing")
+            raise ConfigError("name: expected a name, found an empty one")
         _ = self.claim, self.coordinator
 
     @property
     def claim(self) -> Claim:
-        """The expected properties of the collection."""
+        """Expected properties of the collection."""
         return Claim(
             dimensions=self.dimensions,
             metric=None if self.metric is None else Metric.named(self.metric),
@@ -100,5 +101,5 @@ class VectorConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "vector") -> VectorConfig:
-        """Read the configuration in a mapping, such as a part of a YAML file. Raises `ConfigError`."""
+        """Build the configuration from a mapping, such as a section of a YAML file. Raises `ConfigError`."""
         return build(cls, mapping, where=where)

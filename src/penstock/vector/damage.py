@@ -1,4 +1,4 @@
-"""Damage found when a collection is opened, and the repair of it."""
+"""Damage found when a collection is opened."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from penstock.vector.keys import record_type
 
 _LOG = logging.getLogger(__name__)
 
-_TOLD_MAX: Final = 20
-"""Records and ids that one line of the log names."""
+_LISTED_MAX: Final = 20
+"""Maximum number of records or ids named in one log line."""
 
 
 @dataclass(slots=True)
 class Damage:
-    """Records that do not decode or contradict others, and the vectors that it concerns."""
+    """Records that do not decode or contradict others, and the affected vectors."""
 
     records: dict[bytes, str] = field(default_factory=dict)
-    """By key, what is wrong."""
+    """The reason for each damaged record, by key."""
     lists: set[int] = field(default_factory=set)
-    """Posting lists that cannot be read, by their centroids."""
+    """Centroid ids of posting lists that cannot be read."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of dictionary entries that cannot be read."""
     unread: set[str] = field(default_factory=set)
-    """External ids whose dictionary entry does not tell what they stand for."""
+    """External ids whose dictionary entry cannot be read or is ambiguous."""
     strays: dict[int, int] = field(default_factory=dict)
-    """Rows without an external id, by id."""
+    """Slots of rows without an external id, by internal id."""
     doubles: list[int] = field(default_factory=list)
-    """Rows that are in an earlier list as well."""
+    """Rows that are also in an earlier list."""
     dead: set[int] = field(default_factory=set, compare=False)
-    """Ids of deleted vectors that are in a list, which is no damage."""
+    """Ids of deleted vectors that are still in a list, which is not damage."""
     rebuilt: list[str] = field(default_factory=list)
-    """External ids that are found again."""
+    """External ids of vectors that were rebuilt."""
     lost: list[str] = field(default_factory=list)
-    """External ids whose vectors are damaged everywhere, or the keys of their records."""
+    """External ids of vectors without an undamaged copy, or the keys of their records."""
     unfiltered: list[str] = field(default_factory=list)
     """External ids that a filter may not find, because both their attributes and an index are damaged."""
 
@@ -48,16 +48,16 @@ class Damage:
 
     @contextlib.contextmanager
     def noting(self, key: bytes) -> Iterator[None]:
-        """Record damage of a record instead of raising `Corrupt`."""
+        """Record `Corrupt` as damage of the record `key` instead of raising it."""
         try:
             yield
         except Corrupt as error:
             self.note(key, str(error))
 
-    def tell(self, registry: Registry) -> None:
-        """Log it and count it."""
-        told = (f"{record_type(key).name.lower()} {key.hex()}: {why}" for key, why in self.records.items())
-        _LOG.warning("%d records are damaged: %s", len(self.records), _some(told))
+    def report(self, registry: Registry) -> None:
+        """Log the damage and count it in the metrics."""
+        reasons = (f"{record_type(key).name.lower()} {key.hex()}: {why}" for key, why in self.records.items())
+        _LOG.warning("%d records are damaged: %s", len(self.records), _some(reasons))
         if self.rebuilt:
             _LOG.warning("%d vectors were rebuilt: %s", len(self.rebuilt), _some(self.rebuilt))
         if self.lost:
@@ -66,11 +66,11 @@ class Damage:
             _LOG.error(
                 "%d vectors may be missed by filters until written again: %s", *_counted(self.unfiltered)
             )
-        records = registry.counter("vector.damaged_records", "Damaged records that opens found.", ["kind"])
+        records = registry.counter("vector.damaged_records", "Damaged records found when opening.", ["kind"])
         for key in self.records:
             records.inc(kind=record_type(key).name.lower())
-        registry.counter("vector.vectors_rebuilt", "Vectors that opens found again.").inc(len(self.rebuilt))
-        registry.counter("vector.vectors_lost", "Vectors that opens could not find again.").inc(
+        registry.counter("vector.vectors_rebuilt", "Vectors rebuilt when opening.").inc(len(self.rebuilt))
+        registry.counter("vector.vectors_lost", "Vectors that could not be rebuilt when opening.").inc(
             len(self.lost)
         )
 
@@ -81,5 +81,5 @@ def _counted(ids: list[str]) -> tuple[int, str]:
 
 def _some(texts: Iterable[str]) -> str:
     listed = list(texts)
-    more = f" and {len(listed) - _TOLD_MAX} more" if len(listed) > _TOLD_MAX else ""
-    return ", ".join(listed[:_TOLD_MAX]) + more
+    more = f" and {len(listed) - _LISTED_MAX} more" if len(listed) > _LISTED_MAX else ""
+    return ", ".join(listed[:_LISTED_MAX]) + more

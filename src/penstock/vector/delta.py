@@ -1,4 +1,4 @@
-"""The writes since the last flush: the newest vector of each id, or that it is deleted."""
+"""The writes since the last flush: the newest vector of each id, or a tombstone."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ Entry: TypeAlias = Vector | None
 TOMBSTONE: Final = None
 """Marks a deleted vector in a delta."""
 ITEM_BYTES: Final = 8192
-"""A vector counts as one item, and as one more for each time it is this large: items bound memory, too."""
+"""Size unit of items. A vector counts as one item plus one for every 8 KiB, so that items also bound
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Vectors and deletions in order, applied all or none, and the position of their source after them."""
+    """An atomic write of vectors and deletions, in order, with the position of their source after it."""
 
     entries: tuple[tuple[str, Entry], ...]
     position: int | None = None
     source: str = ""
-    """The name of what counts the positions."""
+    """Name of the source that `position` refers to."""
     location: str = ""
-    """The name of the batch at `position`, if it has one."""
+    """Name of the batch at `position`, if it has one."""
 
     @property
     def items(self) -> int:
-        """The size of the write, in the unit of a delta's size."""
+        """Size of the write, in the unit of a delta's size."""
         return sum(_items(entry) for _, entry in self.entries)
 
     @classmethod
@@ -43,12 +44,13 @@ class Write:
 
 
 class VectorDelta(Delta[Write, Collection]):
-    """The last write to an id wins. The image is the collection, which says what is valid."""
+    """Delta of vectors. The last write to an id wins. The image is the collection, which validates
+    vectors."""
 
     collection: Collection
 
     def __init__(self, source: FedSource | None = None) -> None:
-        """`source` is what all deltas of a collection know of the queue that feeds it."""
+        """Create an empty delta. `source` is the state of the feeding queue, shared by all deltas."""
         self._source = source or FedSource()
         self.entries: dict[str, Entry] = {}
         self.position: Position | None = None
@@ -60,7 +62,7 @@ class VectorDelta(Delta[Write, Collection]):
     def apply_one(self, write: Write) -> int:
         """Apply all entries and return their number.
 
-        Raises `InvalidInput`, and applies none, if one is wrong.
+        If one is invalid, apply none and raise `InvalidInput`.
         """
         position = None if write.position is None else Position(write.position, write.source, write.location)
         with self._source.taking(position):

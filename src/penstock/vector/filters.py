@@ -1,4 +1,4 @@
-"""Filters: which vectors a search may find, by their indexed attributes.
+"""Filters on the indexed attributes of the vectors that a search may find.
 
     And(Eq("lang", "en"), Neq("year", 1999), In("tag", ["a", "b"]))
 
@@ -22,14 +22,14 @@ from penstock.vector.rows import Codes
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _DEPTH_MAX: Final = 32
 _TERMS_MAX: Final = 10_000
-"""Comparisons in one filter."""
+"""Maximum number of comparisons in one filter."""
 _UNKNOWN: Final = -2
-"""The code of a value that no row has."""
+"""Code of a value that no row has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eq:
-    """The field has this value."""
+    """Match if the field has this value."""
 
     field: str
     value: Scalar
@@ -37,7 +37,7 @@ class Eq:
 
 @dataclass(frozen=True, slots=True)
 class Neq:
-    """The field has another value, or there is none."""
+    """Match if the field has another value or none."""
 
     field: str
     value: Scalar
@@ -45,7 +45,7 @@ class Neq:
 
 @dataclass(frozen=True, slots=True, init=False)
 class In:
-    """The field has one of these values."""
+    """Match if the field has one of these values."""
 
     field: str
     values: tuple[Scalar, ...]
@@ -67,7 +67,7 @@ class And:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Or:
-    """One of these matches."""
+    """Match if any of these filters matches."""
 
     filters: tuple[Filter, ...]
 
@@ -79,15 +79,16 @@ Filter: TypeAlias = Eq | Neq | In | And | Or
 
 
 def check_filter(collection: Collection, wanted: Filter) -> None:
-    """Check a filter.
+    """Check a filter against the collection.
 
-    Raises `InvalidInput` for a field that is not indexed or has another type, or a large filter.
+    Raises `InvalidInput` for a field that is not indexed or has another type, and for a filter that is too
+    large.
     """
     pending, terms = [(wanted, 1)], 0
     while pending:
         one, depth = pending.pop()
         if depth > _DEPTH_MAX:
-            raise InvalidInput(f"a filter is at most {_DEPTH_MAX} levels deep")
+            raise InvalidInput(f"a filter may be at most {_DEPTH_MAX} levels deep")
         if isinstance(one, And | Or):
             pending += [(each, depth + 1) for each in one.filters]
             terms += 1
@@ -96,12 +97,12 @@ def check_filter(collection: Collection, wanted: Filter) -> None:
             _check_values(collection, one.field, values)
             terms += max(1, len(values))
         if terms > _TERMS_MAX:
-            raise InvalidInput(f"a filter has at most {_TERMS_MAX:,} comparisons")
+            raise InvalidInput(f"a filter may have at most {_TERMS_MAX:,} comparisons")
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedColumn:
-    """One indexed field as a search sees it: the code of each row's value, and the codes of all values."""
+    """A search's view of one indexed field: the code of each row's value, and the code of each value."""
 
     codes: Codes
     code_of: Mapping[bytes, int]
@@ -112,7 +113,7 @@ class IndexedColumn:
 
 
 def mask(wanted: Filter, columns: Mapping[str, IndexedColumn], count: int) -> Mask:
-    """Return a mask of the first `count` rows that match."""
+    """Return the mask of matching rows among the first `count` rows."""
     if isinstance(wanted, And | Or):
         combine = np.logical_and if isinstance(wanted, And) else np.logical_or
         made = np.full(count, isinstance(wanted, And))
@@ -137,9 +138,9 @@ def parse_filter(value: object) -> Filter:
 
 def _parsed(value: object, depth: int) -> Filter:
     if depth > _DEPTH_MAX:
-        raise InvalidInput(f"a filter is at most {_DEPTH_MAX} levels deep")
+        raise InvalidInput(f"a filter may be at most {_DEPTH_MAX} levels deep")
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise InvalidInput("a filter is an object with one of eq, neq, in, and, or")
+        raise InvalidInput("a filter must be an object with one of eq, neq, in, and, or")
     ((kind, operand),) = value.items()
     if kind in ("and", "or"):
         parts = operand.get("filters") if isinstance(operand, Mapping) else operand
@@ -148,19 +149,19 @@ def _parsed(value: object, depth: int) -> Filter:
         filters = [_parsed(each, depth + 1) for each in parts]
         return And(*filters) if kind == "and" else Or(*filters)
     if kind not in ("eq", "neq", "in"):
-        raise InvalidInput(f"a filter is one of eq, neq, in, and, or, not {str(kind)[:80]!r}")
+        raise InvalidInput(f"a filter must be one of eq, neq, in, and, or, not {str(kind)[:80]!r}")
     wanted = "values" if kind == "in" else "value"
     if not isinstance(operand, Mapping) or operand.keys() != {"field", wanted}:
         raise InvalidInput(f"{kind} takes an object with field and {wanted}")
     if not isinstance(operand["field"], str):
-        raise InvalidInput(f"{kind}: field is a name")
+        raise InvalidInput(f"{kind}: field must be a name")
     return _comparison(kind, operand["field"], operand[wanted])
 
 
 def _comparison(kind: str, name: str, operand: object) -> Filter:
     values = operand if kind == "in" else [operand]
     if not isinstance(values, list) or not all(isinstance(each, str | int | float) for each in values):
-        raise InvalidInput(f"{kind}: {name!r} is compared with texts, numbers and flags")
+        raise InvalidInput(f"{kind}: {name!r} can be compared only with texts, numbers and flags")
     if kind == "in":
         return In(name, values)
     return Eq(name, values[0]) if kind == "eq" else Neq(name, values[0])
@@ -170,7 +171,7 @@ def _check_values(collection: Collection, name: str, values: Sequence[Scalar]) -
     one = collection.indexed.get(name)
     if one is None:
         known = ", ".join(sorted(collection.indexed)) or "none"
-        raise InvalidInput(f"{name[:80]!r} is not an indexed field; indexed are: {known}")
+        raise InvalidInput(f"{name[:80]!r} is not an indexed field; the indexed fields are: {known}")
     for value in values:
         if not fits(value, one.type):
             raise InvalidInput(f"{name!r} is {one.type.value}, it cannot be compared with {value!r:.80}")

@@ -1,4 +1,4 @@
-"""A delta as one atomic batch: vectors, ids, posting lists, metadata index, deletions, position."""
+"""Flusher of deltas. A batch has vectors, ids, posting lists, metadata index, deletions and position."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ from penstock.vector.model import FieldType, Vector
 from penstock.vector.rows import NO_LIST, Column, Slots, comparable
 
 _INLINE_MAX: Final = 64
-"""Entries planned on the loop; more are planned in a thread, so that searches continue."""
+"""Maximum number of entries planned on the loop. More are planned in a thread, so that searches continue."""
 _STALE_MAX: Final = 64
 _REWRITES_MIN: Final = 8
 _REWRITES_SHARE: Final = 16
-"""Number, or fraction, of changed lists that a flush rewrites as a whole to limit the number of merges."""
+"""Minimum number, and divisor for the share, of changed lists that a flush rewrites to limit merges."""
 _NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One flush, for readers: the records, the vectors as they are compared, and where the source stood."""
+    """The state after a flush, for readers: the records, the comparable vectors, and the source's
+    position."""
 
     records: StorageRead
     index: Index
@@ -56,21 +57,22 @@ class Snapshot:
 
 
 class VectorFlusher(Flusher[VectorDelta, Snapshot]):
-    """Stores deltas, and keeps posting lists within their sizes.
+    """Flusher that stores deltas and keeps the sizes of posting lists within bounds.
 
-    It changes its state before the storage has answered, so it refuses to continue after a failure.
+    It changes its state before the storage has confirmed the batch, so it refuses to continue after a
+    failure.
     """
 
     def __init__(self, storage: Storage, state: IndexState) -> None:
         self._storage = storage
         self._state = state
         self._is_poisoned = False
-        self._deletion_merges = MERGES_MAX  # how many an earlier life left is not known
-        # Not one of those that searches use: writers wait for flushes, and readers may be many.
+        self._deletion_merges = MERGES_MAX  # the number of merges before this start is unknown
+        # A dedicated thread: writers wait for flushes, which must not queue after many searches.
         self._thread = Workers("vector-flush", 1)
 
     async def snapshot(self) -> Snapshot:
-        """The state as stored."""
+        """Return a snapshot of the stored state."""
         return await self._snapshot(await self._thread.run(self._state.index))
 
     async def _snapshot(self, index: Index) -> Snapshot:
@@ -93,15 +95,15 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         await self._storage.flush()
 
     def close(self) -> None:
-        """Give the thread back."""
+        """Stop the thread."""
         self._thread.close()
 
     def _prepare(self, delta: VectorDelta) -> tuple[list[Operation], Index]:
-        """Return the batch of a delta, and the index that readers see once it is stored."""
+        """Return the operations of a delta, and the index that readers see once they are stored."""
         return self._plan(delta), self._state.index()
 
     def _plan(self, delta: VectorDelta) -> list[Operation]:
-        """Change what is held by the delta, and return what brings the storage there."""
+        """Apply the delta to the state in memory, and return the same changes as storage operations."""
         held = self._state
         vectors = [entry for entry in delta.entries.values() if entry is not TOMBSTONE]
         old = [held.slot_of[name] for name in delta.entries if name in held.slot_of]
@@ -127,7 +129,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         return operations
 
     def _take(self, vectors: list[Vector]) -> Slots:
-        """Give vectors their ids and rows."""
+        """Assign ids and rows to vectors, and return their slots."""
         held = self._state
         if not vectors:
             return _NONE
@@ -170,7 +172,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                     posting_key(centroid_id), encode_posting(rows.ids[one.slots], rows.matrix[one.slots])
                 )
             else:
-                # A row may come and go more than once while lists are maintained: where it is now counts.
+                # A row may move more than once while lists are maintained. Only its final list matters.
                 added = _joined(changes.added.get(centroid_id, ()))
                 left = _joined(changes.left.get(centroid_id, ()))
                 added = added[rows.home[added] == centroid_id]
@@ -182,7 +184,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                     yield Merge(posting_key(centroid_id), operand)
 
     def _overdue(self, changes: Changes) -> set[int]:
-        """Changed lists whose records are made of too many merges, or mostly of rows that left; the worst."""
+        """Return the worst of the changed lists whose records have too many merges or removed rows."""
         lists = self._state.partition.lists
         due = [
             one
@@ -213,12 +215,12 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                     yield Merge(key, encode_metadata(ids[more].tolist(), ids[less].tolist()))
 
     def _having(self, column: Column, code: int) -> Slots:
-        """Return the living rows with this value."""
+        """Return the live rows with this value."""
         count = self._state.rows.count
         return np.flatnonzero((column.codes[:count] == code) & self._state.rows.alive[:count])
 
     def _deletions(self, gone: Slots, changes: Changes) -> Iterator[Operation]:
-        """Dead ids that are still in a list are recorded; once no list has them, they are forgotten."""
+        """Store the dead ids that are still in a list. Drop them once no list contains them."""
         held = self._state
         newly = held.rows.ids[gone[held.rows.home[gone] != NO_LIST]].tolist()
         forgotten = BitMap64(held.rows.ids[_joined(changes.forgotten)].tolist())
@@ -243,7 +245,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
 
 def _normalised(vector: Vector, kinds: dict[str, FieldType]) -> Vector:
-    """Return the vector with every attribute as its field stores it."""
+    """Return the vector with every attribute in the form that its field stores."""
     if FieldType.FLOAT64 not in kinds.values():
         return vector
     attributes = {name: normal(value, kinds.get(name)) for name, value in vector.attributes.items()}
@@ -256,7 +258,7 @@ def _joined(parts: Iterable[Slots]) -> Slots:
 
 
 def _by_code(column: Column, slots: Slots) -> dict[int, Slots]:
-    """Return the slots that have each value."""
+    """Return the slots of each value, by code."""
     codes = column.codes[slots]
     order = np.argsort(codes, kind="stable")
     found, starts = np.unique(codes[order], return_index=True)

@@ -1,14 +1,14 @@
-"""The index that searches read: the vectors of one flush, which never change.
+"""The index for searches: an immutable view of the vectors after one flush.
 
-Up to `exact_max` vectors (after the filter) are all compared. Above that, only the rows of the lists with the
-nearest centroids are compared, so some results may be missed. Lists without a row that the filter allows do
-not count, and a search continues until it has compared `k` rows, so that it returns as many results as exist.
-Scores and the order of the results are always exact.
+A search compares all vectors if at most `exact_max` pass the filter. Otherwise it compares only the rows of
+the lists with the nearest centroids, so it may miss some results. Lists without a row that passes the filter
+do not count. A search continues until it has compared `k` rows, so it returns `k` results if they exist.
+Scores and the order of results are always exact.
 
-`IndexState` is the state of the flusher: rows, lists and ids as of the last flush. `Recall` measures how many
-of the exact results searches find. Each sampled vector is searched for and excluded from both results,
-because finding the query itself proves little. A hit counts if it scores no worse than the last exact one, so
-that vectors with equal scores can replace each other.
+`IndexState` is the state of the flusher: rows, lists and ids as of the last flush. `Recall` is the share of
+the exact results that searches find. Each sampled vector is the query of a search, and is excluded from both
+results, because finding itself proves little. A hit counts if it scores no worse than the last exact one, so
+vectors with equal scores are interchangeable.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from penstock.vector.model import Collection, Floats, Metric
 from penstock.vector.rows import Rows, Slots, comparable, distances
 
 _CHUNK_CELLS: Final = 256 * 1024
-"""Components compared in one step.
+"""Number of components compared in one step.
 
-This fits the cache, and numpy's linear algebra does it on one thread. For more it uses all cores, which takes
-longer than the work on a busy machine, and a server needs them for other searches.
+They fit the cache, and numpy's linear algebra processes them on one thread. For more it uses all cores. On a
+busy machine, waiting for the cores takes longer than the work, and a server needs them for other searches.
 """
 _NPROBE_MIN: Final = 64
 _NPROBE_MAX: Final = 256
-"""The bounds of the default `nprobe`, which is k: a list of 100 vectors costs little, and recall matters.
+"""Bounds of the default `nprobe`, which is k. A list of 100 vectors is cheap, and recall matters.
 
-That many lists are always compared. Without an `nprobe` from the caller, lists that may hold a better row
-than the `k`-th best so far follow, up to the rows of `_NPROBE_MAX` lists.
+Those lists are always compared. Without an `nprobe` from the caller, a search also compares lists that may
+hold a better row than the current `k`-th best, up to the rows of `_NPROBE_MAX` lists.
 """
 _PROBE_MARGIN: Final = 0.7
-"""Assumed distance of a list's best row from its centroid towards the query, in radii of the list.
+"""Assumed distance of a list's best row from its centroid, towards the query, in radii of the list.
 
-Measured: groups need the nearest lists only, and vectors in 24 directions reach a recall of 0.98.
+Measurements: clustered vectors need only the nearest lists, and vectors in 24 directions reach a recall of
+0.98.
 """
 _PROBE_MARGIN_DOT: Final = 1.2
-"""The same for dot products, where rows of all lengths may be in one list.
+"""The same margin for dot products, where one list may hold rows of very different lengths.
 
-Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
-no groups, the recall is about 0.98 or better. To order the lists by their spread as well loses the few long
-rows.
+Measurements: recall is about 0.98 or better if one vector in a hundred is 20 times as long, if lengths are
+log-normal, and without clusters. Ordering the lists by their spread as well would lose the few long rows.
 """
 _PICKING: Final = 2
-"""Cost of a picked row, relative to a row in a pass over all rows."""
+"""Cost of a selected row relative to a row in a pass over all rows."""
 _PICKED_CELLS: Final = 64 * 1024
-"""Components compared in one step if rows are picked, so that their copy stays in the cache."""
+"""Number of components compared in one step if rows are selected. Their copy stays in the cache."""
 SAMPLE_MAX: Final = 1000
 _SLACK: Final = 1e-9
-"""Relative difference between two scores of one vector, from comparing it in different batches."""
+"""Relative difference between two scores of one vector when it is compared in different batches."""
 _UNIT: Final = 2.0**-24
 """Relative error of one operation on 32-bit floats."""
 
 
 class Found(NamedTuple):
-    """Slots and scores of the results, best first."""
+    """Slots and scores of results, best first."""
 
     slots: Slots
     scores: npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The first `count` rows of some arrays, which of them are alive, and the lists they stand in."""
+    """The first `count` rows of the arrays, a mask of the live ones, and their lists."""
 
     collection: Collection
     exact_max: int
@@ -96,10 +96,11 @@ class Index:
     def search(
         self, vector: Floats, k: int, *, filter: Filter | None = None, nprobe: int | None = None
     ) -> Found:
-        """Return the `k` best of the compared rows, or all that the filter allows if they are fewer.
+        """Return the `k` best of the compared rows, or all rows that pass the filter if they are fewer.
 
         With `nprobe`, that many lists are compared, even for few vectors, and more only if they hold fewer
-        than `k` rows. Filter and vector must be checked before. Equal scores are in the order of storing.
+        than `k` rows. The caller must have checked filter and vector. Equal scores are in the order of their
+        ids.
         """
         query = comparable(vector[None, :], self.collection.metric)[0]
         allowed = self.alive[: self.count]
@@ -112,16 +113,16 @@ class Index:
         return self._best(query, slots, quick, allowed, k)
 
     def exact(self, vector: Floats, k: int, *, filter: Filter | None = None) -> Found:
-        """Return the result of a search that compares everything."""
+        """Return the result of a search that compares all rows."""
         return dataclasses.replace(self, exact_max=self.count).search(vector, k, filter=filter)
 
     @property
     def _step(self) -> int:
-        """The number of rows compared in one step."""
+        """Number of rows compared in one step."""
         return max(1, _CHUNK_CELLS // self.collection.dimensions)
 
     def _is_dense(self, allowed: npt.NDArray[np.bool_]) -> bool:
-        """Return whether comparing all rows is cheaper than picking some."""
+        """Return whether comparing all rows is cheaper than selecting some."""
         return 2 * int(allowed.sum()) > self.count
 
     def _usual_nprobe(self, k: int) -> int:
@@ -143,7 +144,7 @@ class Index:
         return slots, quick
 
     def _ordered(self, query: Floats) -> tuple[Slots, Floats]:
-        """Return the lists, the most promising first, and for each a bound on the score of its best row."""
+        """Return the lists, most promising first, and a bound on the score of the best row of each."""
         length = float(np.sqrt(query.astype(np.float64) @ query))
         if self.collection.metric is Metric.DOT:
             far = -(self.centroids @ query)
@@ -156,10 +157,11 @@ class Index:
     def _nearest(
         self, order: Slots, allowed: npt.NDArray[np.bool_], k: int, nprobe: int
     ) -> tuple[int, Slots]:
-        """Return how many lists, in this order, have `nprobe` non-empty ones and `k` rows, and those rows."""
+        """Take lists in this order until `nprobe` are non-empty and `k` rows are found. Return their
+        number and rows."""
         taken, filled, begin = [np.empty(0, np.int64)], 0, 0
         while begin < len(order) and (filled < nprobe or sum(map(len, taken)) < k):
-            # Filters may leave most lists empty: what is looked at grows with every round.
+            # Filters may leave most lists empty, so examine more lists in each round.
             places = order[begin : begin + max(nprobe, begin)]
             slots, counts = self._allowed_rows(places, allowed)
             enough = (filled + np.cumsum(counts > 0) >= nprobe) & (
@@ -172,12 +174,12 @@ class Index:
         return begin, np.concatenate(taken)
 
     def _rows_of(self, places: Slots, allowed: npt.NDArray[np.bool_], rows_max: int) -> Slots:
-        """Return the allowed rows of the first of these lists that have at most `rows_max` rows together."""
+        """Return the allowed rows of the first of these lists, at most `rows_max` rows in total."""
         slots, counts = self._allowed_rows(places, allowed)
         return slots[: int(counts[np.cumsum(counts) <= rows_max].sum())]
 
     def _allowed_rows(self, places: Slots, allowed: npt.NDArray[np.bool_]) -> tuple[Slots, Slots]:
-        """Return the allowed rows of these lists, list by list, and the number in each."""
+        """Return the allowed rows of these lists, list by list, and their number in each."""
         lists = [self.lists[place] for place in places.tolist()]
         slots = np.concatenate([np.empty(0, np.int64), *lists])
         kept = allowed[slots]
@@ -189,8 +191,8 @@ class Index:
     ) -> Found:
         """Return the best of these rows, or of all allowed ones.
 
-        A quick pass in 32-bit floats excludes rows that cannot be among them, by its error bound. The rest is
-        computed again in 64 bits.
+        A fast pass in 32-bit floats excludes the rows that cannot be among the best, given its error bound.
+        The rest is computed again in 64 bits.
         """
         if slots is None:
             quick[~allowed] = np.inf
@@ -206,7 +208,7 @@ class Index:
         return Found(slots[order], sign * scores[order])
 
     def _quick(self, query: Floats, slots: Slots | None) -> Floats:
-        """Lower is better, whatever the metric."""
+        """Return fast, approximate scores. Lower is better for every metric."""
         if slots is not None and _PICKING * len(slots) > self.count:
             scores: Floats = self._quick(query, None)[slots]
             return scores
@@ -216,7 +218,7 @@ class Index:
         for begin in range(0, count, step):
             part = slice(begin, min(begin + step, count))
             picked = part if slots is None else slots[part]
-            # `take` is twice as quick as picking rows by an index.
+            # `take` is twice as fast as indexing.
             rows = self.matrix[part] if slots is None else np.take(self.matrix, slots[part], axis=0)
             products = rows @ query
             if self.collection.metric is Metric.DOT:
@@ -226,7 +228,7 @@ class Index:
         return made
 
     def _error(self, query: Floats, slots: Slots) -> float:
-        """Return the error bound of a quick score."""
+        """Return the error bound of a fast score."""
         longest = float(self.squares[slots].max(initial=0.0))
         length = float(query.astype(np.float64) @ query)
         return 2.0 * (self.collection.dimensions + 4) * _UNIT * (longest + length)
@@ -246,12 +248,12 @@ class Index:
 
 
 _WASTE_MIN: Final = 1024
-"""Rows that are not needed are not worth a copy of all others as long as they are fewer."""
+"""Minimum number of unused rows that justifies copying all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """The limit of exact searches, and the sizes of posting lists."""
+    """Limits of exact searches and of the sizes of posting lists."""
 
     exact_max: int = 50_000
     split_at: int = 150
@@ -259,7 +261,7 @@ class Tuning:
 
 
 class IdBlocks:
-    """Ids that were never used before, in blocks; each is stored in the batch that uses it first."""
+    """Allocator of unused ids, in blocks. Each block is stored in the batch that first uses it."""
 
     def __init__(self, next_id: int) -> None:
         self._next = self._end = next_id
@@ -273,8 +275,8 @@ class IdBlocks:
             self._changed = True
         return first
 
-    def go_on_behind(self, last: int) -> None:
-        """Start with the block after this id, because the end of the stored one is unknown."""
+    def skip_past(self, last: int) -> None:
+        """Continue with the block after the id `last`, because the end of the stored block is unknown."""
         self._next = self._end = (last // BLOCK_SIZE + 1) * BLOCK_SIZE
         self._changed = True
 
@@ -283,14 +285,14 @@ class IdBlocks:
         return self._next
 
     def take_block(self) -> tuple[int, int] | None:
-        """Base and size of the newest block if it was begun since the last call."""
+        """Return the base and size of the newest block if it was started since the last call."""
         changed, self._changed = self._changed, False
         return (self._end - BLOCK_SIZE, BLOCK_SIZE) if changed else None
 
 
 @dataclass(slots=True, kw_only=True)
 class IndexState:
-    """Only the flusher changes it, and only from one thread at a time."""
+    """Mutable state of the index. Only the flusher changes it, from one thread at a time."""
 
     collection: Collection
     tuning: Tuning
@@ -299,16 +301,16 @@ class IndexState:
     data_ids: IdBlocks
     centroid_ids: IdBlocks
     slot_of: dict[str, int] = field(default_factory=dict)
-    """The slot of each external id."""
+    """Slot of each external id."""
     dead: BitMap64 = field(default_factory=BitMap64)
     """Deleted ids that are still in a posting list."""
     position: Position | None = None
     lost: dict[str, int | None] = field(default_factory=dict)
-    """External ids whose vectors are damaged everywhere, and what they stand for if that is known."""
+    """External ids of vectors without an undamaged copy, with their internal ids if known."""
     damage: Damage | None = None
-    """The damage found by the open, if any."""
+    """Damage found when opening, if any."""
     repairs: list[Operation] = field(default_factory=list)
-    """Operations that repair damaged records, besides the changes of the lists."""
+    """Operations that repair damaged records, in addition to the changes of the lists."""
 
     @classmethod
     def empty(
@@ -354,7 +356,7 @@ class IndexState:
         )
 
     def compact(self) -> None:
-        """Free the memory of rows that are in no list, if these are most of the rows."""
+        """Free the memory of rows that are in no list, if they are most of the rows."""
         wasted = self.rows.wasted
         if wasted < _WASTE_MIN or 2 * wasted < self.rows.count:
             return
@@ -365,7 +367,7 @@ class IndexState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """The share of the `k` best that searches find, over `sample` queries."""
+    """The share of the `k` best results that searches find, over `sample` queries."""
 
     recall: float
     k: int
@@ -376,19 +378,19 @@ class Recall:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of found and of expected hits."""
+    """Counts of found and expected hits."""
 
     found: int = 0
     wanted: int = 0
 
     @property
     def share(self) -> float:
-        """The share of found hits; 1 if none was expected."""
+        """Share of expected hits that were found, or 1 if none was expected."""
         return self.found / self.wanted if self.wanted else 1.0
 
 
 def sampled(index: Index, sample: int) -> Slots:
-    """Return a uniform sample of living rows, the same for the same index."""
+    """Return a uniform sample of live rows. It is deterministic for an index."""
     living = np.flatnonzero(index.alive[: index.count])
     rng = np.random.default_rng(0)
     return rng.choice(living, min(sample, len(living)), replace=False)
@@ -397,7 +399,7 @@ def sampled(index: Index, sample: int) -> Slots:
 def compare(
     index: Index, slot: int, k: int, *, filter: Filter | None = None, nprobe: int | None = None
 ) -> Tally:
-    """Search for one row by lists and exactly, and compare the results."""
+    """Search for one row with the lists and exactly, and compare the results."""
     query = index.matrix[slot]
     wanted = _others(index.exact(query, k + 1, filter=filter), slot, k)
     found = _others(index.search(query, k + 1, filter=filter, nprobe=nprobe), slot, k)
@@ -410,6 +412,6 @@ def compare(
 
 
 def _others(found: Found, slot: int, k: int) -> Found:
-    """Return the `k` best without the row itself."""
+    """Return the `k` best results other than the row itself."""
     others = found.slots != slot
     return Found(found.slots[others][:k], found.scores[others][:k])

@@ -1,7 +1,7 @@
-"""Posting lists in memory: every row is in the list of a near centroid.
+"""Posting lists in memory. Every row is in the list of a nearby centroid.
 
 Large lists are split, small ones are dissolved, and rows near a split move to the nearest list. Changes are
-recorded, so that they can be stored as one batch.
+recorded, to be stored in one batch.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from penstock.vector.model import Floats
 from penstock.vector.rows import NO_LIST, Rows, Slots, distances, halves, nearest, squares
 
 MERGES_MAX: Final = 64
-"""Merges of one record before it is stored as a whole: a start reads them all."""
+"""Maximum number of merges of a record before it is rewritten. A start reads them all."""
 
 _NEIGHBOURS: Final = 8
-"""Lists around a cut whose rows may be nearer to one of the two new centroids."""
+"""Number of lists around a split whose rows may be nearer to one of the two new centroids."""
 _NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
 class PostingList:
-    """A centroid and the slots of its rows, dead ones included. The array is replaced, never changed."""
+    """A centroid and the slots of its rows, including dead ones. The array is replaced, never changed in
+    place."""
 
     centroid: Floats
     slots: Slots
     merges: int = 0
-    """Merges of the stored record since it was stored as a whole, at least."""
+    """Upper bound on the merges of the stored record since it was last rewritten."""
     removed: int = 0
-    """Entries of the stored record that only say that a row left."""
+    """Number of entries of the stored record that only mark a row as removed."""
     _radius: float | None = None
 
     def hold(self, slots: Slots) -> None:
-        """These rows are in the list now."""
+        """Replace the rows of the list."""
         self.slots = slots
         self._radius = None
 
@@ -50,15 +51,15 @@ class PostingList:
 
 @dataclass(slots=True)
 class Changes:
-    """Changes to store: lists by the id of their centroid."""
+    """Changes to store. Lists are identified by the ids of their centroids."""
 
     written: set[int] = field(default_factory=set)
-    """Lists to store as a whole."""
+    """Lists to rewrite."""
     removed: set[int] = field(default_factory=set)
     added: dict[int, list[Slots]] = field(default_factory=dict)
     left: dict[int, list[Slots]] = field(default_factory=dict)
     forgotten: list[Slots] = field(default_factory=list)
-    """Dead rows that are in no list any more."""
+    """Dead rows that are no longer in any list."""
 
     @property
     def touched(self) -> set[int]:
@@ -77,7 +78,7 @@ class InvertedLists:
         self.changes = Changes()
 
     def centroids(self) -> tuple[list[int], Floats]:
-        """Return the ids of all centroids, and their vectors in the same order."""
+        """Return the ids of all centroids and, in the same order, their vectors."""
         if self._centroids is None:
             ids = list(self.lists)
             self._centroids = ids, np.stack([self.lists[one].centroid for one in ids])
@@ -89,7 +90,7 @@ class InvertedLists:
         return taken
 
     def place(self, rows: Rows, slots: Slots) -> None:
-        """Put rows into the lists of their nearest centroids."""
+        """Add rows to the lists of their nearest centroids."""
         if not len(slots):
             return
         if not self.lists:
@@ -99,7 +100,7 @@ class InvertedLists:
         self._add_all(rows, slots, np.array(ids, np.int64)[nearest(rows.matrix[slots], centroids)])
 
     def maintain(self, rows: Rows, lists_with_deletes: Iterable[int]) -> None:
-        """Bring lists that grew, or in which rows died, back to their size."""
+        """Split or dissolve lists whose size changed, so that sizes stay within bounds."""
         touched = self.changes.touched | set(lists_with_deletes)
         self._cut_large(rows, touched)
         for one in sorted(touched | self.changes.touched):
@@ -124,7 +125,7 @@ class InvertedLists:
 
     def _cut_large(self, rows: Rows, touched: set[int]) -> None:
         waiting = sorted(touched)
-        # Moved rows may make their new lists large; the bound ensures that this ends.
+        # Moved rows may make their new lists too large. The bound guarantees termination.
         cuts_left = 16 + 4 * rows.count // self._split_at
         while waiting and cuts_left:
             centroid_id = waiting.pop()
@@ -134,7 +135,7 @@ class InvertedLists:
                 waiting.extend(sorted(touched))
 
     def _cut(self, rows: Rows, centroid_id: int) -> set[int]:
-        """Cut a list in two if it is too large; returns the lists that were changed."""
+        """Split a list in two if it is too large. Return the changed lists."""
         old = self.lists[centroid_id]
         if len(old.slots) < self._split_at:
             return set()
@@ -143,7 +144,7 @@ class InvertedLists:
             return set()
         second, centroids = halves(rows.matrix[slots], smallest=self._merge_below)
         if bool((centroids[0] == centroids[1]).all()):
-            return set()  # all rows are the same: no cut would help a search
+            return set()  # all rows are equal, so a split would not help searches
         around = self._neighbours(centroid_id)
         self._drop(rows, centroid_id)
         new = [self._make(rows, centroids[half], slots[second == bool(half)]) for half in (0, 1)]
@@ -160,7 +161,7 @@ class InvertedLists:
         return [ids[place] for place in near.tolist() if ids[place] != centroid_id]
 
     def _move_near(self, rows: Rows, new: list[int], around: list[int]) -> None:
-        """Move rows of the new lists and of those around them to the nearest of all these centroids."""
+        """Move rows of the new lists and their neighbours to the nearest of all these centroids."""
         if not around:
             return
         ids = [*new, *around]

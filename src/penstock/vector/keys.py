@@ -1,7 +1,7 @@
-"""Keys: `02 | segment u8 | 01 | type << 4 | suffix`, big-endian.
+"""Encoding of keys: `02 | segment u8 | 01 | type << 4 | suffix`, big-endian.
 
-The subsystem comes first, the version third. Types of the layout that are not listed here are free: 3
-(per-vector index data), 9 and A (a tree of centroids), D to F (text search).
+The subsystem is the first byte, the version the third. These types of the layout are unused: 3 (per-vector
+index data), 9 and A (a tree of centroids), D to F (text search).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _ID: Final = struct.Struct(">Q")
 _VERSION: Final = 1
 _PREFIX_BYTES: Final = 4
 CENTROID_LEVEL: Final = 1 << 56
-"""Ids have their level in the tree in the top byte: 0 for data, 1 for the centroid of a posting list."""
+"""First id of a centroid. The top byte of an id is its level: 0 for data, 1 for centroids of posting
+lists."""
 BLOCK_SIZE: Final = 4096
-"""Ids are taken in blocks of this many, so that a restart needs to know one number only."""
+"""Number of ids allocated together, so that a restart needs to read only one number."""
 
 
 class RecordType(IntEnum):
@@ -51,7 +52,7 @@ _TYPES: Final = {prefix: kind for kind, prefix in _PREFIXES.items()}
 
 
 def record_type(key: bytes) -> RecordType:
-    """Return the type of a key. Raises `Corrupt` if it is none of ours."""
+    """Return the type of a key. Raises `Corrupt` if it is unknown."""
     kind = _TYPES.get(key[:_PREFIX_BYTES])
     if kind is None:
         raise Corrupt(f"{key[:32].hex()} is not a key of a vector collection")
@@ -75,7 +76,7 @@ def dictionary_key(external_id: str) -> bytes:
 
 
 def metadata_key(field: str, value: bytes) -> bytes:
-    """`value` is a tag and a sortable value, see `attributes.index_value`."""
+    """Return the key of an indexed value. `value` is a tag and a sortable value, see `codec.index_value`."""
     return _PREFIXES[RecordType.METADATA] + terminated(field.encode()) + value
 
 

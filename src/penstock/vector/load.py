@@ -1,8 +1,8 @@
-"""Loads a collection into memory when it is opened. Damaged parts are rebuilt from the vectors' records.
+"""Loader of a collection into memory. It rebuilds damaged parts from the vectors' records.
 
-A vector's record is stored and deleted in the same batch as the vector, so the records are exactly those of
-the existing vectors: an id with a record is alive, and an id with neither a record nor an entry in the
-dictionary was deleted. This decides where other records are damaged.
+A vector's record is stored and deleted in the same batch as the vector's other entries, so exactly the
+existing vectors have records. An id with a record is live. An id with neither a record nor a dictionary entry
+was deleted. These rules decide conflicts if other records are damaged.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from penstock.vector.rows import ABSENT, NO_LIST, comparable
 async def rebuild_vectors(
     read: StorageRead, held: IndexState, names: dict[int, str], damage: Damage
 ) -> set[int]:
-    """Find the vectors again that no sound list or no sound entry of the dictionary has.
+    """Rebuild the vectors that are missing in all intact lists or in the intact dictionary entries.
 
-    `names` are the external ids by what they stand for. What brings the storage to what is held is noted in
-    `held.repairs` and in the changes of the lists. Returns the ids of all records. Raises `Corrupt` if two
-    sound records contradict each other.
+    `names` maps internal ids to external ids. Operations that repair the storage are added to `held.repairs`
+    and to the changes of the lists. Return the ids of all records. Raises `Corrupt` if two intact records
+    contradict each other.
     """
     recorded: set[int] = set()
     unreadable: set[int] = set()
@@ -77,7 +77,7 @@ async def rebuild_vectors(
             )
         vector = _sound(pair, held.collection, damage)
         if vector is not None and name not in (None, vector.id):
-            damage.note(pair.key, f"it is that of {vector.id!r}, not of {name!r}")
+            damage.note(pair.key, f"it belongs to {vector.id!r}, not to {name!r}")
             vector = None
         if vector is None:
             unreadable.add(internal_id)
@@ -97,7 +97,7 @@ def _name(
     recorded: set[int],
     damage: Damage,
 ) -> None:
-    """Give the vectors that no entry of the dictionary leads to their names back."""
+    """Restore the external ids of vectors without a dictionary entry."""
     id_of = {name: internal_id for internal_id, name in names.items()}
     for internal_id, vector in missed:
         if internal_id in names:
@@ -105,12 +105,12 @@ def _name(
         other = id_of.get(vector.id)
         if other is not None and (other in recorded or vector.id in held.slot_of):
             raise Corrupt(
-                f"{vector.id!r} stands for two vectors ({data_key(other).hex()}, "
+                f"{vector.id!r} refers to two vectors ({data_key(other).hex()}, "
                 f"{data_key(internal_id).hex()}): restore the database from a copy, or fill a new one"
             )
         key = dictionary_key(vector.id)
         if other is not None:
-            damage.note(key, f"it stands for id {other}, which is not there")
+            damage.note(key, f"it refers to id {other}, which does not exist")
             del names[other]
         elif vector.id not in damage.unread:
             damage.note(key, "it is missing")
@@ -120,7 +120,7 @@ def _name(
 
 
 def _take(held: IndexState, missed: list[tuple[int, Vector]], damage: Damage) -> None:
-    """Let rows that have a name now live, and place vectors that are in no list."""
+    """Revive rows whose external id was restored, and add vectors that are in no list to one."""
     rows = held.rows
     placed: list[tuple[int, Vector]] = []
     for internal_id, vector in missed:
@@ -152,7 +152,7 @@ def _note_lost(held: IndexState, names: dict[int, str], unreadable: set[int], da
 
 
 def _settle_lists(held: IndexState, unreadable: set[int], damage: Damage) -> None:
-    """Remove duplicate entries, record deletions, and drop lists that are not needed."""
+    """Remove duplicate entries, record deletions, and delete lists that cannot be read."""
     rows, partition = held.rows, held.partition
     for slot in damage.doubles:
         home = int(rows.home[slot])
@@ -163,10 +163,10 @@ def _settle_lists(held: IndexState, unreadable: set[int], damage: Damage) -> Non
     standing, deletions = BitMap64(rows.ids[: rows.count].tolist()), record_prefix(RecordType.DELETIONS)
     deleted = BitMap64(one for one in damage.strays if one not in unreadable)
     if deleted:
-        damage.note(deletions, f"it does not hold id {deleted.min()}, which stands for nothing")
+        damage.note(deletions, f"it does not contain id {deleted.min()}, which refers to no vector")
     held.dead = (held.dead & standing) | deleted
     held.repairs.append(Put(deletions, encode_ids(held.dead)))
-    if not damage.lost:  # else they stay as they are: they may be all that is left
+    if not damage.lost:  # otherwise keep the damaged records: they may be the only copy
         partition.changes.removed |= damage.lists
         held.repairs += [Delete(key) for key in damage.keys]
 
@@ -174,7 +174,7 @@ def _settle_lists(held: IndexState, unreadable: set[int], damage: Damage) -> Non
 async def rebuild_metadata(
     read: StorageRead, held: IndexState, broken: dict[str, set[bytes]], damage: Damage
 ) -> None:
-    """Find out again which vectors have these values of indexed fields."""
+    """Rebuild the index records of these values of indexed fields from the vectors."""
     rows = held.rows
     slots = {int(rows.ids[slot]): slot for slot in held.slot_of.values()}
     async for internal_id, pair in _data(read, damage):
@@ -183,7 +183,7 @@ async def rebuild_metadata(
         if slot is not None and vector is not None:
             del slots[internal_id]
             _describe(held, slot, vector, broken)
-    for slot in slots.values():  # their records are damaged or missing
+    for slot in slots.values():  # the vectors whose records are damaged or missing
         if any(rows.columns[name].codes[slot] == ABSENT for name in broken):
             damage.unfiltered.append(rows.names[slot])
     for name, values in broken.items():
@@ -192,7 +192,7 @@ async def rebuild_metadata(
 
 
 def _describe(held: IndexState, slot: int, vector: Vector, broken: dict[str, set[bytes]]) -> None:
-    """Note what the vector has of these values, and nothing else."""
+    """Set which of these values the vector has. Leave its other values unchanged."""
     for name, values in broken.items():
         column, kind = held.rows.columns[name], held.collection.indexed[name].type
         code = int(column.codes[slot])
@@ -226,7 +226,7 @@ async def _data(read: StorageRead, damage: Damage) -> AsyncIterator[tuple[int, K
 
 
 def _sound(pair: KeyValue, collection: Collection, damage: Damage) -> Vector | None:
-    """Return the vector of a record if the collection can hold it."""
+    """Return the vector of a record, or None and record damage if the collection cannot hold it."""
     try:
         vector = decode_vector(pair.value, collection.dimensions)
         collection.check(vector)
@@ -240,10 +240,10 @@ _COLLECTION: Final = record_prefix(RecordType.COLLECTION)
 
 
 async def agreed_collection(storage: Storage, claim: Claim) -> Collection:
-    """Return the stored collection; an empty storage gets the claimed one, durably.
+    """Return the stored collection. In an empty storage, create the claimed one durably.
 
-    Raises `ConfigError` if the stored collection contradicts the claim, or if there is none and the claim has
-    no dimensions.
+    Raises `ConfigError` if the stored collection contradicts the claim, or if none is stored and the claim
+    has no dimensions.
     """
     stored = await storage.get(_COLLECTION)
     if stored is None:
@@ -258,7 +258,7 @@ async def agreed_collection(storage: Storage, claim: Claim) -> Collection:
 
 
 async def load(read: StorageRead, collection: Collection, tuning: Tuning) -> IndexState:
-    """Load everything except attributes that are not indexed.
+    """Load the whole state, except for attributes that are not indexed.
 
     Damaged lists, centroids, entries of the dictionary and of the metadata index, deletions and id blocks are
     rebuilt from the records of the vectors; `IndexState.damage` lists them. Raises `Corrupt` if rebuilding
@@ -298,12 +298,12 @@ async def _next_id(read: StorageRead, kind: RecordType, first: int, damage: Dama
 
 
 def _check_block(blocks: IdBlocks, kind: RecordType, first: int, last: int, damage: Damage) -> None:
-    """Continue after the largest id in use if the block cannot be read or does not end after it."""
+    """Continue after the largest used id if the block cannot be read or does not end after that id."""
     key = record_prefix(kind)
     if not max(first, last + 1) <= blocks.next_id < first + CENTROID_LEVEL:
-        damage.note(key, f"it says that {blocks.next_id} is the next id, and {last} is in use")
+        damage.note(key, f"it gives {blocks.next_id} as the next id, but {last} is in use")
     if key in damage.records:
-        blocks.go_on_behind(max(first, last))
+        blocks.skip_past(max(first, last))
 
 
 async def _position(read: StorageRead) -> Position | None:
@@ -313,13 +313,13 @@ async def _position(read: StorageRead) -> Position | None:
         return None if stored is None else Position.decode(stored)
     except Corrupt as error:
         raise Corrupt(
-            f"record {key.hex()}: {error}. What was taken from the queue stands nowhere else: restore the "
+            f"record {key.hex()}: {error}. The position in the queue is stored nowhere else: restore the "
             "database from a copy, or fill a new one from the queue"
         ) from None
 
 
 async def _load_names(read: StorageRead, damage: Damage) -> dict[int, str]:
-    """Return the external ids by internal id, without the uncertain ones."""
+    """Return the external ids by internal id, without ambiguous ones."""
     names: dict[int, str] = {}
     contested: set[int] = set()
     async for pair in _records(read, RecordType.DICTIONARY):
@@ -338,7 +338,7 @@ async def _load_names(read: StorageRead, damage: Damage) -> dict[int, str]:
             damage.unread.add(name)
             continue
         if internal_id in names:
-            damage.note(pair.key, f"{names[internal_id]!r} stands for id {internal_id}, too")
+            damage.note(pair.key, f"{names[internal_id]!r} also refers to id {internal_id}")
             damage.unread |= {name, names[internal_id]}
             contested.add(internal_id)
         names[internal_id] = name
@@ -348,7 +348,7 @@ async def _load_names(read: StorageRead, damage: Damage) -> dict[int, str]:
 
 
 async def _load_lists(read: StorageRead, held: IndexState, names: dict[int, str], damage: Damage) -> int:
-    """Take the lists that can be read, and return the last id of a centroid that is in use."""
+    """Load the readable lists, and return the largest centroid id in use."""
     centroids: dict[int, Floats] = {}
     last = CENTROID_LEVEL - 1
     async for pair in _records(read, RecordType.CENTROID):
@@ -383,7 +383,7 @@ def _load_list(
     ids = posting.ids.tolist()
     slots = held.rows.append(posting.ids, posting.rows, [names.get(one, "") for one in ids])
     held.rows.home[slots] = centroid_id
-    # How many merges the storage made this of is not known: it may be too many already.
+    # The number of merges of the stored record is unknown. It may already be too high.
     held.partition.lists[centroid_id] = PostingList(
         centroid, slots, merges=MERGES_MAX, removed=len(posting.removed)
     )
@@ -394,7 +394,7 @@ def _load_list(
             continue
         held.rows.alive[slot] = False
         if is_known or one in damage.strays or one in damage.dead:
-            damage.note(posting_key(centroid_id), f"it holds id {one}, as another list does")
+            damage.note(posting_key(centroid_id), f"it contains id {one}, which is also in another list")
             damage.doubles.append(slot)
         elif one in held.dead:
             damage.dead.add(one)
@@ -403,10 +403,10 @@ def _load_list(
 
 
 async def _load_metadata(read: StorageRead, held: IndexState, damage: Damage) -> int:
-    """Take the indexed attributes, and return the last id that the index names."""
+    """Load the indexed attributes, and return the largest id in the index."""
     rows, count, last = held.rows, held.rows.count, -1
     order = np.argsort(rows.ids[:count])
-    # Of an id in two lists only one row is alive: this one.
+    # Of an id in two lists, only one row is live. Use that one.
     order = order[rows.alive[:count][order]]
     ids = rows.ids[:count][order]
     broken: dict[str, set[bytes]] = {}
@@ -428,13 +428,13 @@ async def _load_metadata(read: StorageRead, held: IndexState, damage: Damage) ->
         there[there] = ids[places[there]] == having[there]
         if not there.all():
             if not damage.lost:
-                damage.note(pair.key, f"it names id {having[~there][0]}, which is in no list")
+                damage.note(pair.key, f"it contains id {having[~there][0]}, which is in no list")
             broken.setdefault(name, set()).add(value)
         code = column.code(value)
         column.codes[order[places[there]]] = code
         column.live[code] = len(having)
         column.stale[code] = len(excluded)
-        column.merges[code] = MERGES_MAX  # as for lists, it may be too many already
+        column.merges[code] = MERGES_MAX  # unknown, as for lists
     if broken:
         await rebuild_metadata(read, held, broken, damage)
     return last

@@ -1,4 +1,4 @@
-"""Records that producers put into a queue for a collection: protobuf messages, and three bytes of metadata.
+"""Records of a queue that feeds a collection: protobuf messages, and three bytes of metadata.
 
     WriteRequest  { repeated Vector vectors = 1; }
     DeleteRequest { repeated string ids = 1; }
@@ -6,8 +6,8 @@
     Value         { oneof { string = 1; int64 = 2; double = 3; bool = 4; FloatVector = 5; } }
     FloatVector   { repeated float values = 1; }
 
-Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Records are untrusted: every error in one is
-`InvalidInput`, and decoding takes no more memory than the record has bytes.
+Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Records are untrusted. Every error in one is
+`InvalidInput`, and the memory for decoding is proportional to the record's size.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
         for external_id in ids:
             check_id(external_id)
         return [(external_id, TOMBSTONE) for external_id in ids]
-    raise InvalidInput(f"metadata {metadata[:16].hex() or 'without a byte'} says nothing that is known here")
+    raise InvalidInput(f"metadata {metadata[:16].hex() or 'without a byte'} is unknown")
 
 
 def encode_upserts(vectors: Iterable[Vector]) -> bytes:
@@ -88,7 +88,7 @@ def _vector(data: bytes) -> Vector:
             if isinstance(held, np.ndarray):
                 if name != VECTOR_FIELD:
                     raise InvalidInput(
-                        f"attribute {name[:80]!r} is a list of floats; only {VECTOR_FIELD!r} may be"
+                        f"attribute {name[:80]!r} is a list of floats; only {VECTOR_FIELD!r} may be one"
                     )
                 embedding = held
             else:
@@ -104,7 +104,7 @@ def _attribute(data: bytes) -> tuple[str, Scalar | Floats]:
         if number == 1:
             name = _text(value, kind)
         elif number == 2:
-            held += _payload(value, kind)  # a message that comes twice is merged, as protobuf has it
+            held += _payload(value, kind)  # protobuf merges a message that occurs twice
     return name, _value(name, held)
 
 
@@ -130,13 +130,13 @@ def _floats(data: bytes) -> Floats:
     parts = []
     for _, kind, value in _fields(data, only=1):
         if kind not in (LENGTH_DELIMITED, FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
-            raise InvalidInput("a list of floats is cut")
+            raise InvalidInput("a list of floats is truncated")
         parts.append(_raw(value))
     return np.frombuffer(b"".join(parts), _FLOAT)
 
 
 def _fields(data: bytes, *, only: int | None = None) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield number, wire type and value of each field, or of those with the number `only`."""
+    """Yield the number, wire type and value of each field, or of those with the number `only`."""
     for number, kind, value, end in fields(data):
         if only is None or number == only:
             yield number, kind, value & _MASK if kind == VARINT else data[value:end]

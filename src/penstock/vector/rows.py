@@ -1,7 +1,7 @@
-"""Vectors in memory in the form that is compared: one row each, and a column for every indexed field.
+"""Vectors in memory in comparable form: a row for each, and a column for every indexed field.
 
-Rows are only appended, so the arrays and a number of rows are an immutable state. Dead rows stay until there
-are enough of them to copy the living ones.
+Rows are only appended, so the arrays together with a row count are an immutable state. Dead rows stay until
+they are numerous enough to justify copying the live ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.vector.model import Collection, Floats, Metric, Scalar
 Slots = npt.NDArray[np.int64]
 
 _CHUNK_CELLS: Final = 4 * 1024**2
-"""Distances computed in one step: 16 MiB."""
+"""Number of distances computed in one step: 16 MiB."""
 _PIECE_MAX: Final = 240_000
-"""Multiplications that are done on one core."""
+"""Number of multiplications that numpy performs on one core."""
 _TOGETHER_MAX: Final = 32_000_000
-"""Above this many, all cores are worth waiting for."""
+"""Number of multiplications above which using all cores pays."""
 _ROUNDS: Final = 6
 
 
@@ -33,18 +33,18 @@ def squares(rows: Floats) -> Floats:
 
 
 def distances(rows: Floats, centroids: Floats) -> Floats:
-    """Squared distances of all rows to all centroids, less the squared length of the row.
+    """Return the squared distances of all rows to all centroids, minus the squared length of the row.
 
-    The same is missing from every distance of a row, so that they compare as the whole distances do.
+    The missing term is the same for all distances of a row, so it does not change their order.
     """
     return squares(centroids)[None, :] - 2.0 * _products(rows, centroids)
 
 
 def _products(rows: Floats, centroids: Floats) -> Floats:
-    """Return the dot products of all pairs; small work is done in pieces on one core.
+    """Return the dot products of all pairs. Small products are computed in pieces on one core.
 
-    For more than a piece numpy's linear algebra uses all cores, and waiting for them on a busy machine takes
-    longer than the work.
+    Above the size of a piece, numpy's linear algebra uses all cores. On a busy machine, waiting for them
+    takes longer than the work.
     """
     cells = centroids.size
     if not cells or len(rows) * cells > _TOGETHER_MAX:
@@ -60,7 +60,7 @@ def _products(rows: Floats, centroids: Floats) -> Floats:
 
 
 def nearest(rows: Floats, centroids: Floats) -> Slots:
-    """Return the number of the nearest centroid of each row."""
+    """Return the index of the nearest centroid of each row."""
     found = np.empty(len(rows), np.int64)
     step = max(1, _CHUNK_CELLS // max(1, len(centroids)))
     for begin in range(0, len(rows), step):
@@ -70,11 +70,11 @@ def nearest(rows: Floats, centroids: Floats) -> Slots:
 
 
 def halves(rows: Floats, *, smallest: int) -> tuple[npt.NDArray[np.bool_], Floats]:
-    """Cut a group by 2-means: which rows are in the second half, and the two centroids.
+    """Split a group by 2-means. Return a mask of the second half, and the two centroids.
 
-    Where a half has fewer than `smallest` rows, the cut is moved to the middle of the line between the
-    centroids, so that lists stay of a size. Seeds are the row farthest from the mean and the one farthest
-    from that: the same rows are always cut in the same way.
+    If a half has fewer than `smallest` rows, split at the median along the line between the centroids, so
+    that both lists have similar sizes. The seeds are the row farthest from the mean and the row farthest from
+    that one, so the same rows are always split in the same way.
     """
     first = rows[_farthest(rows, rows.mean(axis=0))]
     centroids = np.stack((first, rows[_farthest(rows, first)]))
@@ -114,7 +114,7 @@ ABSENT: Final = -1
 
 
 def comparable(vectors: Floats, metric: Metric) -> Floats:
-    """Vectors as they are compared: for cosine of length one, if they have a length."""
+    """Return vectors in comparable form. For cosine, normalise all but zero vectors."""
     if metric is not Metric.COSINE:
         return np.ascontiguousarray(vectors, dtype=np.float32)
     wide = vectors.astype(np.float64)
@@ -135,10 +135,10 @@ class Column:
         self.stale: list[int] = []
         """Number of deleted ids in storage that had the value, by code."""
         self.merges: list[int] = []
-        """Merges of its stored record since it was stored as a whole, at least."""
+        """Upper bound on the merges of the value's stored record since it was rewritten, by code."""
 
     def code(self, value: bytes) -> int:
-        """Return the code of a value, a new one if it has none."""
+        """Return the code of a value. Assign a new code if it has none."""
         code = self.code_of.get(value)
         if code is None:
             code = self.code_of[value] = len(self.values)
@@ -149,9 +149,9 @@ class Column:
         return code
 
     def compacted(self, kept: Slots, capacity: int) -> Column:
-        """Return the column of some of the rows, without unused values."""
+        """Return the column for the rows `kept`, without unused values."""
         made = Column()
-        recoded = np.full(len(self.values) + 1, ABSENT, np.int32)  # the last one is that of absent values
+        recoded = np.full(len(self.values) + 1, ABSENT, np.int32)  # the last entry is for absent values
         for code, value in enumerate(self.values):
             if self.live[code]:
                 recoded[code] = fresh = made.code(value)
@@ -163,7 +163,7 @@ class Column:
 
 
 class Rows:
-    """All rows with their attributes. Only the flusher changes them."""
+    """All rows with their indexed attributes. Only the flusher changes them."""
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
@@ -173,13 +173,13 @@ class Rows:
         self.ids: Ids = np.empty(_FIRST_CAPACITY, np.uint64)
         self.alive: npt.NDArray[np.bool_] = np.zeros(_FIRST_CAPACITY, np.bool_)
         self.home: Slots = np.full(_FIRST_CAPACITY, NO_LIST, np.int64)
-        """The centroid of each row's list, also for dead rows."""
+        """Centroid id of each row's list, also for dead rows."""
         self.names: list[str] = []
         """External ids."""
         self.columns: dict[str, Column] = {name: Column() for name in collection.indexed}
 
     def append(self, ids: Ids, rows: Floats, names: Sequence[str], *, alive: bool = True) -> Slots:
-        """Take rows that are comparable already, and return where they are."""
+        """Append rows, which must be in comparable form, and return their slots."""
         begin, end = self.count, self.count + len(ids)
         self._reserve(end)
         self.matrix[begin:end] = rows
@@ -194,7 +194,7 @@ class Rows:
         return np.arange(begin, end, dtype=np.int64)
 
     def describe(self, slots: Slots, attributes: Iterable[Mapping[str, Scalar]]) -> None:
-        """Note the indexed attributes of rows that were just appended."""
+        """Set the indexed attributes of rows that were just appended."""
         kinds = {name: one.type for name, one in self._collection.indexed.items()}
         for slot, named in zip(slots.tolist(), attributes, strict=True):
             for name, kind in kinds.items():
@@ -206,7 +206,7 @@ class Rows:
 
     def die(self, slots: Slots) -> None:
         """Mark rows as dead. They stay in their lists."""
-        # A new array: holders of the old one keep seeing these rows.
+        # Copy the array, because readers of the old one must still see these rows.
         self.alive = self.alive.copy()
         self.alive[slots] = False
         for column in self.columns.values():
@@ -217,11 +217,11 @@ class Rows:
 
     @property
     def wasted(self) -> int:
-        """Rows that are in no list."""
+        """Number of rows that are in no list."""
         return int((self.home[: self.count] == NO_LIST).sum())
 
     def compacted(self) -> tuple[Rows, Slots]:
-        """Return the rows that are in a list, in new arrays, and the new slot of each row or -1."""
+        """Copy the rows that are in a list to new arrays. Return them, and the new slot of each row or -1."""
         kept = np.flatnonzero(self.home[: self.count] != NO_LIST)
         moved = np.full(self.count, -1, np.int64)
         moved[kept] = np.arange(len(kept))

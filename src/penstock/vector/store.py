@@ -1,4 +1,4 @@
-"""A collection of vectors over object storage, with this process as its one writer."""
+"""A collection of vectors over object storage, with this process as its only writer."""
 
 from __future__ import annotations
 
@@ -48,34 +48,34 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS_MAX: Final = 4
-"""More concurrent searches than cores only make each one slower."""
+"""Maximum number of search threads. More searches than cores only slow each other down."""
 
 
 class Readers:
-    """Flushes have a thread of their own, so that no number of readers makes writers wait."""
+    """Limits and threads of searches. Flushes use a separate thread, so searches never delay writers."""
 
     def __init__(self, *, searches_max: int, timeout_s: float) -> None:
         self._searches_max = searches_max
         self._timeout_s = timeout_s
-        self._under_way = 0
+        self._running = 0
         self._workers = Workers("vector-search", min(_THREADS_MAX, os.cpu_count() or 1))
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Be one of those under way. Raises `Unavailable` if there are as many as may be."""
-        if self._under_way >= self._searches_max:
-            raise Unavailable(f"{self._searches_max} searches are under way, which is the cap: come again")
-        self._under_way += 1
+        """Hold a search slot. Raises `Unavailable` if all slots are in use."""
+        if self._running >= self._searches_max:
+            raise Unavailable(f"{self._searches_max} searches are running, which is the limit: retry later")
+        self._running += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._running -= 1
 
     @contextlib.asynccontextmanager
     async def limited(self) -> AsyncIterator[None]:
         """Hold a search slot within the time limit.
 
-        Raises `Unavailable` without a slot or when time is over.
+        Raises `Unavailable` if no slot is free or the time is up.
         """
         with self.place():
             limit = asyncio.timeout(self._timeout_s)
@@ -86,11 +86,11 @@ class Readers:
                 if not limit.expired():
                     raise
                 raise Unavailable(
-                    f"the search took longer than {self._timeout_s:g} s and was given up"
+                    f"the search took longer than {self._timeout_s:g} s and was stopped"
                 ) from None
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do it on a thread. One that was given up before it began is never begun."""
+        """Run the call on a thread. A call that is cancelled before it starts is never run."""
         return await self._workers.run(call, *args, **kwargs)
 
     def close(self) -> None:
@@ -101,18 +101,20 @@ _LOG = logging.getLogger(__name__)
 
 K_MAX: Final = 10_000
 _INLINE_CELLS: Final = 2_000_000
-"""Components a search may compare on the event loop, about a millisecond; more are compared on a thread."""
+"""Number of components that a search may compare on the event loop, in about a millisecond. Larger
+searches use a thread."""
 
 
 class VectorStore:
-    """Vectors under ids: writes have an epoch and a level of durability, searches see the last flush.
+    """Store of vectors by id. Writes have an epoch and a level of durability; searches see the last flush.
 
     store = await VectorStore.open(VectorConfig(store="file:///data", dimensions=3, metric="cosine"))
     handle = await store.upsert([Vector("a", [1, 0, 0], {"lang": "en"})])
     await store.flush()
     hits = await store.search([1, 0, 0], k=10)
 
-    Opening a collection fences its previous writer. A fenced or failed store refuses everything but `close`.
+    Opening a collection fences its previous writer. A fenced or failed store refuses every call except
+    `close`.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class VectorStore:
         self._damaged_hits = registry.counter(
             "vector.damaged_hits", "Hits that searches left out because their records are damaged."
         )
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.collection = collection
 
     @classmethod
@@ -147,14 +149,14 @@ class VectorStore:
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
     ) -> VectorStore:
-        """Open the collection, or create it if there is none; its vectors are read into memory.
+        """Open the collection and read its vectors into memory. Create it if it does not exist.
 
         Damaged parts that can be derived from others are rebuilt, stored, logged and counted.
 
-        `storage` replaces the configured store; its merge operator is `merge_records`. Either is closed with
-        the store. Raises `ConfigError` if the collection was created with other dimensions, another metric or
-        another schema, `Corrupt`, `Fenced`, and `Unavailable`, also if the store does not answer within
-        `open_timeout`.
+        `storage` replaces the configured store and must use the merge operator `merge_records`. Either is
+        closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
+        another metric or another schema. Raises `Corrupt`, `Fenced` and, if the store fails or does not
+        respond within `open_timeout`, `Unavailable`.
         """
         storage = storage or await _open_storage(config)
         try:
@@ -162,8 +164,8 @@ class VectorStore:
             held = await load(storage, collection, config.tuning)
             flusher, source = VectorFlusher(storage, held), FedSource(held.position)
             if held.damage is not None:
-                held.damage.tell(registry or DEFAULT_REGISTRY)
-                # Store the rebuilt parts, as one batch.
+                held.damage.report(registry or DEFAULT_REGISTRY)
+                # Store the rebuilt parts in one batch.
                 await flusher.flush(VectorDelta(source))
                 await flusher.sync()
             failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
@@ -196,19 +198,21 @@ class VectorStore:
     # For writers
 
     async def upsert(self, vectors: Iterable[Vector], *, timeout: float | None = None) -> WriteHandle:
-        """Store vectors, each replacing the vector of its id; all of them or, if one is invalid, none.
+        """Store vectors. Each replaces the vector with its id. If one is invalid, none is stored.
 
-        Returns when they are applied; wait on the handle for more. Raises `InvalidInput`, `WriteTimeout` if
-        there is no room within `timeout` seconds, and `FlushError` when the store has stopped.
+        Returns when they are applied; wait on the handle for higher levels. Raises `InvalidInput`,
+        `WriteTimeout` if there is no room within `timeout` seconds, and `FlushError` if the store has
+        stopped.
         """
         return await self.write(Write.upsert(vectors), timeout=timeout)
 
     async def delete(self, ids: Iterable[str], *, timeout: float | None = None) -> WriteHandle:
-        """Delete vectors. An unknown id is no error. Otherwise as `upsert`."""
+        """Delete vectors. An unknown id is not an error. Otherwise like `upsert`."""
         return await self.write(Write.delete(ids), timeout=timeout)
 
     async def write(self, write: Write, *, timeout: float | None = None) -> WriteHandle:
-        """Apply upserts and deletions in order, with the position of their source. Otherwise as `upsert`."""
+        """Apply upserts and deletions in order, with the position of their source. Otherwise like
+        `upsert`."""
         handle = await self._coordinator.write(write, timeout=timeout)
         try:
             await handle.epoch()
@@ -219,11 +223,11 @@ class VectorStore:
         return handle
 
     async def flush(self, *, durable: bool = True) -> None:
-        """Return when everything written before is visible, and with `durable` safe. Raises `FlushError`."""
+        """Wait until all earlier writes are visible and, with `durable`, durable. Raises `FlushError`."""
         handle: FlushHandle = await self._coordinator.flush(durable=durable)
         await handle.wait(Durability.DURABLE if durable else Durability.FLUSHED)
 
-    # For readers: only what is flushed
+    # For readers: flushed data only
 
     def __len__(self) -> int:
         return self._snapshot.index.live
@@ -236,21 +240,21 @@ class VectorStore:
 
     @property
     def source(self) -> str:
-        """The name of the source that `position` refers to; empty if it has none."""
+        """The name of the source that `position` refers to, or empty if it has none."""
         position = self._snapshot.position
         return "" if position is None else position.source
 
     @property
     def location(self) -> str:
-        """The name of the batch that `position` refers to; empty if none was stored."""
+        """The name of the batch that `position` refers to, or empty if none was stored."""
         position = self._snapshot.position
         return "" if position is None else position.location
 
     async def get(self, external_id: str) -> Vector | None:
-        """Return the vector as it was written, or None.
+        """Return the vector as written, or None.
 
-        Raises `Unavailable` (also after the time limit of a search), `Fenced`, and `Corrupt` if its record
-        is damaged; writing the vector again repairs that.
+        Raises `Unavailable` (also after the time limit of a search), `Fenced`, and `Corrupt` if its record is
+        damaged. Writing the vector again repairs the record.
         """
         check_id(external_id)
         snapshot = self._snapshot
@@ -272,17 +276,17 @@ class VectorStore:
     ) -> Hits:
         """Return the `k` vectors nearest to this one, best first.
 
-        `include_fields` are the attributes of the hits, `vector` among them; None stands for all, and an
-        empty list saves reading them. `nprobe` is the number of posting lists to compare; without it, up to
-        `exact_max` vectors (after the filter) are compared completely. Fewer than `k` are returned only if no
-        more match. A vector with a damaged record is left out and named in `damaged` of the result. Raises
+        `include_fields` selects the attributes of the hits, which include `vector`. None selects all, and an
+        empty list avoids reading them. `nprobe` is the number of posting lists to compare. Without it, up to
+        `exact_max` vectors (after the filter) are all compared. Fewer than `k` are returned only if no more
+        match. A vector with a damaged record is left out and named in `damaged` of the result. Raises
         `InvalidInput`, and `Unavailable` if too many searches are running or this one takes too long.
         """
         query = components(vector)
         self.collection.check_components(query, "the query")
         self._check_search(k, filter, nprobe)
         if isinstance(include_fields, str):
-            raise InvalidInput("include_fields is a list of names")
+            raise InvalidInput("include_fields must be a list of names")
         self.collection.check_names(include_fields or ())
         snapshot = self._snapshot
         index = snapshot.index
@@ -300,20 +304,20 @@ class VectorStore:
                 hits = _hits(index, found, records, k, include_fields)
                 if len(hits) == k or len(found.slots) < wanted:
                     return hits
-                # Each damaged one is in the place of a sound one: look for as many more, and then for more.
+                # Damaged records displace intact ones, so search for more hits each time.
                 wanted = k + 2 * len(hits.damaged)
 
     async def recall(
         self, *, sample: int = 100, k: int = 10, filter: Filter | None = None, nprobe: int | None = None
     ) -> Recall:
-        """Measure the share of exact results that `search` finds, over a sample of the stored vectors.
+        """Measure the share of exact results that `search` finds, for a sample of the stored vectors.
 
-        Each sampled vector costs an exact search, in a thread; together they count as one running search,
-        without a time limit. A measurement without a filter and `nprobe` also sets the metric
-        `vector.recall`. Raises as `search` does.
+        Each sampled vector costs an exact search, in a thread. Together they count as one running search,
+        without a time limit. A measurement without `filter` and `nprobe` also sets the metric
+        `vector.recall`. Raises the same errors as `search`.
         """
         if isinstance(sample, bool) or not isinstance(sample, int) or not 1 <= sample <= SAMPLE_MAX:
-            raise InvalidInput(f"sample is 1 to {SAMPLE_MAX:,}, not {sample!r}")
+            raise InvalidInput(f"sample must be 1 to {SAMPLE_MAX:,}, not {sample!r}")
         self._check_search(k, filter, nprobe)
         index, total = self._snapshot.index, Tally()
         with self._readers.place():
@@ -327,14 +331,14 @@ class VectorStore:
 
     def _check_search(self, k: int, filter: Filter | None, nprobe: int | None) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
-            raise InvalidInput(f"k is 1 to {K_MAX:,}, not {k!r}")
+            raise InvalidInput(f"k must be 1 to {K_MAX:,}, not {k!r}")
         if nprobe is not None and (isinstance(nprobe, bool) or not isinstance(nprobe, int) or nprobe < 1):
-            raise InvalidInput(f"nprobe is a whole number of at least 1, not {nprobe!r}")
+            raise InvalidInput(f"nprobe must be a whole number of at least 1, not {nprobe!r}")
         if filter is not None:
             check_filter(self.collection, filter)
 
     async def _read(self, snapshot: Snapshot, found: Found, records: dict[int, Vector | None]) -> None:
-        """Add the records of these rows that are not there yet, by slot: None for a damaged one."""
+        """Add the missing records of these rows by slot, with None for damaged ones."""
         slots = [slot for slot in found.slots.tolist() if slot not in records]
         read = await asyncio.gather(*(self._sound_record(snapshot, slot) for slot in slots))
         records.update(zip(slots, read, strict=True))
@@ -344,8 +348,8 @@ class VectorStore:
         try:
             return await _record(snapshot, internal_id, name)
         except Corrupt as error:
-            if internal_id not in self._told:
-                self._told.add(internal_id)
+            if internal_id not in self._reported:
+                self._reported.add(internal_id)
                 _LOG.error("searches leave %r out until it is written again: %s", name, error)
             self._damaged_hits.inc()
             return None
@@ -354,11 +358,11 @@ class VectorStore:
     def _snapshot(self) -> Snapshot:
         return self._coordinator.view().snapshot
 
-    # Life
+    # Lifecycle
 
     @property
     def failed(self) -> FlushError | None:
-        """The error that stopped the store, or None: a newer writer, or a failed storage."""
+        """The error that stopped the store (fencing or a failed storage), or None."""
         return self._failed.result() if self._failed.done() else None
 
     async def failure(self) -> FlushError:
@@ -368,8 +372,8 @@ class VectorStore:
     async def check(self) -> None:
         """Check with the storage that this process is still its writer. Raises `Fenced` and `Unavailable`.
 
-        Raises `OutcomeUnknown` if the storage has stopped for good. Writes notice fencing; a process that
-        only reads would keep returning old data.
+        Raises `OutcomeUnknown` if the storage has stopped permanently. Writes detect fencing. A process that
+        only reads would otherwise keep returning old data.
         """
         try:
             await self._storage.get(record_prefix(RecordType.COLLECTION))
@@ -377,20 +381,20 @@ class VectorStore:
             raise Fenced(f"another process has opened the collection and fenced this one: {error}") from error
 
     async def close(self) -> None:
-        """Flush, make durable, and give the collection back. Raises the `FlushError` that stopped it."""
+        """Make all writes durable and release the collection. Raises the `FlushError` that stopped it."""
         try:
             await self._coordinator.close()
         finally:
-            self._give_threads_back()
+            self._close_threads()
             await self._storage.close()
 
-    def _give_threads_back(self) -> None:
+    def _close_threads(self) -> None:
         self._flusher.close()
         self._readers.close()
 
     @property
     def unstored(self) -> int:
-        """Writes that were taken and are not durable."""
+        """Number of accepted writes that are not durable yet."""
         applied = self._coordinator.watermark(Durability.APPLIED)
         return applied - self._coordinator.watermark(Durability.DURABLE)
 
@@ -400,9 +404,9 @@ class VectorStore:
         return self._coordinator.storage_wait_s
 
     async def abort(self) -> None:
-        """Stop immediately, as a crash would: writes that are not durable may be lost."""
+        """Stop immediately, as a crash would. Writes that are not durable may be lost."""
         await self._coordinator.abort()
-        self._give_threads_back()
+        self._close_threads()
         try:
             await self._storage.close()
         except PenstockError:
@@ -432,7 +436,7 @@ async def _open_storage(config: VectorConfig) -> Storage:
 
 
 async def _record(snapshot: Snapshot, internal_id: int, name: str) -> Vector:
-    """Return the stored vector of this name. Raises `Corrupt`."""
+    """Return the stored vector with this name. Raises `Corrupt`."""
     key = data_key(internal_id)
     data = await snapshot.records.get(key)
     if data is None:
@@ -442,12 +446,12 @@ async def _record(snapshot: Snapshot, internal_id: int, name: str) -> Vector:
     except Corrupt as error:
         raise Corrupt(f"record {key.hex()}: {error}") from None
     if vector.id != name:
-        raise Corrupt(f"record {key.hex()} is that of {vector.id!r}")
+        raise Corrupt(f"record {key.hex()} belongs to {vector.id!r}")
     return vector
 
 
 def _bare_hits(index: Index, found: Found) -> Hits:
-    """Without attributes, which need no record."""
+    """Return hits without attributes, which requires no records."""
     return Hits(
         Hit(id=index.names[slot], score=score, attributes={})
         for slot, score in zip(found.slots.tolist(), found.scores.tolist(), strict=True)
@@ -461,7 +465,7 @@ def _hits(
     k: int,
     include_fields: Sequence[str] | None,
 ) -> Hits:
-    """Return the best `k` with sound records, and the damaged ones among the results."""
+    """Return the best `k` with intact records, and the ids of damaged ones among the results."""
     wanted = None if include_fields is None else set(include_fields)
     hits: list[Hit] = []
     damaged: list[str] = []

@@ -1,4 +1,4 @@
-"""Vectors without an event loop: the same names, with calls that wait. For scripts and Spark tasks.
+"""Blocking form of the vector store, with the same names, for scripts and Spark tasks.
 
 with VectorStore.open(VectorConfig(store="file:///data", dimensions=3)) as store:
     store.upsert([Vector("a", [1, 0, 0])])
@@ -37,7 +37,7 @@ class VectorStore(BlockingDatabase[_store.VectorStore]):
 
     @property
     def collection(self) -> Collection:
-        """The properties that all vectors of the collection share."""
+        """The properties common to all vectors of the collection."""
         return self._inner.collection
 
     @property
@@ -47,10 +47,10 @@ class VectorStore(BlockingDatabase[_store.VectorStore]):
 
     @property
     def source(self) -> str:
-        """The name of the source that `position` refers to; empty if it has none."""
+        """The name of the source that `position` refers to, or empty if it has none."""
         return self._inner.source
 
     @property
     def location(self) -> str:
-        """The name of the batch that `position` refers to; empty if none was stored."""
+        """The name of the batch that `position` refers to, or empty if none was stored."""
         return self._inner.location

@@ -1,4 +1,4 @@
-"""A fault at every storage call, a crash that keeps any number of unflushed batches, and the work goes on."""
+"""A fault at every storage call, a crash that keeps any number of unflushed batches, and a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DURABLE = Durability.DURABLE
 
 
 async def work(coordinator: Words, words: list[str]) -> list[str]:
-    """Write the words, with flushes of both kinds between them; returns those that are durable."""
+    """Write the words, with both kinds of flush in between. Return the durable words."""
     handles: dict[str, WriteHandle] = {}
     try:
         for number, word in enumerate(words):
@@ -38,7 +38,7 @@ async def work(coordinator: Words, words: list[str]) -> list[str]:
 
 
 async def one_life(world: World, storage: MemoryStorage) -> tuple[list[str], list[str]]:
-    """Go on behind what is stored; returns what was acknowledged and what the life began with."""
+    """Continue after the stored words. Return the acknowledged words and the initially stored ones."""
     coordinator = await world.open(storage, flush_size_threshold=4 * SIZE)
     there = await words_in(storage)
     assert there == WORDS[: len(there)]
@@ -69,7 +69,7 @@ async def test_whatever_fails_durable_words_stay_and_work_continues(call: int, f
         assert left == WORDS[: len(left)]
         assert durable == WORDS[: len(durable)]
         assert len(durable) <= len(left)
-        # Opening is not a change: a crash before anything was done leaves the same.
+        # Opening changes nothing, so a crash right after it leaves the same state.
         again = world.disk.open()
         assert await words_in(again) == left
         acknowledged, _ = await one_life(world, again)
@@ -78,7 +78,7 @@ async def test_whatever_fails_durable_words_stay_and_work_continues(call: int, f
 
 
 def stop_before(storage: MemoryStorage, call: int) -> asyncio.Event:
-    """Let the call with this number, and all after it, hang for ever; the event tells that it was made."""
+    """Block the call with this number and all later ones. Set the event when the first is made."""
     reached, begin = asyncio.Event(), storage._begin
 
     async def stop_here(name: str) -> StorageFault | None:

@@ -1,4 +1,4 @@
-"""Writes that are numbered, as those of a queue are, and what a database holds that has some of them."""
+"""Numbered writes, as from a queue, and the expected content of a database after some of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["expected", "left", "write"]
 
 
 def write(number: int) -> list[Series]:
-    """One write over two hours: a series of its own in each, and one that all writes share."""
+    """Return one write over two hours, with its own series in each hour and one that all writes share."""
     return [
         series("own", (number, float(number)), n=str(number)),
         series("own", (HOUR_MS + number, float(number)), n=str(number)),
@@ -21,7 +21,7 @@ def write(number: int) -> list[Series]:
 
 
 def expected(count: int) -> dict[str, dict[int, float]]:
-    """What the first `count` writes leave."""
+    """Return the content after the first `count` writes."""
     found = {
         f'own{{n="{number}"}}': {number: float(number), HOUR_MS + number: float(number)}
         for number in range(count)
@@ -35,7 +35,7 @@ def expected(count: int) -> dict[str, dict[int, float]]:
 
 
 async def left(database: TimeSeries) -> int:
-    """How many writes are there; each is there as a whole, or not at all."""
+    """Return the number of stored writes, and check that each is stored completely or not at all."""
     position = database._directory.source.position
     sequence = None if position is None else position.sequence
     count = 0 if sequence is None else sequence + 1

@@ -1,4 +1,4 @@
-"""A fault at every storage call of a database of time series, and a crash that keeps any batches."""
+"""A fault at every storage call of a time-series database, and a crash that keeps any batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ WRITES = 8
 
 
 async def one_life(storage: MemoryStorage, fold_samples: int = 1) -> int:
-    """Go on behind the stored sequence, folding at every other flush; returns how many writes are durable."""
+    """Continue after the stored sequence, and compact at every other flush. Return the number of durable
+    writes."""
     try:
         database = await opened(storage, fold_blocks=2, fold_samples=fold_samples)
     except OutcomeUnknown:

@@ -1,6 +1,6 @@
 """A fault at every storage call while hours are dropped, and records that expire in any order.
 
-An hour is whole or gone, and what is gone stays gone whatever the retention becomes.
+An hour is always complete or gone, and a gone hour never returns, whatever the retention becomes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FLUSHES = 5
 
 @pytest.fixture(autouse=True)
 def small_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour takes several flushes to delete."""
+    """Make the deletion of an hour take several flushes."""
     monkeypatch.setattr(flushing, "_DROPS_MAX", 9)
 
 
 async def filled(retention: str | None) -> MemoryDisk:
-    """Five hours of four series, written in two flushes."""
+    """Return a disk with five hours of four series, written in two flushes."""
     clock = ManualClock(START_MS)
     there = MemoryDisk(merge=merge_records, clock=clock)
     database = await TimeSeries.open(there.open(), config(retention=retention), clock=clock)
@@ -50,7 +50,7 @@ async def filled(retention: str | None) -> MemoryDisk:
 
 
 async def dropping(storage: MemoryStorage, clock: ManualClock) -> None:
-    """With a retention of two hours: some flushes, each of which deletes a part of the oldest hour."""
+    """Run some flushes with a retention of two hours. Each deletes a part of the oldest hour."""
     try:
         database = await TimeSeries.open(storage, config(retention="2h", fold_blocks=1), clock=clock)
     except OutcomeUnknown:
@@ -65,7 +65,7 @@ async def dropping(storage: MemoryStorage, clock: ManualClock) -> None:
 
 
 async def hours(there: MemoryDisk, retention: str | None, kept: int = 0) -> set[int]:
-    """Which hours count now, each with all it had; and they can be written to and folded."""
+    """Return the visible hours. Check that each is complete, and can be written to and compacted."""
     clock = there.clock
     assert isinstance(clock, ManualClock)
     database = await TimeSeries.open(there.open(kept=kept), config(retention=retention), clock=clock)
@@ -101,7 +101,7 @@ def test_a_drop_without_faults_makes_enough_calls_to_sweep() -> None:
 @pytest.mark.parametrize("later", [None, "30d"])
 @pytest.mark.parametrize("fault", StorageFault)
 @pytest.mark.parametrize("call", range(1, CALLS + 1))
-async def test_whatever_fails_an_hour_is_whole_or_gone_for_good(
+async def test_whatever_fails_an_hour_is_whole_or_gone_permanently(
     call: int, fault: StorageFault, later: str | None
 ) -> None:
     for kept in range(3):
@@ -112,7 +112,8 @@ async def test_whatever_fails_an_hour_is_whole_or_gone_for_good(
         await dropping(storage, there.clock)
         left = await hours(there, later, kept)
         assert left >= {HOURS - 1}
-        # Until the new retention was stored nothing is deleted; after that nothing older counts again.
+        # Nothing is deleted before the new retention is stored. Afterwards nothing older becomes visible
+        # again.
         assert left in ({*range(HOURS)}, {HOURS - 1})
         assert await hours(there, None) == left
 
@@ -126,7 +127,7 @@ async def test_records_that_expire_one_by_one_take_their_hour_with_them(seed: in
     assert {bucket_of(key) for key in over} == {
         Bucket.at(START_MS + hour * HOUR_MS) for hour in range(HOURS - 1)
     }
-    # As the store does it: some are gone already, others are still read.
+    # As in the store, some records are already gone and others are still readable.
     gone = {key for key in over if rng.random() < 0.5}
     there.persisted = {
         key: entry._replace(expire_at_ms=None) if key in over else entry

@@ -1,8 +1,8 @@
-"""A database of time series over SlateDB in a directory, whose process dies at any operation of the storage.
+"""A time-series database over SlateDB in a directory, whose process dies at any storage operation.
 
 The writes come from a numbered list, as from a queue: write n is stored with sequence n, and is acknowledged
-when it is durable. Whoever opens the directory next finds the writes up to the stored sequence and none
-behind it, each as a whole, goes on there, and ends with everything.
+when it is durable. The next process that opens the directory finds the complete writes up to the stored
+sequence and none after it. It continues from there and ends with all writes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from penstock.timeseries.records import load_bucket
 QUEUE = "file:///queue/ingest/manifest"
 BUCKETS = (Bucket.at(START_MS), Bucket.at(START_MS + HOUR_MS))
 EVERY = 13
-"""Of so many points the usual run takes one."""
+"""The usual run tests one of this many points."""
 
 
 def config(sync_mode: SyncMode = SyncMode.EVERY_FLUSH) -> TimeSeriesConfig:
-    """Flushes happen when they are asked for, folds often; each start has another retention to store."""
+    """Return a configuration with explicit flushes, frequent compaction, and a different retention for
+    each start."""
     return TimeSeriesConfig(
         coordinator=CoordinatorConfig(flush_interval="1h", sync_mode=sync_mode),
         retention="20000d" if sync_mode is SyncMode.EVERY_FLUSH else None,
@@ -64,7 +65,7 @@ class Fed:
 
 
 async def life(place: Path, journal: Journal) -> None:
-    """What a process does that is to die."""
+    """Run the work of a process that will be killed."""
 
     async def opened(sync_mode: SyncMode) -> Fed:
         database = await TimeSeries.open(place, config(sync_mode))
@@ -74,11 +75,11 @@ async def life(place: Path, journal: Journal) -> None:
 
 
 async def ids(database: TimeSeries) -> dict[tuple[int, str], int]:
-    """The id of each series in each hour, as stored. No two of an hour have the same."""
+    """Return the stored id of each series in each hour. Check that no two series of an hour share an id."""
     found: dict[tuple[int, str], int] = {}
     for place, bucket in enumerate(BUCKETS):
         loaded = await load_bucket(database._coordinator.view().snapshot, bucket)
-        assert not loaded.damaged  # which would be mended, and hide a bug
+        assert not loaded.damaged  # a repair would hide a bug
         stored = loaded.ids
         assert len(set(stored.values())) == len(stored)
         found |= {(place, str(labels)): number for labels, number in stored.items()}
@@ -86,13 +87,14 @@ async def ids(database: TimeSeries) -> dict[tuple[int, str], int]:
 
 
 async def total(database: TimeSeries, function: str) -> float:
-    """Over everything that is stored, by PromQL."""
+    """Return the total over all stored samples, by PromQL."""
     query = f'sum({function}({{__name__!=""}}[3650d]))'
     return float((await database.query(query, START_MS + 1000 * HOUR_MS)).series[0].values[0])
 
 
 async def check(dead: Life) -> None:
-    """What the process left is right, the feed goes on behind it, and in the end everything is there once."""
+    """Check the state that the process left, continue the feed after it, and check that every write is
+    stored once."""
     async with await TimeSeries.open(dead.place, config()) as database:
         count = await left(database)
         assert dead.last_durable < count <= dead.last_sent + 1
@@ -119,7 +121,8 @@ def sweep() -> Iterator[Sweep]:
 
 
 def test_a_process_that_dies_at_an_operation_loses_and_doubles_nothing(sweep: Sweep, tmp_path: Path) -> None:
-    """All moments, each at some of the operations, in one test: they share the process that is forked."""
+    """Test every kind of kill at some of the operations, in one test, because they share the forked
+    process."""
     sweep.check_the_end(tmp_path)
     assert sum(sweep.run(moment, tmp_path, every=EVERY) for moment in Moment) >= 20
     assert sum(sweep.run_again(moment, tmp_path, every=EVERY) for moment in (Moment.TORN, Moment.STORED)) >= 2

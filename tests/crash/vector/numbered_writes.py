@@ -1,4 +1,4 @@
-"""Writes that are numbered, as those of a queue are, and what a collection holds that has some of them."""
+"""Numbered writes, as from a queue, and the expected content of a collection after some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SMALL", "SOURCE", "TIGHT", "WRITES", "check", "state_at"]
 
 SMALL = dataclasses.replace(CONFIG, split_at=6, merge_below=2, exact_max=0)
 WRITES = 12
-# So small that a life of a few writes does everything that a flush can do.
+# Small enough that a few writes exercise everything that a flush can do.
 TIGHT = {
     "penstock.vector.index._WASTE_MIN": 8,
     "penstock.vector.flush.MERGES_MAX": 1,
@@ -22,7 +22,7 @@ TIGHT = {
 
 
 def writes() -> list[Write]:
-    """Upserts that replace each other and deletions, enough of both for lists to be cut and dissolved."""
+    """Return upserts that replace each other and deletions, enough to split and dissolve lists."""
     rng = np.random.default_rng(4)
     made = []
     for number in range(WRITES):
@@ -39,7 +39,7 @@ SOURCE = writes()
 
 
 def state_at(position: int | None) -> dict[str, Vector]:
-    """What the collection holds when it has taken the writes up to this one."""
+    """Return the content of the collection after the writes up to this one."""
     held: dict[str, Vector] = {}
     for write in SOURCE[: 0 if position is None else position + 1]:
         for name, entry in write.entries:
@@ -51,7 +51,7 @@ def state_at(position: int | None) -> dict[str, Vector]:
 
 
 async def check(store: VectorStore) -> None:
-    """The collection is that of its position, by every way to look at it."""
+    """Check that the collection matches its position, with every kind of read."""
     wanted = state_at(store.position)
     hits = await store.search([0, 0, 0], k=100, nprobe=1000)
     assert {hit.id: hit.vector.tolist() for hit in hits if hit.vector is not None} == {

@@ -1,8 +1,8 @@
-"""A collection over SlateDB in a directory, whose process dies at any operation of the storage.
+"""A collection over SlateDB in a directory, whose process dies at any storage operation.
 
 The writes come from a numbered list, as from a queue: write n sets the position to n, and is acknowledged
-when it is durable. Whoever opens the directory next finds exactly the collection of the stored position, goes
-on behind it, and ends with everything. An id that was stored is never given to anything else.
+when it is durable. The next process that opens the directory finds exactly the collection of the stored
+position. It continues after it and ends with all writes. A stored id is never assigned to anything else.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.vector import VectorConfig, VectorStore
 
 QUEUE = "file:///queue/ingest/manifest"
 LIMITS = TIGHT | {"penstock.vector.index.BLOCK_SIZE": 8}
-"""A block of ids is used up by a write or two."""
+"""Size of an id block. One or two writes use it up."""
 EVERY = 13
-"""Of so many points the usual run takes one."""
+"""The usual run tests one of this many points."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +35,12 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(place: Path, sync_mode: SyncMode = SyncMode.EVERY_FLUSH) -> VectorConfig:
-    """Flushes happen when they are asked for."""
+    """Return a configuration with explicit flushes."""
     return dataclasses.replace(SMALL, store=place.as_uri(), flush_interval="1h", sync_mode=sync_mode)
 
 
 def ids(store: VectorStore) -> dict[int, str]:
-    """What stands under each id, as of the last flush."""
+    """Return the content of each id, as of the last flush."""
     index = store._snapshot.index
     return {
         int(index.ids[slot]): index.names[slot] for slot in index.alive[: index.count].nonzero()[0].tolist()
@@ -58,7 +58,7 @@ class Fed:
         return await self._store.write(dataclasses.replace(SOURCE[number], source=QUEUE))
 
     def ids(self, number: int) -> list[list[Any]]:
-        """Of the whole collection: what others were stored under stays theirs, too."""
+        """Return the ids of the whole collection, because the ids of other vectors must not change either."""
         return [[given, name] for given, name in ids(self._store).items()]
 
     async def flush(self, level: Durability) -> None:
@@ -69,7 +69,7 @@ class Fed:
 
 
 async def life(place: Path, journal: Journal) -> None:
-    """What a process does that is to die."""
+    """Run the work of a process that will be killed."""
 
     async def opened(sync_mode: SyncMode) -> Fed:
         return Fed(await VectorStore.open(config(place, sync_mode)))
@@ -81,7 +81,8 @@ async def life(place: Path, journal: Journal) -> None:
 
 
 async def check(dead: Life) -> None:
-    """What the process left is right, the feed goes on behind it, and in the end everything is there once."""
+    """Check the state that the process left, continue the feed after it, and check that every write is
+    stored once."""
     async with await VectorStore.open(config(dead.place)) as store:
         check_sound(store)
         position = -1 if store.position is None else store.position
@@ -114,7 +115,8 @@ def sweep() -> Iterator[Sweep]:
 
 
 def test_a_process_that_dies_at_an_operation_loses_and_doubles_nothing(sweep: Sweep, tmp_path: Path) -> None:
-    """All moments, each at some of the operations, in one test: they share the process that is forked."""
+    """Test every kind of kill at some of the operations, in one test, because they share the forked
+    process."""
     sweep.check_the_end(tmp_path)
     assert sum(sweep.run(moment, tmp_path, every=EVERY) for moment in Moment) >= 20
     assert sum(sweep.run_again(moment, tmp_path, every=EVERY) for moment in (Moment.TORN, Moment.STORED)) >= 2

@@ -1,7 +1,7 @@
-"""A fault or a crash at every storage call, and any number of unflushed batches that survive it.
+"""A fault or a crash at every storage call, after which any number of unflushed batches survive.
 
-The source of the writes is a numbered list, as a queue is: write n sets the position to n. Whatever happens,
-a collection that is opened again holds exactly the writes up to its position, and all that were durable.
+The writes come from a numbered list, as from a queue: write n sets the position to n. In every case, a
+reopened collection holds exactly the writes up to its position, including all durable ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def one_life(world: World, storage: MemoryStorage) -> int:
-    """Go on behind the stored position; returns the last position that was durable."""
+    """Continue after the stored position. Return the last durable position."""
     try:
         store = await world.open(storage)
     except PenstockError:
@@ -90,7 +90,7 @@ def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
 async def test_the_life_that_is_swept_does_everything_that_a_flush_can_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cuts and dissolves lists, rewrites them, forgets deletions, rewrites the index, compacts the rows."""
+    """It splits, dissolves and rewrites lists, drops deletions, rewrites the index, and compacts the rows."""
     done: set[str] = set()
 
     def noting(owner: type, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes come from a client or a destination: an answer or a refusal, and never anything else."""
+"""Arbitrary bytes from a client or a destination produce an answer or a refusal, never another error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_framing_accepts_or_refuses(data: bytes) -> None:
 
 @given(place=st.integers(0, len(REQUEST) - 1), byte=st.integers(0, 255))
 def test_framing_never_refuses_what_the_library_reads(place: int, byte: int) -> None:
-    """A request that decodes in full must not be turned away by the look at its outermost fields."""
+    """The check of a request's outermost fields must not refuse a request that decodes completely."""
     changed = REQUEST[:place] + bytes([byte]) + REQUEST[place + 1 :]
     try:
         messages_of(Signal.LOGS).request.FromString(changed)
@@ -69,7 +69,7 @@ def test_framing_never_refuses_what_the_library_reads(place: int, byte: int) -> 
     try:
         check_framing(changed)
     except InvalidInput as error:
-        # Groups are legal protobuf and nothing that OTLP knows; a field 1 of another type is ignored by it.
+        # Groups are legal protobuf, but OTLP has none. It ignores a field 1 of another type.
         assert "wire type" in str(error) or "not a message" in str(error)  # noqa: PT017
 
 

@@ -1,8 +1,8 @@
-"""Writers, flushes, stalls, failing storage calls and crashes in any order, on a clock that stands still.
+"""Writers, flushes, stalls, failing storage calls and crashes in any order, on a manual clock.
 
-After every step: applied >= flushed >= durable, none of them ever goes back, and whoever was told DURABLE
-finds the word after any crash (I11, I1). What is stored is a prefix of what was accepted, in order (I2, I3).
-When the coordinator has stopped, nobody waits any more (I14).
+After every step: applied >= flushed >= durable, no mark ever decreases, and a word that was reported DURABLE
+survives any crash (I11, I1). The stored words are a prefix of the accepted words, in order (I2, I3). When the
+coordinator has stopped, no caller is still waiting (I14).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.count = 0
         self.stored: list[str] = []
-        """What the storage held when this life began."""
+        """The content of the storage when this coordinator was opened."""
         self.calls: list[Call] = []
         self.marks = (0, 0, 0)
 
@@ -88,7 +88,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.calls, self.marks = [], (0, 0, 0)
         self.follower = await Follower.open(self.coordinator)
 
-    # What happens
+    # Actions
 
     @rule(
         bad=st.lists(st.booleans(), min_size=1, max_size=5),
@@ -164,7 +164,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         async def again() -> None:
             await self.coordinator.abort()
             await turns()
-            self.check_nobody_waits()
+            self.check_no_call_waits()
             before = self.stored, self.accepted(), self.acknowledged()
             await self._open(self.world.disk.open(kept=kept))
             self.check_what_is_left(*before)
@@ -182,7 +182,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             except FlushError:
                 closed = False
             await turns()
-            self.check_nobody_waits()
+            self.check_no_call_waits()
             before = self.stored, self.accepted(), self.acknowledged()
             if closed:
                 assert before[2] == [call.word for call in self.calls if not call.word.startswith("bad")]
@@ -193,7 +193,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
         self.run(again())
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def marks_are_ordered_and_never_go_back(self) -> None:
@@ -203,7 +203,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.marks = now
 
     @invariant()
-    def a_level_is_reached_only_behind_its_mark(self) -> None:
+    def a_level_is_reached_only_after_its_mark(self) -> None:
         for call in self.calls:
             for level in Durability:
                 if call.reached(level):
@@ -225,7 +225,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         assert set(flushed) <= set(shown)
 
     def accepted(self, upto: int | None = None) -> list[str]:
-        """Words that the delta took, in the order of their epochs, up to one of these."""
+        """Return the words that the delta applied, in the order of their epochs, up to one of these."""
         taken = [call for call in self.calls if call.handle.sequenced and call.error(APPLIED) is None]
         epochs = {}
         for call in taken:
@@ -245,7 +245,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def acknowledged(self) -> list[str]:
         return [call.word for call in self.calls if call.reached(DURABLE)]
 
-    def check_nobody_waits(self) -> None:
+    def check_no_call_waits(self) -> None:
         for call in self.calls:
             for level in Durability:
                 assert call.waits[level].done(), f"{call.word} still waits for {level.name}"
@@ -262,7 +262,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         if hasattr(self, "coordinator"):
             self.run(self.world.close())
             self.run(turns())
-            self.check_nobody_waits()
+            self.check_no_call_waits()
         self.loop.close()
 
 

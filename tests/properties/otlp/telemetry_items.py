@@ -1,4 +1,4 @@
-"""What a request says, without how its items are grouped: the measure of "lossless"."""
+"""The content of a request, independent of how its items are grouped. It defines "lossless"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NAMES = {
 
 
 def items(data: bytes, signal: Signal) -> list[tuple[bytes, ...]]:
-    """Every item with its resource, its scope and, for a point, its metric, in order and serialized."""
+    """Return every item with its resource, its scope and, for a point, its metric, in order and
+    serialized."""
     group, inner = NAMES[signal]
     found: list[tuple[bytes, ...]] = []
     for resource in getattr(parse(data, signal), f"resource_{group}"):
@@ -33,7 +34,7 @@ def items(data: bytes, signal: Signal) -> list[tuple[bytes, ...]]:
 
 
 def presence(message, field: str) -> bytes:  # type: ignore[no-untyped-def]
-    """A field's bytes, and whether it is there at all."""
+    """Return a field's bytes, and whether the field is present."""
     return b"+" + getattr(message, field).SerializeToString() if message.HasField(field) else b"-"
 
 

@@ -1,4 +1,4 @@
-"""OTLP into Arrow and back: nothing is lost, and columns equal the oracle that goes message by message."""
+"""OTLP to Arrow and back is lossless, and the columns equal those of the message-by-message oracle."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ from penstock.testing.memory_storage import MemoryDisk, MemoryStorage
 T = TypeVar("T")
 COUNTER = b"counter"
 SIZE = 10
-"""What one word counts for."""
+"""Size of one word."""
 
 
 class WordDelta(Delta[str, int]):
-    """Words in order, each with a number that no other word has."""
+    """Words in order, each with a unique number."""
 
     def init(self, image: int) -> None:
         self.next_number = image
@@ -78,7 +78,8 @@ async def words_in(read: StorageRead) -> list[str]:
 
 
 class Follower:
-    """A reader's words: it adds a delta that begins where it stands and reads everything again otherwise."""
+    """A reader's words. It applies a delta that starts at its position, and otherwise reads everything
+    again."""
 
     def __init__(self, subscription: Subscription[WordDelta, StorageRead], words: list[str]) -> None:
         self.words = words
@@ -92,7 +93,7 @@ class Follower:
         return cls(subscription, await words_in(subscription.view.snapshot))
 
     async def step(self) -> bool:
-        """Follow the next event. False when there will be none."""
+        """Follow the next event. Return False when there are no more."""
         try:
             event = await anext(self._subscription)
         except Lagged:
@@ -116,7 +117,7 @@ class Follower:
 
 
 class World:
-    """One disk, one clock, and the coordinators that were opened over it."""
+    """One disk, one clock, and the coordinators opened over them."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -133,7 +134,7 @@ class World:
         size_of: Callable[[str], int] | None = None,
         **config: object,
     ) -> Words:
-        """A coordinator over the storage as it is, not started."""
+        """Return a coordinator over the current storage, not started."""
         storage = storage or self.storage
         counter = await storage.get(COUNTER)
         coordinator: Words = WriteCoordinator(
@@ -151,7 +152,7 @@ class World:
         return coordinator
 
     async def open(self, storage: MemoryStorage | None = None, **config: object) -> Words:
-        """A coordinator at work."""
+        """Return a started coordinator."""
         coordinator = await self.build(storage, **config)
         coordinator.start()
         return coordinator
@@ -168,7 +169,7 @@ class World:
 
 
 async def turns(count: int = 30) -> None:
-    """Let everybody run who can."""
+    """Let all runnable tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Several ways in: shared epochs, fair shares, pauses."""
+"""Channels: shared epochs, fair shares, pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that sort, values that say how long they are."""
+"""Sortable keys and length-prefixed values."""
 
 from __future__ import annotations
 

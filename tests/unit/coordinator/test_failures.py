@@ -1,4 +1,4 @@
-"""A failed flush is fatal and loud: nobody waits for ever, and nothing is tried again."""
+"""A failed flush is fatal: every waiter gets the error, and nothing is retried."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_failed_flush_fails_every_waiter_above_the_mark(
             await flush.wait()
 
 
-async def test_after_a_failure_every_call_tells_of_it(world: World) -> None:
+async def test_after_a_failure_every_call_raises_it(world: World) -> None:
     coordinator = await world.open()
     world.storage.fail_at(1, StorageFault.FAILED)
     subscription = coordinator.subscribe()

@@ -1,4 +1,4 @@
-"""When a delta is flushed, what a flush covers, and when it is durable."""
+"""Triggers of flushes, the writes that a flush covers, and durability."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_flushes_are_in_order_and_their_ranges_leave_no_hole(world: World)
     assert all(lo < hi for lo, hi in ranges)
 
 
-async def test_one_flush_runs_at_a_time_and_only_so_many_deltas_wait(world: World) -> None:
+async def test_one_flush_runs_at_a_time_and_a_limited_number_of_deltas_wait(world: World) -> None:
     coordinator = await world.open(max_frozen_deltas=2)
     held = world.storage.gate("apply")
     flushes = []
@@ -330,7 +330,7 @@ async def test_durable_is_what_a_crash_leaves(world: World) -> None:
     assert await words_in(world.disk.open()) == ["a"]
 
 
-# The end
+# Shutdown
 
 
 async def test_close_applies_flushes_and_syncs_what_is_queued(world: World) -> None:
@@ -356,7 +356,7 @@ async def test_after_close_nothing_is_taken(world: World) -> None:
     assert [event async for event in coordinator.subscribe()] == []
 
 
-async def test_close_serves_flushes_that_were_asked_for(world: World) -> None:
+async def test_close_serves_requested_flushes(world: World) -> None:
     coordinator = await world.build()
     coordinator.try_write("a")
     flush = await coordinator.flush(durable=True)
@@ -407,7 +407,7 @@ async def test_without_an_interval_a_delta_is_flushed_as_soon_as_the_one_before_
     assert world.clock.sleeping == 0
 
 
-async def test_without_an_interval_everybody_whom_a_sync_woke_is_in_the_next_flush(world: World) -> None:
+async def test_without_an_interval_every_writer_woken_by_a_sync_is_in_the_next_flush(world: World) -> None:
     coordinator = await world.open(flush_interval=0, sync_mode="every_flush", batch_writes_max=4)
 
     async def writer(name: str) -> None:

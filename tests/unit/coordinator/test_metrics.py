@@ -1,4 +1,4 @@
-"""The metrics, by the names that dashboards use."""
+"""Metrics, under the names that dashboards use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_metric_of_the_contract_exists_below_its_product() -> None:
         assert len(registry.snapshot()) == len(NAMES)
 
 
-async def test_metrics_tell_what_happens(world: World) -> None:
+async def test_metrics_report_what_happens(world: World) -> None:
     coordinator = await world.open(queue_capacity=3)
 
     def value(name: str, **labels: str) -> float:

@@ -1,4 +1,4 @@
-"""How far a source was taken: the record, and the order that deltas keep."""
+"""The position in a source: its record, and the order that deltas enforce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No room: who is refused, who waits, and who gets in first."""
+"""Backpressure: which writes are refused, which wait, and in which order they are admitted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def full(world: World, capacity: int = 2) -> Words:
-    """A coordinator that does not work yet, with its queue full."""
+    """Return a coordinator that is not started, with a full queue."""
     coordinator = await world.build(queue_capacity=capacity)
     for number in range(capacity):
         coordinator.try_write(f"queued {number}")
@@ -29,7 +29,7 @@ async def full(world: World, capacity: int = 2) -> Words:
 
 
 async def over_limit(world: World) -> tuple[Words, asyncio.Event]:
-    """A coordinator whose flush hangs until the event, with as much pending as there may be."""
+    """Return a coordinator whose flush blocks until the event is set, with the maximum pending size."""
     held = world.storage.gate("apply")
     coordinator = await world.open(flush_size_threshold=2 * SIZE, max_pending_size=4 * SIZE)
     for number in range(4):
@@ -139,7 +139,7 @@ async def test_a_timeout_removes_the_waiting_writer(world: World) -> None:
 
 async def test_pending_deltas_that_are_too_large_hold_writes_back(world: World) -> None:
     coordinator, held = await over_limit(world)
-    with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
+    with pytest.raises(Backpressure, match="unflushed data has reached its limit"):
         coordinator.try_write("more")
     waiting = asyncio.create_task(coordinator.write("patient"))
     await world.clock.advance(100)
@@ -216,7 +216,7 @@ def by_length(write: str) -> int:
 
 
 async def sized(world: World, **config: object) -> Words:
-    """Words count by their length before they are applied, and for `SIZE` each afterwards."""
+    """Return a coordinator where words count by length until they are applied, and `SIZE` each afterwards."""
     return await world.build(
         size_of=by_length, flush_size_threshold=5 * SIZE, max_pending_size=10 * SIZE, **config
     )
@@ -226,7 +226,7 @@ async def test_queued_writes_count_by_their_size(world: World) -> None:
     coordinator = await sized(world)
     coordinator.try_write("x" * 60)
     coordinator.try_write("y" * 40)
-    with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
+    with pytest.raises(Backpressure, match="unflushed data has reached its limit"):
         coordinator.try_write("z")
 
 

@@ -69,7 +69,7 @@ async def test_a_subscription_starts_with_the_view_of_its_instant(world: World) 
     assert list(event.delta.words.values()) == ["b"]
 
 
-async def test_freezes_are_sent_to_subscribers_that_ask_for_them(world: World) -> None:
+async def test_freezes_are_sent_to_subscribers_that_request_them(world: World) -> None:
     coordinator = await world.open()
     subscription = coordinator.subscribe(freezes=True)
     await flushed(coordinator, "a")
@@ -102,7 +102,7 @@ async def test_a_subscriber_cannot_pin_more_than_what_may_be_pending(world: Worl
         await anext(subscription)
 
 
-async def test_a_subscriber_that_waits_is_woken_and_one_that_left_is_forgotten(world: World) -> None:
+async def test_a_waiting_subscriber_is_woken_and_a_closed_one_is_forgotten(world: World) -> None:
     coordinator = await world.open()
     stays, leaves = coordinator.subscribe(), coordinator.subscribe()
     waiting = asyncio.create_task(anext(stays))

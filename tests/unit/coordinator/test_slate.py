@@ -1,4 +1,4 @@
-"""What is particular to SlateDB: addresses, errors, speed of the binding, and a coordinator over it."""
+"""SlateDB specifics: addresses, errors, speed of the binding, and a coordinator over it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_sync_that_began_with_an_earlier_write_does_not_vouch_for_a_late
     await storage.apply([Put(b"a", b"1")])
     await storage.apply([Put(b"b", b"2")])
     await storage.flush()
-    newer = await SlateStorage.open(store, "rows")  # what was not durable is not there
+    newer = await SlateStorage.open(store, "rows")  # writes that were not durable are lost
     assert [await newer.get(key) for key in (b"a", b"b")] == [b"1", b"2"]
     await storage.close()
     await newer.close()
@@ -125,7 +125,7 @@ async def test_a_closed_database_and_a_long_key_are_errors() -> None:
 
 
 class _Late:
-    """SlateDB's builder, whose database opens when it is told to; and that database."""
+    """A fake of SlateDB's builder, whose database opens on command, and of that database."""
 
     def __init__(self) -> None:
         self.go, self.closed = asyncio.Event(), asyncio.Event()
@@ -199,7 +199,7 @@ async def test_an_abandoned_open_that_fails_raises_no_error(late: _Late) -> None
 
 
 async def broken() -> SlateStorage:
-    """A database that SlateDB gave up, because a task of its own failed."""
+    """Return a database that SlateDB closed because one of its tasks failed."""
 
     def fail(key: bytes, operands: object) -> bytes:
         raise ValueError("a merge operator that breaks its promise")
@@ -209,7 +209,7 @@ async def broken() -> SlateStorage:
     await storage.apply([Merge(b"a", b"2")])
     await storage.flush()
     binding = slatedb()
-    # The call that is under way may hear of it in other words; later ones are told that it is closed.
+    # The running call may get another error. Later calls report that the database is closed.
     with pytest.raises(binding.Error):
         await storage._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE))
     for _ in range(1000):
@@ -223,10 +223,10 @@ async def broken() -> SlateStorage:
     raise AssertionError("SlateDB goes on")
 
 
-async def test_a_database_that_stopped_for_good_is_not_reported_as_one_to_retry() -> None:
+async def test_a_database_that_stopped_permanently_is_not_reported_as_one_to_retry() -> None:
     storage = await broken()
     for call in (storage.get(b"a"), storage.snapshot(), anext(storage.scan(b"")), storage.flush()):
-        with pytest.raises(OutcomeUnknown, match=r"stopped for good.*open it again"):
+        with pytest.raises(OutcomeUnknown, match=r"stopped permanently.*open it again"):
             await call
     with pytest.raises(OutcomeUnknown):
         await storage.apply([Put(b"b", b"")])
@@ -264,7 +264,7 @@ OPERATIONS: list[Operation] = [
 
 
 async def stored(operations: list[Operation]) -> list[tuple[bytes, bytes, int | None]]:
-    """What a database holds after these, with the time at which each expires."""
+    """Return the content of a database after these operations, with the expiry of each entry."""
     storage = await SlateStorage.open("memory:///", "db", merge=join_operands)
     await storage.apply(operations)
     every = slatedb().KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=False)
@@ -276,7 +276,7 @@ async def stored(operations: list[Operation]) -> list[tuple[bytes, bytes, int | 
 
 @pytest.fixture
 def asked_again() -> Iterator[None]:
-    """What is remembered of the binding is forgotten, before and after."""
+    """Clear the caches of the binding before and after."""
     is_quick.cache_clear()
     yield
     is_quick.cache_clear()
@@ -299,7 +299,7 @@ async def test_a_binding_of_another_shape_is_filled_through_its_methods(
         delete = getattr(slatedb()._UniffiLib, slate_batch._METHOD + "delete")
         monkeypatch.setattr(delete, "argtypes", (ctypes.c_uint64, *delete.argtypes))
     else:
-        # The binding's is one that ours is not; ours is what can be changed.
+        # The binding's class cannot be changed, so change the one in this package.
         monkeypatch.setattr(slate_batch, "_Foreign", slatedb()._UniffiRustBuffer)
     assert not is_quick()
     assert "has changed" in caplog.text

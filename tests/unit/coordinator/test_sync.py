@@ -1,4 +1,4 @@
-"""The blocking twins: everything the async classes have, from any thread, on one loop."""
+"""The blocking forms have all calls of the async classes, for any thread, on one loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OF_THE_LOOP = {
     ),
     *("entered", "size"),
 }
-"""What the coordinator calls on its own parts."""
+"""Methods that only the coordinator calls."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Marks that only grow, and the heap of those who wait."""
+"""Watermarks that never decrease, and their heap of waiters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_a_mark_wakes_those_it_has_reached_and_leaves_the_others_alone() -
     await asyncio.gather(*waits.values())
 
 
-async def test_cancelled_waiters_are_removed_although_the_mark_stands_still() -> None:
+async def test_cancelled_waiters_are_removed_although_the_mark_is_unchanged() -> None:
     mark = Watermark()
     patient = asyncio.create_task(mark.wait(1))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Order, epochs, results, and a write that is refused."""
+"""Order, epochs and results of writes, and refused writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_epochs_of_a_hundred_writers_are_dense_and_rise_for_each(world: Wo
     assert len(world.disk.persisted) == 2001
 
 
-async def test_a_handle_tells_what_the_delta_returned(world: World) -> None:
+async def test_a_handle_returns_the_result_of_the_delta(world: World) -> None:
     coordinator = await world.open()
     first, second = await coordinator.write("a"), await coordinator.write("b")
     assert (await first.result(), await second.result()) == (0, 1)
@@ -104,7 +104,7 @@ async def test_a_batch_does_not_shoot_far_over_the_threshold(world: World) -> No
     coordinator.start()
     await turns()
     sizes = [len(frozen.delta.words) for frozen in coordinator.view().frozen]
-    # Nothing is known about the size of a write before the first batch; then 100 means ten words.
+    # The size of a write is unknown before the first batch. After it, 100 means ten words.
     assert sizes[-1] == 256
     assert max(sizes[:-1]) <= 11
     held.set()

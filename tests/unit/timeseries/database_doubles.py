@@ -1,4 +1,4 @@
-"""Databases of time series over a disk in memory, and series to write."""
+"""Time-series databases over a disk in memory, and series to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.timeseries.records import merge_records
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
-"""The beginning of a bucket."""
+"""The start of a bucket."""
 
 
 def disk() -> MemoryDisk:
@@ -19,7 +19,7 @@ def disk() -> MemoryDisk:
 
 
 def config(**settings: object) -> TimeSeriesConfig:
-    """Flushes happen when a test asks for them."""
+    """Return a configuration with explicit flushes."""
     coordinator = CoordinatorConfig(flush_interval="1h", sync_mode=SyncMode.EVERY_FLUSH)
     return TimeSeriesConfig(coordinator=coordinator, **settings)  # type: ignore[arg-type]
 
@@ -29,7 +29,7 @@ async def opened(storage: MemoryStorage, **settings: object) -> TimeSeries:
 
 
 def series(name: str, *samples: tuple[int, float], **labels: str) -> Series:
-    """Samples at milliseconds behind START_MS."""
+    """Return a series with samples at milliseconds after START_MS."""
     return Series(
         labels=Labels.of({"__name__": name, **labels}),
         samples=Samples.of([(START_MS + at, value) for at, value in samples]),
@@ -37,7 +37,7 @@ def series(name: str, *samples: tuple[int, float], **labels: str) -> Series:
 
 
 async def contents(database: TimeSeries, selector: str = '{__name__!=""}') -> Mapping[str, dict[int, float]]:
-    """Every series and its samples, by milliseconds behind START_MS."""
+    """Return every series and its samples, by milliseconds after START_MS."""
     result = await database.query(f"{selector}[3650d]", START_MS + 1000 * HOUR_MS)
     return {
         str(one.labels): dict(zip((one.timestamps - START_MS).tolist(), one.values.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Series written as `start+step x count`, and queries over them that read as a line each."""
+"""Series in the notation `start+step x count`, and one-line queries over them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ENGINE = Engine()
 
 
 def values_of(notation: str) -> list[float | None]:
-    """`0+10x3` is 0 10 20 30, `5x2` is 5 5 5, `_` is no sample, `stale` is the marker."""
+    """Parse values: `0+10x3` is 0 10 20 30, `5x2` is 5 5 5, `_` is a missing sample, `stale` is the
+    marker."""
     values: list[float | None] = []
     for word in notation.split():
         ramp = re.fullmatch(r"(-?[\d.]+)(?:([+-][\d.]+))?x(\d+)", word)
@@ -34,7 +35,7 @@ def labels_of(selector: str) -> Labels:
 
 
 def load(series: dict[str, str], step_ms: int = MINUTE_MS, start_ms: int = 0) -> StaticSource:
-    """A source of series, each by its selector and the notation of its values, `step_ms` apart."""
+    """Return a source of series, from selectors and the notation of their values, `step_ms` apart."""
     loaded = []
     for selector, notation in series.items():
         pairs = [
@@ -47,13 +48,13 @@ def load(series: dict[str, str], step_ms: int = MINUTE_MS, start_ms: int = 0) ->
 
 
 def at(source: StaticSource, query: str, minute: float) -> dict[str, float]:
-    """The vector of an instant query: labels as text to value, in the order of the answer."""
+    """Return the vector of an instant query: values by labels as text, in the order of the result."""
     result = ENGINE.instant(query, round(minute * MINUTE_MS)).evaluate(source)
     return {str(series.labels): float(series.values[0]) for series in result.series}
 
 
 def number_at(source: StaticSource, query: str, minute: float) -> float:
-    """The one value of an instant query."""
+    """Return the only value of an instant query."""
     (value,) = at(source, query, minute).values()
     return value
 
@@ -61,7 +62,7 @@ def number_at(source: StaticSource, query: str, minute: float) -> float:
 def over(
     source: StaticSource, query: str, start: float, end: float, step: float = 1
 ) -> dict[str, list[float]]:
-    """The values of a range query in minutes, NaN where a series has no point."""
+    """Return the values of a range query in minutes, with NaN where a series has no point."""
     result = ranged(source, query, start, end, step)
     times = np.arange(round(start * MINUTE_MS), round(end * MINUTE_MS) + 1, round(step * MINUTE_MS))
     found = {}

@@ -1,4 +1,4 @@
-"""Queries and what they have to answer, as lines of text (`tests/golden/promql`).
+"""Queries and their expected results, as lines of text (`tests/golden/promql`).
 
     data 5m                      series whose samples are so far apart, from 0 on; what was before is gone
       up{job="a"} | 0+10x3 _ 7   labels, and values as `promql_doubles.values_of` reads them
@@ -34,7 +34,7 @@ _SERIES = re.compile(r"(?P<labels>[\w:]*\{.*\}|[a-zA-Z_:][\w:]*)\s+(?P<values>[^
 
 @dataclass(frozen=True)
 class Case:
-    """One query: at the times from start to end, `step_ms` apart; one time if there is no step."""
+    """One query, at the times from start to end, `step_ms` apart, or at one time without a step."""
 
     place: str
     query: str
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass
 class DataSet:
-    """Series as labels and values, by how far their samples are apart, and what is asked of them."""
+    """Series as labels and values, by the distance of their samples, and the queries over them."""
 
     place: str
     series: list[tuple[int, str, str]] = field(default_factory=list)
@@ -55,13 +55,13 @@ class DataSet:
 
 
 def data_sets() -> Iterator[DataSet]:
-    """All of the folder, in the order of the files and their lines."""
+    """Return all data sets of the folder, in the order of the files and their lines."""
     for path in sorted(FOLDER.glob("*.txt")):
         yield from _Reader(path.stem).read(path.read_text())
 
 
 class _Reader:
-    """One file."""
+    """Reader of one file."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -104,7 +104,7 @@ class _Reader:
 
 
 def answered_series(text: str) -> list[tuple[Labels, list[str]]]:
-    """Labels and the words of each series of an answer."""
+    """Return the labels and the words of each series of a result."""
     found = []
     for part in text.split("; "):
         match = _SERIES.fullmatch(part.strip())

@@ -1,6 +1,6 @@
-"""A slow evaluation of PromQL to compare with: one step and one series at a time, as the definitions say.
+"""A slow reference evaluation of PromQL, one step and one series at a time, following the definitions.
 
-It shares the parser with the engine and nothing else: values are plain floats, windows plain lists.
+It shares only the parser with the engine. Values are plain floats, and windows are plain lists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STALE = 0x7FF0000000000002
 
 
 class Conflict(Exception):
-    """The definitions allow no answer."""
+    """The definitions allow no result."""
 
 
 def bits(value: float) -> int:
@@ -275,7 +275,7 @@ def set_operation(op: str, left: Vector, right: Vector, signature: Any) -> Vecto
     return {k: v for k, v in left.items() if (signature(k) in right_keys) == (op == "and")}
 
 
-# What a missing series of the test queries would carry.
+# The labels of a missing series in the test queries.
 ABSENT_LABELS: set[tuple[str, str]] = set()
 
 

@@ -1,4 +1,4 @@
-"""Remote write 1.0 as it stands on the wire, written down from its definition and independent of ours.
+"""An independent encoder of remote write 1.0, written from its definition.
 
 WriteRequest {TimeSeries 1, MetricMetadata 3}; TimeSeries {Label 1, Sample 2}; Label {name 1, value 2};
 Sample {double value 1, int64 timestamp 2}; MetricMetadata {type 1, metric_family_name 2, help 4, unit 5}.
@@ -25,7 +25,7 @@ def request(
     *series: tuple[Mapping[str, str], Sequence[tuple[int, float]]],
     help_texts: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A body for POST /api/v1/write."""
+    """Return a body for POST /api/v1/write."""
     parts = [_field(1, _series(labels, samples)) for labels, samples in series]
     parts += [
         _field(3, b"\x08\x01" + _field(2, name.encode()) + _field(4, text.encode()))

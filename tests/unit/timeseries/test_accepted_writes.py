@@ -1,4 +1,4 @@
-"""What a write is accepted with can be stored; what cannot be is refused, by itself and before the flush."""
+"""Every accepted write can be stored. Any other write is refused alone, before the flush."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_time_is_seconds_or_rfc_3339(text: str, time_ms: int) -> None:
         "٣",
     ],
 )
-def test_anything_else_is_no_time(text: str) -> None:
+def test_anything_else_is_not_a_time(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_time(text)
 
@@ -104,7 +104,7 @@ def test_a_step_is_seconds_or_a_duration(text: str, step_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1x", "1e300", "", "1m 2s", "1s1m", "1.5m", "999999999999y"])
-def test_anything_else_is_no_step(text: str) -> None:
+def test_anything_else_is_not_a_step(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_step(text)
 
@@ -212,7 +212,7 @@ def test_numbers_print_as_prometheus_prints_them(value: float, text: str, label:
         (Corrupt("x"), 500, "internal"),
     ],
 )
-def test_an_error_says_whose_turn_it_is(error: PenstockError, status: int, kind: str) -> None:
+def test_the_status_of_an_error_says_who_must_act(error: PenstockError, status: int, kind: str) -> None:
     answer = error_answer(error)
     assert answer.status == status
     assert json.loads(answer.body) == {"status": "error", "errorType": kind, "error": str(error)}

@@ -1,4 +1,4 @@
-"""A fold that takes several flushes: nothing that is read changes at any step, and it may end anywhere."""
+"""A compaction over several flushes: no step changes query results, and it may stop at any point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT = '{__name__=~"[abc]"}'
 
 
 def all_of(value: float, at: int = 0) -> list[Series]:
-    """A sample of two series of each name, and the same instant for all writes."""
+    """Return a sample of two series of each name, at the same time for all writes."""
     return [series(name, (0, value), (at, value), n=str(n)) for n in range(2) for name in NAMES]
 
 
@@ -47,7 +47,7 @@ async def filled(there: MemoryDisk, flushes: int = 3) -> None:
 
 
 async def flush(database: TimeSeries) -> None:
-    """A flush that brings nothing."""
+    """Flush an empty delta."""
     await database.write([])
     await database.sync()
 
@@ -151,7 +151,7 @@ async def test_what_streams_hold_already_counts_too() -> None:
 
 
 def stored(there: MemoryDisk) -> list[list[float]]:
-    """The values of every stream of the first hour."""
+    """Return the values of every stream of the first hour."""
     prefix = record_prefix(FIRST, RecordType.SAMPLES)
     streams = [entry.value for key, entry in sorted(there.persisted.items()) if key.startswith(prefix)]
     return [one.values.tolist() for one in decode_many(streams)]

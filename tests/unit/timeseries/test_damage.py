@@ -1,4 +1,4 @@
-"""One damaged record: it is left out and named, everything beside it is written, read and kept."""
+"""One damaged record is left out and reported. All other data is written, read and kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def damage(there: MemoryDisk, key: bytes) -> None:
 
 
 async def filled(there: MemoryDisk) -> None:
-    """`up` is series 0 and `down` series 1 of the first hour; its next hour has one of each, too."""
+    """Return a disk where `up` is series 0 and `down` is series 1, in the first hour and in the next one."""
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0)), series("down", (0, 2.0))])
         await database.sync()
@@ -66,7 +66,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 
 class Unreadable:
-    """A storage that cannot scan what begins with a prefix."""
+    """A storage that cannot scan the keys with a certain prefix."""
 
     def __init__(self, storage: MemoryStorage, prefix: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scan_all: Callable[..., AsyncIterator[list[KeyValue]]] = storage.scan
@@ -398,7 +398,7 @@ async def test_lost_labels_are_reported_too() -> None:
             assert [HOUR in one for one in warnings] == [True] * (2000 - found if found > 1 else 1)
 
 
-async def test_warnings_are_not_more_than_a_person_reads() -> None:
+async def test_the_number_of_warnings_is_limited() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0), n=str(number)) for number in range(500)])

@@ -1,4 +1,4 @@
-"""A database of time series in memory: what is written is found, whole, and again after a restart."""
+"""A time-series database in memory: writes are found completely, also after a restart."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ async def test_a_restart_finds_every_bucket_however_large() -> None:
         assert sum(map(len, (await contents(database)).values())) == 120 * len(hours)
 
 
-async def test_a_series_that_expires_while_a_query_runs_is_gone_and_no_damage() -> None:
+async def test_a_series_that_expires_while_a_query_runs_is_gone_and_not_damaged() -> None:
     there = disk()
     async with await opened(there.open(), retention="87600h") as database:
         await database.write([series("up", (0, 1.0), n=str(number)) for number in range(70)])

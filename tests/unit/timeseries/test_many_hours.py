@@ -1,4 +1,4 @@
-"""Writes over many hours: split once, read side by side, each hour once, and nobody else waits for them."""
+"""Writes over many hours: split once, read in parallel, each hour once, without delaying other writers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
 
 class Loads:
-    """Loads of hours that are held until a test lets them go."""
+    """Loads of hours that block until a test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began: list[Bucket] = []
@@ -101,7 +101,7 @@ def test_parts_hold_every_sample_in_its_hour_in_the_order_of_writing(
     assert found == expected
 
 
-async def test_hours_are_read_side_by_side_once_and_others_write_meanwhile(
+async def test_hours_are_read_in_parallel_once_while_others_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with await opened(disk().open()) as database:

@@ -1,4 +1,4 @@
-"""Labels, samples, buckets: the rules they keep."""
+"""The rules of labels, samples and buckets."""
 
 from __future__ import annotations
 

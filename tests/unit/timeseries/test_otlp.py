@@ -140,7 +140,7 @@ def test_resources_that_name_their_own_job_and_instance_stay_apart() -> None:
     }
 
 
-def test_what_a_resource_says_is_kept_beside_what_its_points_and_its_service_say() -> None:
+def test_labels_of_the_resource_the_points_and_the_service_are_all_kept() -> None:
     resource = [pair("service.name", "shop"), pair("job", "own"), pair("zone", "eu")]
     points = [number(1.0), number(2.0, zone="us"), number(3.0, job="me", zone="", otel_scope_name="s")]
     found = mapped(

@@ -1,4 +1,4 @@
-"""Regular expressions of queries: what the parser sees of them, and what becomes of them."""
+"""Regular expressions of queries: the placeholders that the parser sees, and the final matchers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = r"(\\w{200})"
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the parser is given."""
+    """Return the texts that the parser receives."""
     texts: list[str] = []
     parse_text = promql_parser.parse
 

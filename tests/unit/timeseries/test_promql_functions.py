@@ -1,4 +1,4 @@
-"""Functions, by what Prometheus documents of them."""
+"""Functions, as documented by Prometheus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_increase_is_extended_by_half_a_distance_where_samples_are_missing() 
 
 
 def test_a_reset_is_added_back(source: StaticSource) -> None:
-    # 30 40 0 10: seen 10 + 0 + 10, of a window that samples fill but for its first minute.
+    # 30 40 0 10: the increase is 10 + 0 + 10, and samples fill the window except for its first minute.
     assert number_at(source, "increase(reset_total[4m])", 6) == pytest.approx(20 * 240 / 180)
 
 

@@ -12,7 +12,7 @@ from penstock.timeseries.promql import ExecutionError, StaticSource
 
 @pytest.fixture
 def rates() -> StaticSource:
-    """The example of Prometheus' documentation on vector matching."""
+    """Return the example from Prometheus' documentation on vector matching."""
     return load(
         {
             'method_code:http_errors:rate5m{method="get", code="500"}': "24",
@@ -49,7 +49,7 @@ def test_one_to_many_keeps_the_sides_of_the_operator(rates: StaticSource) -> Non
     assert at(rates, query, 0)['{code="500", method="get"}'] == 25
 
 
-def test_several_matches_have_to_be_asked_for(rates: StaticSource) -> None:
+def test_many_to_one_matching_must_be_explicit(rates: StaticSource) -> None:
     with pytest.raises(ExecutionError, match="many-to-one matching must be explicit"):
         at(rates, "method_code:http_errors:rate5m / on(method) method:http_requests:rate5m", 0)
 
@@ -162,7 +162,7 @@ def test_topk_keeps_series_as_they_are_and_nan_last(numbers: StaticSource) -> No
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", "1e30", "9223372036854775808"])
-def test_topk_of_a_number_that_is_no_count_is_refused(numbers: StaticSource, number: str) -> None:
+def test_topk_of_an_invalid_count_is_refused(numbers: StaticSource, number: str) -> None:
     for function in ("topk", "bottomk"):
         with pytest.raises(ExecutionError, match="number of series"):
             at(numbers, f"{function}({number}, n)", 0)

@@ -1,6 +1,6 @@
-"""The answers that the Prometheus project publishes for its own tests, asked of a database in memory.
+"""The results that the Prometheus project publishes for its own tests, from a database in memory.
 
-What differs is listed beside its reason in `tests/golden/promql` and in `docs/reference/promql.md`.
+Differences are listed with their reasons in `tests/golden/promql` and in `docs/reference/promql.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.timeseries.promql import QueryResult, ResultSeries, ResultType
 
 SETS = list(data_sets())
 PRECISION = 1e-6
-"""Relative: what the published figures are rounded to, and compared with."""
+"""Relative tolerance of comparisons, given the rounding of the published figures."""
 
 
 @pytest.mark.parametrize("data", SETS, ids=[one.place for one in SETS])
@@ -40,7 +40,7 @@ def test_a_few_hundred_expectations_are_published_and_few_differ() -> None:
 
 
 async def _difference(database: TimeSeries, case: Case) -> str:
-    """What is wrong with the answer of a case, or nothing."""
+    """Return the difference between the result and the expectation of a case, or an empty text."""
     agrees, seen = await _agrees(database, case)
     if agrees and case.differs:
         return f"{case.place}: {case.query} agrees by now: take the line `differs` away"

@@ -1,4 +1,4 @@
-"""Queries that get no answer, and what they are told."""
+"""Refused queries and their errors."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_range_query_has_to_be_a_vector_or_a_number(query: str) -> None:
         ENGINE.range(query, 0, 1, 1)
 
 
-def test_a_query_may_hold_so_many_samples_only() -> None:
+def test_a_query_may_hold_a_limited_number_of_samples() -> None:
     source = load({"x": "0+1x100"})
     with pytest.raises(TooManySamples):
         Engine(EngineConfig(samples_max=50)).instant("sum_over_time(x[2h])", 6_000_000).evaluate(source)
@@ -123,7 +123,7 @@ def test_counting_values_is_paid_for_by_the_values_before_there_is_room_for_them
     assert engine.range("count(x)", 0, 99 * 60_000, 60_000).evaluate(source).series
 
 
-async def test_a_query_may_take_so_long_only() -> None:
+async def test_a_query_may_take_a_limited_time() -> None:
     clock = ManualClock()
     source = load({"x": "1"})
     prepared = Engine(EngineConfig(timeout="2s"), clock=clock).instant("x", 0)

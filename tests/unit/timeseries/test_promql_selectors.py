@@ -1,4 +1,4 @@
-"""Which samples a selector sees."""
+"""The samples that a selector sees."""
 
 from __future__ import annotations
 

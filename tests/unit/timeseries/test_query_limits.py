@@ -1,4 +1,4 @@
-"""What a query may take holds for all of it: what it reads, how long it takes, how many there are."""
+"""Limits of a query apply to all of it: the data it reads, its time, and the number of queries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MINUTE_MS = 60_000
 
 
 class TickingClock(ManualClock):
-    """A second passes whenever it is looked at."""
+    """A clock that advances by one second on every read."""
 
     looks = 0
 
@@ -47,7 +47,7 @@ class TickingClock(ManualClock):
 
 
 class CountingRead:
-    """A snapshot that counts the pages and values it gives away."""
+    """A snapshot that counts the pages and values it returns."""
 
     def __init__(self, read: StorageRead) -> None:
         self._read = read
@@ -91,7 +91,7 @@ async def test_samples_are_charged_before_the_next_piece_is_decoded(monkeypatch:
     monkeypatch.setattr("penstock.timeseries.read._STREAM_BYTES_MAX", 100)
     async with await filled(100, 50, fold_blocks=1) as database:
         await database.write([series("up", (0, 0.0), n="0000")])
-        await database.sync()  # what was flushed before is folded into streams
+        await database.sync()  # earlier flushes are compacted into streams
         snapshot, buckets = database._within(None, None)
         spent = budget(samples_max=1200)  # of which the labels take 1000
         with pytest.raises(TooManySamples):
@@ -138,7 +138,7 @@ async def test_time_is_checked_for_every_page_that_is_read(selector: str) -> Non
 
 
 @pytest.mark.parametrize("query", ["sum_over_time(x[10m])", "max_over_time(x[10m])", "changes(x[10m])"])
-def test_time_is_looked_at_between_pieces_of_work(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_checked_between_pieces_of_work(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = load({"x": "0+1x500 3+1x500"})
     engine = Engine(EngineConfig(timeout="30s"), clock=TickingClock())
     assert engine.range(query, 0, 1000 * MINUTE_MS, MINUTE_MS).evaluate(source).series
@@ -175,7 +175,7 @@ READERS: dict[str, Callable[[TimeSeries], Awaitable[object]]] = {
 async def test_a_reader_without_a_slot_is_unavailable(reader: str) -> None:
     async with await filled(2, 1, queries_max=1, engine=EngineConfig(timeout="50ms")) as database:
         async with database._place(budget()):
-            with pytest.raises(Unavailable, match="places for queries are taken") as caught:
+            with pytest.raises(Unavailable, match="query slots are in use") as caught:
                 await READERS[reader](database)
         assert error_answer(caught.value).status == 503
         assert not database._querying.locked(), "the place is free again"
@@ -195,7 +195,7 @@ async def test_a_store_that_does_not_answer_holds_a_reader_no_longer_than_its_ti
 
 
 class Silent:
-    """A snapshot whose store does not answer."""
+    """A snapshot whose store does not respond."""
 
     async def get(self, key: bytes) -> bytes | None:
         await asyncio.Event().wait()
@@ -209,7 +209,7 @@ class Silent:
 
 
 def test_count_values_makes_no_label_that_could_not_be_stored() -> None:
-    """Its name is in the query, and the answer repeats it for each value."""
+    """The label's name is in the query, and the response repeats it for each value."""
     source = load({f'x{{n="{n}"}}': f"{n}" for n in range(200)})
     name = "v" * 16_380
     with pytest.raises(ExecutionError, match=r"count_values\(\) makes label .* too long: 16,38\d bytes"):
@@ -277,7 +277,7 @@ def test_what_operators_make_is_charged(query: str) -> None:
     assert both >= alone + 10 * 11
 
 
-def test_a_look_for_several_matches_is_charged() -> None:
+def test_checking_for_several_matches_is_charged() -> None:
     source = load({'x{a="1"}': "1x10", 'y{a="1",b="1"}': "1x10", 'y{a="1",b="2"}': "1x10"})
     engine = Engine(EngineConfig(samples_max=80))
     with pytest.raises(TooManySamples):
@@ -309,7 +309,7 @@ async def test_long_queries_are_not_parsed_on_the_event_loop(
 
 
 def nested(levels: int, inner: str = "up", template: str = "$1$1$1$1") -> str:
-    """A query whose label `a` would be four times as long with every level."""
+    """Return a query whose label `a` becomes four times as long with every level."""
     query = f'label_replace({inner}, "a", "$1", "n", "(.*)")'
     for _ in range(levels):
         query = f'label_replace({query}, "a", "{template}", "a", "(.*)")'
@@ -364,13 +364,13 @@ async def test_bytes_of_labels_that_a_query_makes_are_charged(query: str) -> Non
 
 
 def test_labels_that_series_share_are_charged_for_each_series_of_the_answer() -> None:
-    # Every branch of `or` has a copy of each label set; in memory they share the long value.
+    # Every branch of `or` has a copy of each label set. In memory they share the long value.
     source = load({f'up{{n="{n}",long="{LONG}"}}': "1" for n in range(10)})
     query = " or ".join(f'label_replace(up, "b", "{n}", "n", ".*")' for n in range(4))
     prepared = Engine(EngineConfig(samples_max=1_000_000)).instant(query, 0)
     result = prepared.evaluate(source)
     assert len(result.series) == 40
-    assert result.samples_used > 40 * 100 * 2  # where they are made, and where they are answered
+    assert result.samples_used > 40 * 100 * 2  # charged when they are created and again in the result
 
 
 def test_listed_labels_cost_what_their_values_take() -> None:
@@ -427,7 +427,7 @@ def test_labels_with_thousands_of_digits_are_sorted_as_numbers() -> None:
 def test_the_timeout_ends_the_matching_of_an_expression() -> None:
     looks = 0
 
-    def look() -> None:
+    def check() -> None:
         nonlocal looks
         looks += 1
         if looks > 3:
@@ -435,4 +435,4 @@ def test_the_timeout_ends_the_matching_of_an_expression() -> None:
 
     candidates = [Labels.of({"n": f"{n}{LONG}"}) for n in range(20)]
     with pytest.raises(QueryTimeout):
-        select_labels([Matcher(MatchOp.REGEX, "n", "(x|xx|xxx){50}.*")], candidates, look)
+        select_labels([Matcher(MatchOp.REGEX, "n", "(x|xx|xxx){50}.*")], candidates, check)

@@ -1,4 +1,4 @@
-"""Remote write: what a body holds, and which bodies are refused."""
+"""Remote write: the content of a body, and refused bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.timeseries import Labels, MetricType
-from penstock.timeseries.ingest import _Remembered, decode_remote_write
+from penstock.timeseries.ingest import _LabelCache, decode_remote_write
 from penstock.timeseries.model import STALE_BITS
 
 
@@ -112,11 +112,11 @@ def test_the_size_is_checked_before_anything_is_unpacked() -> None:
 
 
 def test_remembered_labels_are_bounded_by_their_bytes() -> None:
-    remembered = _Remembered(10_000)
+    cache = _LabelCache(10_000)
     raws = [(pair("__name__", "up"), pair("n", f"{n:0500}")) for n in range(100)]
     for raw in raws:
-        assert remembered(raw).metric == "up"
-        assert remembered(raw) is remembered(raw)
-        assert sum(len(part) for key in remembered._known for part in key) <= 10_000
-    assert remembered((pair("__name__", "x" * 20_000),)).metric == "x" * 20_000
-    assert len(remembered._known) < 20
+        assert cache(raw).metric == "up"
+        assert cache(raw) is cache(raw)
+        assert sum(len(part) for key in cache._known for part in key) <= 10_000
+    assert cache((pair("__name__", "x" * 20_000),)).metric == "x" * 20_000
+    assert len(cache._known) < 20

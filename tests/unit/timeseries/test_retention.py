@@ -1,4 +1,4 @@
-"""What is kept, and that nothing comes back: whatever is done to the retention, the clock and the records."""
+"""Retention: expired hours never return, whatever happens to the retention, the clock and the records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND = Bucket.at(START_MS + HOUR_MS)
 
 
 class Server:
-    """A database that is opened with one retention after the other."""
+    """A database that is opened with different retentions in succession."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(START_MS)
@@ -40,7 +40,7 @@ class Server:
         )
 
     async def life(self, retention: str | None, *samples: tuple[int, float]) -> dict[int, float]:
-        """Open, write, and close; what was there before."""
+        """Open, write, and close. Return the content found when opening."""
         database = await self.open(retention)
         found = (await contents(database)).get("up{}", {})
         if samples:
@@ -49,7 +49,7 @@ class Server:
         return found
 
     def never_expire(self) -> None:
-        """As SlateDB does until it compacts: records that are over are read like others."""
+        """Keep expired records readable, as SlateDB does until it compacts."""
         entries = self.there.persisted
         self.there.persisted = {key: entry._replace(expire_at_ms=None) for key, entry in entries.items()}
 
@@ -159,7 +159,7 @@ async def test_ids_are_never_given_twice_even_if_all_that_names_them_is_lost(fol
     await database.close()
 
 
-async def test_an_hour_that_ends_while_it_is_loaded_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_hour_that_expires_while_it_is_loaded_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     await server.life("2h", (0, 1.0), (HOUR_MS, 1.0))
     await server.clock.advance(2 * 3600 - 0.001)
@@ -196,8 +196,8 @@ async def test_the_floor_is_stored_with_what_is_deleted() -> None:
     assert any(operation.key == RETENTION_KEY for operation in batch)
     await database.close()
     stored = Retention.decode(server.there.persisted[RETENTION_KEY].value)
-    assert stored.is_over(FIRST, START_MS)
-    assert stored.is_over(SECOND, START_MS)
+    assert stored.is_expired(FIRST, START_MS)
+    assert stored.is_expired(SECOND, START_MS)
 
 
 async def test_a_database_without_a_retention_stores_nothing_of_it() -> None:
@@ -223,7 +223,7 @@ def test_spans_that_say_nothing_more_are_not_kept() -> None:
     assert len(retention.encode()) == 4 + 2 * 12
     retention = retention.changed_to(None, [], START_MS + 100 * HOUR_MS)
     assert len(retention.encode()) == 4
-    assert Retention.decode(retention.encode()).is_over(FIRST, 0)
+    assert Retention.decode(retention.encode()).is_expired(FIRST, 0)
 
 
 @given(
@@ -237,7 +237,7 @@ def test_spans_that_say_nothing_more_are_not_kept() -> None:
 def test_no_end_moves_later_and_no_hour_comes_back(
     lives: list[tuple[int | None, int, list[int]]],
 ) -> None:
-    """Each life changes the retention, writes to some hours around its own, and lets minutes pass."""
+    """Each round changes the retention, writes to hours around the current one, and lets minutes pass."""
     now_ms, retention = START_MS, Retention()
     ends: dict[Bucket, int | None] = {}
     gone: set[Bucket] = set()
@@ -248,16 +248,16 @@ def test_no_end_moves_later_and_no_hour_comes_back(
         )
         for hour in written:
             bucket = Bucket.at(now_ms + hour * HOUR_MS)
-            if not retention.is_over(bucket, now_ms):
+            if not retention.is_expired(bucket, now_ms):
                 ends.setdefault(bucket, retention.expiry_ms(bucket))
         now_ms += minutes * 60_000
         for bucket, before in ends.items():
             now = retention.expiry_ms(bucket)
             assert bucket in gone or before is None or (now is not None and now <= before)
-            is_over = now is not None and now <= now_ms
-            assert retention.is_over(bucket, now_ms) == (is_over or bucket in gone)
+            is_expired = now is not None and now <= now_ms
+            assert retention.is_expired(bucket, now_ms) == (is_expired or bucket in gone)
             ends[bucket] = now
-        gone |= {bucket for bucket in ends if retention.is_over(bucket, now_ms)}
+        gone |= {bucket for bucket in ends if retention.is_expired(bucket, now_ms)}
 
 
 def is_of(key: bytes, bucket: Bucket) -> bool:

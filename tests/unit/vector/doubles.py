@@ -1,4 +1,4 @@
-"""A collection on a disk in memory, small lists, and what a search must find, by brute force."""
+"""A collection on a disk in memory with small lists, and the expected search results by brute force."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = VectorConfig(dimensions=3, fields=FIELDS, split_at=8, merge_below=3, ex
 
 
 class World:
-    """One disk, one clock, and stores that are opened over it one after the other."""
+    """One disk, one clock, and stores opened over them in succession."""
 
     def __init__(self, config: VectorConfig = CONFIG) -> None:
         self.config = config
@@ -32,7 +32,8 @@ class World:
         self.clock = ManualClock()
         self.storage: MemoryStorage | None = None
         self.is_sound = True
-        """Whether nobody has damaged it: then no open may find anything to heal, which would hide a bug."""
+        """True if no test has damaged the disk. Opening must then find no damage, because a repair would
+        hide a bug."""
 
     async def open(self, storage: MemoryStorage | None = None, **changes: object) -> VectorStore:
         self.storage = storage or self.disk.open()
@@ -44,7 +45,7 @@ class World:
 
 
 def check_sound(store: VectorStore) -> None:
-    """Nothing was damaged when the store was opened."""
+    """Check that opening the store found no damage."""
     assert store._flusher._state.damage is None
 
 
@@ -57,7 +58,7 @@ def vector(name: str, *numbers: float, **attributes: Scalar) -> Vector:
 
 
 def score(metric: Metric, query: np.ndarray, other: np.ndarray) -> float:
-    """By the definition, in 64-bit floats."""
+    """Return the score by its definition, in 64-bit floats."""
     a, b = query.astype(np.float64), other.astype(np.float64)
     if metric is Metric.DOT:
         return float(a @ b)
@@ -69,7 +70,7 @@ def score(metric: Metric, query: np.ndarray, other: np.ndarray) -> float:
 def best_scores(
     metric: Metric, query: np.ndarray, held: Mapping[str, Vector], k: int
 ) -> tuple[list[float], dict[str, float]]:
-    """The scores of the k best, best first, and those of all."""
+    """Return the scores of the k best, best first, and those of all."""
     scores = {name: score(metric, query, one.vector) for name, one in held.items()}
     ordered = sorted(scores.values(), reverse=metric is Metric.DOT)
     return ordered[:k], scores

@@ -1,4 +1,4 @@
-"""One damaged record costs that record: what stands elsewhere is built anew, what does not is named."""
+"""Damage is limited to its record: derivable parts are rebuilt, and all others are reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ JUNK = b"\xff" * 9
 
 
 async def filled() -> tuple[World, dict[str, Vector]]:
-    """A collection in several lists, of which some vectors were deleted and some replaced."""
+    """Return a collection with several lists, with some vectors deleted and some replaced."""
     world = World()
     store = await world.open()
     held = {
@@ -77,7 +77,7 @@ def id_of(world: World, name: str) -> int:
 
 
 def list_of(world: World, name: str) -> int:
-    """The centroid in whose list the vector stands."""
+    """Return the centroid whose list contains the vector."""
     for key in keys(world, RecordType.POSTING):
         if id_of(world, name) in decode_posting(world.disk.persisted[key].value, 3).ids.tolist():
             return read_id_key(key)
@@ -85,7 +85,7 @@ def list_of(world: World, name: str) -> int:
 
 
 async def is_whole(store: VectorStore, held: dict[str, Vector]) -> None:
-    """Everything is found: by searches in both ways, by filters, by id, and nothing else is."""
+    """Check that exactly the expected vectors are found, by both kinds of search, by filters and by id."""
     assert len(store) == len(held)
     for nprobe in (None, 1000):
         hits = await store.search([0, 0, 0], k=100, nprobe=nprobe)
@@ -109,7 +109,7 @@ async def is_whole(store: VectorStore, held: dict[str, Vector]) -> None:
 
 
 async def is_healed(world: World, held: dict[str, Vector], caplog: pytest.LogCaptureFixture) -> None:
-    """It opens, has everything, can be changed, and the next open finds nothing damaged."""
+    """Check that the collection opens, is complete, can be changed, and is undamaged at the next open."""
     used = {read_id_key(key) for key in keys(world, RecordType.DATA)}
     caplog.clear()
     store = await world.open()
@@ -143,7 +143,7 @@ REBUILT = [
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    # A value of the metadata index that is missing looks like one that no vector has.
+    # A missing value of the metadata index looks like one that no vector has.
     [
         (kind, how)
         for kind in REBUILT
@@ -348,7 +348,7 @@ async def test_a_record_that_two_vectors_claim_or_that_is_deleted_is_not_guessed
     world, _ = await filled()
     copied = world.disk.persisted[data_key(id_of(world, "v5"))].value
     await change(world, Put(data_key(4000), copied), Put(dictionary_key("v7"), JUNK))
-    with pytest.raises(Corrupt, match="'v5' stands for two vectors"):
+    with pytest.raises(Corrupt, match="'v5' refers to two vectors"):
         await world.open()
     world, _ = await filled()
     await change(world, Put(record_prefix(RecordType.DELETIONS), encode_ids([id_of(world, "v5")])))

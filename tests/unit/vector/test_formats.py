@@ -1,4 +1,4 @@
-"""Bytes in storage and in queues: golden files that are only added to, orders, and what damage is told as."""
+"""Bytes in storage and in queues: append-only golden files, sort orders, and the errors for damage."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def hexed(data: bytes) -> str:
 
 
 def described() -> dict[str, bytes]:
-    """Each format once, by the name of its golden file."""
+    """Return an example of each format, by the name of its golden file."""
     return {
         "collection": encode_collection(COLLECTION),
         "data": encode_vector(VECTOR),
@@ -215,7 +215,7 @@ def test_a_merge_with_something_damaged_is_kept_and_corrupt_when_read(name: str)
                 with pytest.raises(Corrupt):
                     DECODERS[name](one)
             assert more.endswith(b"".join(operands) + good)
-            assert len(more) - len(merged) == len(good)  # the mark stands there once
+            assert len(more) - len(merged) == len(good)  # the mark occurs only once
 
 
 def test_a_merge_into_a_type_that_is_not_merged_is_corrupt_when_read() -> None:
@@ -256,7 +256,7 @@ def test_a_list_whose_entries_are_wrong_is_corrupt() -> None:
 
 
 def message_classes() -> dict[str, type]:
-    """The messages as the protobuf library knows them, described here."""
+    """Return the message classes of the protobuf library, from descriptors defined here."""
     file = descriptor_pb2.FileDescriptorProto(name="v.proto", package="v", syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, int, str, bool]) -> descriptor_pb2.DescriptorProto:

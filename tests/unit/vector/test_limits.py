@@ -1,4 +1,4 @@
-"""What is bounded: merges of a record, searches under way. Writers do not wait for readers."""
+"""Limits on the merges of a record and on running searches. Writers do not wait for readers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.vector.inverted_lists import MERGES_MAX
 from penstock.vector.keys import RecordType, record_prefix
 
 LARGE = VectorConfig(dimensions=1024, exact_max=0, flush_interval="1h")
-"""Vectors so large that searches and flushes of a hundred of them use their threads."""
+"""Dimensions large enough that searches and flushes of a hundred vectors use threads."""
 
 
 class Chains:
-    """Counts the merges that stand behind each record of a storage."""
+    """Storage that counts the merges of each record."""
 
     def __init__(self, storage: MemoryStorage) -> None:
         self.merges: Counter[bytes] = Counter()
@@ -43,7 +43,7 @@ class Chains:
         await self._apply(operations)
 
 
-async def test_a_record_is_stored_as_a_whole_after_so_many_merges_also_over_restarts() -> None:
+async def test_a_record_is_rewritten_after_too_many_merges_also_across_restarts() -> None:
     world = World(dataclasses.replace(CONFIG, split_at=400, merge_below=1))
     storage = world.disk.open()
     chains = Chains(storage)
@@ -91,7 +91,7 @@ async def large_store(**changes: object) -> tuple[World, VectorStore]:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Searches stand still until the first event is set; the second one says that one has begun."""
+    """Block searches until the first event is set. The second event is set when one has begun."""
     go, begun = threading.Event(), threading.Event()
     search = Index.search
 
@@ -112,9 +112,9 @@ async def test_more_searches_than_the_cap_are_unavailable(
     query = np.ones(1024)
     under_way = [asyncio.ensure_future(store.search(query)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="2 searches are under way"):
+    with pytest.raises(Unavailable, match="2 searches are running"):
         await store.search(query)
-    with pytest.raises(Unavailable, match="2 searches are under way"):
+    with pytest.raises(Unavailable, match="2 searches are running"):
         await store.recall()
     held[0].set()
     assert [len(hits) for hits in await asyncio.gather(*under_way)] == [10, 10]
@@ -122,7 +122,7 @@ async def test_more_searches_than_the_cap_are_unavailable(
     await store.close()
 
 
-async def test_a_search_that_takes_too_long_is_given_up(
+async def test_a_search_that_takes_too_long_is_stopped(
     held: tuple[threading.Event, threading.Event],
 ) -> None:
     _, store = await large_store(search_timeout="20ms", searches_max=1)

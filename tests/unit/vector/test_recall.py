@@ -1,4 +1,4 @@
-"""How much of what an exact search finds a search by lists finds, whatever the metric and the filter."""
+"""Recall of searches by lists, for all metrics and filters."""
 
 from __future__ import annotations
 

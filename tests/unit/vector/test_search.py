@@ -1,4 +1,4 @@
-"""What a search finds: the right vectors, their right scores, within what was asked for."""
+"""Search results: the right vectors with the right scores and the requested fields."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_of_the_dot_product_more_is_better() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 async def test_lists_find_nearly_what_an_exact_search_finds(metric: str) -> None:
-    """Recall at 10 over clustered vectors, and how far it grows with what is compared."""
+    """Recall at 10 over clustered vectors, and its growth with the number of compared lists."""
     rng = np.random.default_rng(5)
     centres = rng.normal(size=(60, 16))
     rows = (centres[rng.integers(0, 60, 6000)] + 0.3 * rng.normal(size=(6000, 16))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a collection promises to those who write to it and read it."""
+"""Promises of a collection to its writers and readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.vector.codec import decode_block, decode_ids, decode_posting, enco
 from penstock.vector.keys import CENTROID_LEVEL, RecordType, metadata_key, posting_key, record_prefix
 
 LANG_BYTES_MAX = KEY_BYTES_MAX - len(metadata_key("lang", b"")) - 1
-"""An indexed text is part of a key, behind its field and a tag."""
+"""Limit of an indexed text, which is part of a key after its field and a tag."""
 
 
 async def ids(store: VectorStore) -> list[str]:
@@ -69,7 +69,7 @@ async def test_upsert_delete_upsert_in_one_flush_keeps_the_last() -> None:
     await store.close()
 
 
-async def test_deleting_what_is_not_there_is_no_error() -> None:
+async def test_deleting_an_unknown_id_is_not_an_error() -> None:
     store = await World().open()
     await store.delete(["nobody"])
     await store.flush()
@@ -139,11 +139,14 @@ async def test_a_refusal_says_which_vector_and_what_is_wrong() -> None:
     store = await World().open()
     for wrong, says in (
         (vector("b", 1, 0), "'b' has 2 components, the collection has 3"),
-        (vector("b", 1, float("nan"), 0), "'b': component 1 is nan; each is a number from -1e15 to 1e15"),
+        (
+            vector("b", 1, float("nan"), 0),
+            "'b': component 1 is nan; each must be a number from -1e15 to 1e15",
+        ),
         (vector("b", 1, 0, 0, colour="red"), "'b': the schema has no field 'colour'"),
         (vector("b", 1, 0, 0, year="1999"), "'b': field 'year' is int64, not str"),
-        (vector("x" * 65, 1, 0, 0), "an id has at most 64 bytes: 'xxx"),
-        (Vector(7, [1, 0, 0]), "an id is a text"),  # type: ignore[arg-type]
+        (vector("x" * 65, 1, 0, 0), "an id may have at most 64 bytes: 'xxx"),
+        (Vector(7, [1, 0, 0]), "an id must be a non-empty text"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidInput, match=says):
             await store.upsert([wrong])

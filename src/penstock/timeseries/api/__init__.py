@@ -1,7 +1,7 @@
-"""The Prometheus HTTP API without HTTP: parameters in, requests out; results in, answers out.
+"""The Prometheus HTTP API without HTTP: it converts parameters to requests, and results to responses.
 
-Whatever serves it parses a form or a query string, calls a `*_request`, does the work, and sends the
-`Answer`. Every failure becomes an answer too, with `error_answer`.
+A server parses a form or a query string, calls a `*_request` function, does the work, and sends the `Answer`.
+It converts errors with `error_answer`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Answers in Prometheus' envelope.
+"""Responses in the envelope of Prometheus.
 
     {"status":"success","data":...}
     {"status":"success","data":...,"warnings":["..."]}
     {"status":"error","errorType":"bad_data","error":"..."}
 
-Times are seconds with up to three decimals; values are texts, because JSON has no NaN and no infinity.
+Times are seconds with up to three decimals. Values are strings, because JSON has no NaN and no infinity.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.timeseries.promql import (
 )
 
 _TRUNCATED: Final = "results truncated due to limit"
-# The first that fits counts: finer errors stand before those they derive from.
+# The first match applies, so subclasses come before their base classes.
 _ERRORS: Final = (
     (QueryTimeout, 422, "timeout"),
     (TooManySamples, 422, "execution"),
@@ -50,7 +50,7 @@ _ERRORS: Final = (
     (LimitExceeded, 400, "bad_data"),
     (Rejected, 400, "bad_data"),
     (Unavailable, 503, "unavailable"),
-    # Another process serves the database, or this one has to be restarted; senders retry on 503.
+    # Another process serves the database, or this one must be restarted. Senders retry on 503.
     (Fenced, 503, "unavailable"),
     (OutcomeUnknown, 503, "unavailable"),
     (PenstockError, 500, "internal"),
@@ -73,7 +73,7 @@ class Answer:
 
 
 def query_answer(result: QueryResult, warnings: Sequence[str] = ()) -> Answer:
-    """The result of a query, and its warnings."""
+    """Return the response for the result of a query and its warnings."""
     if result.result_type is ResultType.STRING:
         data = f"[{_time_texts([result.at_ms])[0]},{_json(result.text)}]"
     elif result.result_type is ResultType.SCALAR:
@@ -85,13 +85,13 @@ def query_answer(result: QueryResult, warnings: Sequence[str] = ()) -> Answer:
 
 
 def series_answer(series: Iterable[Labels], limit: int | None = None, warnings: Sequence[str] = ()) -> Answer:
-    """Label sets, sorted, each once."""
+    """Return the response with label sets, sorted and without duplicates."""
     ordered = sorted(set(series))
     return _limited([_json(dict(labels)) for labels in ordered[:limit]], len(ordered), warnings)
 
 
 def names_answer(names: Iterable[str], limit: int | None = None, warnings: Sequence[str] = ()) -> Answer:
-    """Label names or values, sorted, each once."""
+    """Return the response with label names or values, sorted and without duplicates."""
     ordered = sorted(set(names))
     return _limited([_json(name) for name in ordered[:limit]], len(ordered), warnings)
 
@@ -99,7 +99,7 @@ def names_answer(names: Iterable[str], limit: int | None = None, warnings: Seque
 def metadata_answer(
     metrics: Mapping[str, Sequence[Metadata]], limit: int | None = None, limit_per_metric: int | None = None
 ) -> Answer:
-    """Return the metadata of each metric, by name."""
+    """Return the response with the metadata of each metric, by name."""
     data = {
         name: [_metadata(one) for one in dict.fromkeys(metrics[name])][:limit_per_metric]
         for name in sorted(metrics)[:limit]
@@ -108,7 +108,8 @@ def metadata_answer(
 
 
 def error_answer(error: PenstockError) -> Answer:
-    """Return the response to an error: 400 and 422 for the caller's, 503 to retry, 500 for ours."""
+    """Return the response for an error: 400 or 422 for a client error, 503 to retry, 500 for an internal
+    error."""
     status, kind = next((status, kind) for cls, status, kind in _ERRORS if isinstance(error, cls))
     body = {"status": "error", "errorType": kind, "error": public_text(error)}
     return Answer(status, msgspec.json.encode(body))
@@ -126,7 +127,7 @@ _MEMBERS: Final = {ResultType.MATRIX: _matrix_member, ResultType.VECTOR: _vector
 
 
 def _points(series: ResultSeries, times: dict[bytes, list[str]]) -> list[str]:
-    """Times are written once for all series that share them, which in an answer most do."""
+    """Return the points as JSON. Format times once for all series that share them, as most do."""
     key = series.timestamps.tobytes()
     texts = times.get(key)
     if texts is None:
@@ -152,13 +153,13 @@ def _metadata(metadata: Metadata) -> dict[str, str]:
 
 
 def _limited(items: list[str], total: int, warnings: Sequence[str]) -> Answer:
-    told = [*warnings, _TRUNCATED] if len(items) < total else warnings
-    return _success(f"[{','.join(items)}]", told)
+    shown = [*warnings, _TRUNCATED] if len(items) < total else warnings
+    return _success(f"[{','.join(items)}]", shown)
 
 
 def _success(data: str, warnings: Sequence[str] = ()) -> Answer:
-    told = f',"warnings":{_json(warnings)}' if warnings else ""
-    return Answer(200, f'{{"status":"success","data":{data}{told}}}'.encode())
+    suffix = f',"warnings":{_json(warnings)}' if warnings else ""
+    return Answer(200, f'{{"status":"success","data":{data}{suffix}}}'.encode())
 
 
 def _json(value: object) -> str:
@@ -181,7 +182,7 @@ def reads_any_name(accept: str) -> bool:
 
 
 def federation_answer(series: Iterable[ResultSeries], *, any_name: bool = False) -> Answer:
-    """One line per series with a name: labels, value, milliseconds. Lines of one metric are together."""
+    """Return one line per named series: labels, value, milliseconds. Group the lines by metric."""
     named = [one for one in series if one.labels.metric]
     shown = named if any_name else [one for one in named if _is_plain(one.labels)]
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Parses the parameters of each endpoint. Every function raises `InvalidInput` that names the parameter."""
+"""Parsers for the parameters of each endpoint. Each raises `InvalidInput` that names the parameter."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.timeseries.matchers import Matcher
 from penstock.timeseries.promql import QUERY_CHARACTERS_MAX, ParseError, parse_selector
 
 Parameters: TypeAlias = Mapping[str, Sequence[str]]
-"""Each name with all of its values; where one is expected the first counts."""
+"""All values of each parameter name. Where one value is expected, the first one is used."""
 
 _TIME_MAX_S: Final = 2**53 / 1000
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _RFC3339: Final = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})", re.ASCII
 )
-# Units from the largest to the smallest, each at most once: what the query language calls a duration,
-# which is more than a setting may be.
+# A duration of the query language: units from the largest to the smallest, each at most once. Settings accept
+# fewer forms.
 _DURATION: Final = re.compile(
     "".join(rf"(?:([0-9]{{1,12}}){unit})?" for unit in ("y", "w", "d", "h", "m(?!s)", "s", "ms"))
 )
@@ -37,7 +37,7 @@ def single(parameters: Parameters, name: str) -> str | None:
 
 
 def required(parameters: Parameters, name: str) -> str:
-    """Return the first value. Raises `InvalidInput` if there is none."""
+    """Return the first value. Raises `InvalidInput` if it is missing or empty."""
     value = single(parameters, name)
     if value is None:
         raise InvalidInput(f'invalid parameter "{name}": it is missing or empty')
@@ -45,13 +45,13 @@ def required(parameters: Parameters, name: str) -> str:
 
 
 def optional_time(parameters: Parameters, name: str) -> int | None:
-    """Milliseconds, or None. Raises `InvalidInput` naming the parameter."""
+    """Return a time in milliseconds, or None. Raises `InvalidInput` that names the parameter."""
     value = single(parameters, name)
     return None if value is None else _named(name, parse_time, value)
 
 
 def optional_step(parameters: Parameters, name: str) -> int | None:
-    """Milliseconds of a duration, or None. Raises `InvalidInput` naming the parameter."""
+    """Return a duration in milliseconds, or None. Raises `InvalidInput` that names the parameter."""
     value = single(parameters, name)
     return None if value is None else _named(name, parse_step, value)
 
@@ -70,7 +70,7 @@ def optional_limit(parameters: Parameters, name: str) -> int | None:
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since the Unix epoch of seconds as a float, or of an RFC 3339 time.
+    """Parse float seconds or an RFC 3339 time, and return milliseconds since the Unix epoch.
 
     Raises `InvalidInput` if it is neither, or out of range.
     """
@@ -87,7 +87,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_step(text: str) -> int:
-    """Milliseconds of seconds as a float, or of a duration such as `1m30s`.
+    """Parse float seconds or a duration such as `1m30s`, and return milliseconds.
 
     Raises `InvalidInput` if it is neither, or out of range.
     """
@@ -123,7 +123,7 @@ def _named(name: str, parse: Callable[[str], int], value: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantRequest:
-    """`/api/v1/query`."""
+    """A request to `/api/v1/query`."""
 
     query: str
     at_ms: int
@@ -132,7 +132,7 @@ class InstantRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeRequest:
-    """`/api/v1/query_range`."""
+    """A request to `/api/v1/query_range`."""
 
     query: str
     start_ms: int
@@ -143,10 +143,10 @@ class RangeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRequest:
-    """`/api/v1/series`, `/api/v1/labels`, `/api/v1/label/{name}/values`.
+    """A request to `/api/v1/series`, `/api/v1/labels` or `/api/v1/label/{name}/values`.
 
-    A series counts if it satisfies any of the selectors, or if there is none. Times that were not
-    given are None: all that is kept.
+    It selects series that satisfy any of the selectors, or all series without selectors. A missing time is
+    None and does not limit the range.
     """
 
     selectors: tuple[tuple[Matcher, ...], ...]
@@ -156,13 +156,13 @@ class SeriesRequest:
 
     @property
     def read_max(self) -> int | None:
-        """The number to read: one more than requested, to detect a truncated answer."""
+        """Number of results to read: one more than requested, to detect truncation."""
         return None if self.limit is None else self.limit + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataRequest:
-    """`/api/v1/metadata`."""
+    """A request to `/api/v1/metadata`."""
 
     metric: str | None
     limit: int | None
@@ -170,7 +170,7 @@ class MetadataRequest:
 
 
 def instant_request(parameters: Parameters, now_ms: int) -> InstantRequest:
-    """Parse a query at `time`, by default now."""
+    """Parse a query at `time`, which defaults to now."""
     at_ms = optional_time(parameters, "time")
     return InstantRequest(
         query=required(parameters, "query"),
@@ -180,7 +180,7 @@ def instant_request(parameters: Parameters, now_ms: int) -> InstantRequest:
 
 
 def range_request(parameters: Parameters) -> RangeRequest:
-    """Parse a query from `start` to `end` every `step`."""
+    """Parse a query from `start` to `end` with a `step`."""
     for name in ("query", "start", "end", "step"):
         required(parameters, name)
     start_ms, end_ms = optional_time(parameters, "start"), optional_time(parameters, "end")
@@ -205,21 +205,21 @@ def range_request(parameters: Parameters) -> RangeRequest:
 
 
 def series_request(parameters: Parameters) -> SeriesRequest:
-    """Series by at least one `match[]`."""
+    """Parse a request for series with at least one `match[]`."""
     if not parameters.get("match[]"):
         raise InvalidInput("no match[] parameter provided")
     return labels_request(parameters)
 
 
 def labels_request(parameters: Parameters) -> SeriesRequest:
-    """Label names or values, of the series of `match[]` if any are given."""
+    """Parse a request for label names or values, limited to the series of `match[]` if it is given."""
     start_ms, end_ms = optional_time(parameters, "start"), optional_time(parameters, "end")
     if start_ms is not None and end_ms is not None and end_ms < start_ms:
         raise InvalidInput('invalid parameter "end": end timestamp must not be before start time')
     texts = parameters.get("match[]") or ()
     if sum(map(len, texts)) > QUERY_CHARACTERS_MAX:
         raise InvalidInput(
-            f'invalid parameter "match[]": all of them are longer than {QUERY_CHARACTERS_MAX:,} characters'
+            f'invalid parameter "match[]": together they are longer than {QUERY_CHARACTERS_MAX:,} characters'
         )
     return SeriesRequest(
         selectors=tuple(map(_selector, texts)),
@@ -230,7 +230,7 @@ def labels_request(parameters: Parameters) -> SeriesRequest:
 
 
 def metadata_request(parameters: Parameters) -> MetadataRequest:
-    """Parse a request for metadata of all metrics, or of one."""
+    """Parse a request for the metadata of one metric or of all."""
     return MetadataRequest(
         metric=single(parameters, "metric"),
         limit=optional_limit(parameters, "limit"),

@@ -1,9 +1,9 @@
-"""PromQL: queries over series, all steps of a range together.
+"""PromQL: queries over series, evaluated for all steps of a range together.
 
-`Engine` prepares a query, a `SeriesSource` provides its samples, and the answer is a `QueryResult`.
-Semantics are those Prometheus documents: samples up to five minutes old count, windows are open at
-the left, stale markers end a series, counters are extrapolated to the edges of their window. What is
-not supported is refused by name; see `docs/reference/promql.md`.
+`Engine` prepares a query, a `SeriesSource` provides its samples, and the result is a `QueryResult`. The
+semantics are those that Prometheus documents: samples up to five minutes old count as current, windows are
+open on the left, stale markers end a series, and counters are extrapolated to the edges of their window.
+Unsupported features are refused by name; see `docs/reference/promql.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Aggregations over the series of a vector, by the labels that are kept."""
+"""Aggregations over the series of a vector, grouped by labels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from penstock.timeseries.promql.vectors import Vectors, checked_labels, group_by
 
 BUCKET_LABEL: Final = "le"
 _TOLERANCE: Final = 1e-12
-"""Counts this close are taken as equal: floats that were added up differ where whole numbers would not."""
+"""Relative difference below which counts are equal. Sums of floats differ where sums of integers would
+not."""
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float64).tiny)
 
 
 def histogram_quantile(quantile: Floats, buckets: Vectors, budget: Budget) -> Vectors:
     """Return the quantile of each histogram at each step, interpolated linearly within its bucket.
 
-    Series without a number in `le` take no part. Without a bucket up to +Inf, with fewer than two
-    buckets or with nothing counted, the quantile is NaN. A quantile in the last bucket is its lower
-    bound. Raises `ExecutionError` if two metrics have a histogram of the same labels.
+    Series whose `le` is not a number are ignored. The quantile is NaN without a bucket up to +Inf, with fewer
+    than two buckets, or for an empty histogram. A quantile in the last bucket is the lower bound of that
+    bucket. Raises `ExecutionError` if two metrics have a histogram with the same labels.
     """
     bounds = [_bound(labels.value(BUCKET_LABEL)) for labels in buckets.labels]
     usable = [row for row, bound in enumerate(bounds) if bound is not None]
@@ -50,7 +51,7 @@ def _bound(text: str) -> float | None:
 
 
 def _quantiles(quantile: Floats, upper: Floats, counts: Floats, inside: Mask) -> Floats:
-    """Steps at which the same buckets are there are worked out together."""
+    """Return the quantiles. Steps with the same buckets are computed together."""
     answer = np.full(len(quantile), np.nan)
     patterns, which = np.unique(inside, axis=1, return_inverse=True)
     steps_by_pattern = rows_by_group(which.ravel(), patterns.shape[1])
@@ -64,7 +65,7 @@ def _quantiles(quantile: Floats, upper: Floats, counts: Floats, inside: Mask) ->
 
 
 def _joined(upper: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Buckets of one bound as one."""
+    """Merge buckets with the same bound."""
     bounds, first = np.unique(upper, return_index=True)
     return bounds, np.add.reduceat(counts, first, axis=0)
 
@@ -89,7 +90,8 @@ def _interpolated(quantile: Floats, upper: Floats, counts: Floats) -> Floats:
 
 
 def _rising(counts: Floats) -> Floats:
-    """Counts that never fall from one bucket to the next; reading them at different times may do that."""
+    """Return counts that never decrease from one bucket to the next, as buckets read at different times
+    may."""
     rising = counts.copy()
     for bucket in range(1, len(rising)):
         before, own = rising[bucket - 1], rising[bucket]
@@ -112,7 +114,7 @@ _COUNT_END: Final = 2.0**63
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """`by` keeps the labels it names; `without` drops them, and the metric's name."""
+    """The grouping modifier. `by` keeps the named labels; `without` drops them and the metric's name."""
 
     by: bool = True
     names: tuple[str, ...] = ()
@@ -123,7 +125,7 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Groups:
-    """A vector with the group of each of its rows."""
+    """A vector with the group number of each row."""
 
     vectors: Vectors
     numbers: Integers
@@ -131,12 +133,12 @@ class _Groups:
 
     @property
     def counts(self) -> Floats:
-        """Return the number of values of each group at each step."""
+        """Number of values of each group at each step."""
         return self.totals(np.ones(self.vectors.values.shape))
 
     @property
     def filled(self) -> Floats:
-        """Return the values, 0 where there is none."""
+        """The values, with 0 where there is none."""
         return np.where(self.vectors.present, self.vectors.values, 0.0)
 
     def totals(self, values: Floats) -> Floats:
@@ -183,7 +185,7 @@ AGGREGATIONS: Final[dict[str, Callable[[_Groups], Floats]]] = {
 
 
 def aggregate(op: str, vectors: Vectors, grouping: Grouping, budget: Budget) -> Vectors:
-    """One of `AGGREGATIONS`, per group and step."""
+    """Apply one of `AGGREGATIONS` to each group and step."""
     keys, numbers = _grouped(vectors, grouping, budget)
     if not keys:
         return Vectors.empty(vectors.values.shape[1])
@@ -192,7 +194,7 @@ def aggregate(op: str, vectors: Vectors, grouping: Grouping, budget: Budget) -> 
 
 
 def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget) -> Vectors:
-    """Return the quantile of each group, which may differ from step to step."""
+    """Return the quantile of each group. `which` may differ from step to step."""
     keys, numbers = _grouped(vectors, grouping, budget)
     steps = vectors.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
@@ -207,12 +209,12 @@ def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget
 def select_extremes(
     vectors: Vectors, grouping: Grouping, how_many: Floats, budget: Budget, *, largest: bool
 ) -> Vectors:
-    """Return the `how_many` largest or smallest of each group at each step, as they are.
+    """Return the `how_many` largest or smallest series of each group at each step, unchanged.
 
-    NaN comes last either way; of equal values the one whose labels sort first is taken. For one step
-    the rows come in the order of their values. Raises `ExecutionError` if the number fits no 64-bit integer.
+    NaN always comes last. Of equal values, the one whose labels sort first is taken. For a single step, rows
+    are ordered by value. Raises `ExecutionError` if the number does not fit a 64-bit integer.
     """
-    if not bool((np.abs(how_many) < _COUNT_END).all()):  # NaN is not smaller than anything
+    if not bool((np.abs(how_many) < _COUNT_END).all()):  # also true for NaN
         raise ExecutionError("the number of series to select is NaN or beyond 64-bit integers")
     limit = np.clip(np.trunc(how_many), 0, len(vectors.labels)).astype(np.intp)
     keys, numbers = _grouped(vectors, grouping, budget)
@@ -237,8 +239,8 @@ def select_extremes(
 def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budget) -> Vectors:
     """Count the series of each group with each value, which becomes a label.
 
-    Raises `ExecutionError` if the label has no name or could not be stored, and as `Budget.charge` does:
-    every value is a series.
+    Raises `ExecutionError` if the label has no name or could not be stored. Also raises the errors of
+    `Budget.charge`, because every value is a series.
     """
     if not label:
         raise ExecutionError("the name of the label of count_values() is empty")
@@ -248,7 +250,7 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
     cells, cell = np.unique(numbers[row] * len(distinct) + which, return_inverse=True)
     budget.charge(len(cells) * vectors.values.shape[1])
     pairs = zip(*(part.tolist() for part in np.divmod(cells, max(len(distinct), 1))), strict=True)
-    # The label may be one that was grouped by: then groups become one where the value is the same.
+    # If the label is a grouping label, groups with the same value are merged.
     made = (keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in pairs)
     checked = (checked_labels(one, "count_values()") for one in made)
     labels, place = group_by(list(budget.charge_labels(checked)))
@@ -263,6 +265,7 @@ def _grouped(vectors: Vectors, grouping: Grouping, budget: Budget) -> tuple[list
 
 
 def _distinct(values: Floats) -> tuple[Floats, Integers]:
-    """Return the values that differ as text, and the index of each: -0 is not 0, and all NaN are equal."""
+    """Return the values with distinct texts, and the index of each. -0 differs from 0, and all NaNs are
+    equal."""
     bits, which = np.unique(np.where(np.isnan(values), np.nan, values).view(np.uint64), return_inverse=True)
     return bits.view(np.float64), which

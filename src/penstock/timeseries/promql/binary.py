@@ -1,8 +1,8 @@
-"""Operators between vectors: which series meet, and what becomes of their labels.
+"""Operators between vectors: how series are matched, and which labels the results have.
 
-Two series meet if they agree on the labels to match on: those `on` names, or all but the name and
-those `ignoring` names. At each step one side may have one series per match only, unless the operator
-is of sets.
+Two series match if they have equal values of the matching labels: those that `on` names, or all except the
+metric's name and those that `ignoring` names. At each step, at least one side must have a single series per
+match, except for set operators.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arithmetic(op: str, left: Floats, right: Floats) -> Floats:
 
 
 def compare(op: str, left: Floats, right: Floats) -> Mask:
-    """Return where the comparison holds; with NaN, only `!=` does."""
+    """Return where the comparison holds. With NaN, only `!=` holds."""
     with np.errstate(invalid="ignore"):
         return COMPARISONS[op](left, right)
 
@@ -56,7 +56,7 @@ _MANY_GROUPED = "multiple matches for labels: grouping labels must ensure unique
 
 
 class Cardinality(enum.Enum):
-    """The number of series of each side that may match."""
+    """Number of series on each side that may match."""
 
     ONE_TO_ONE = "one to one"
     MANY_TO_ONE = "group_left"
@@ -73,11 +73,12 @@ class Matching:
     include: tuple[str, ...] = ()
 
     def signature(self, labels: Labels) -> Labels:
-        """The labels of a match."""
+        """Return the matching labels of a series."""
         return labels.keep(self.labels) if self.on else labels.drop((METRIC_NAME, *self.labels))
 
     def result(self, many: Labels, one: Labels, *, keep_name: bool) -> Labels:
-        """Return the labels of a pair's result: of the many side, and the included ones of the other."""
+        """Return the labels of a pair's result: those of the "many" side and the included ones of the
+        other."""
         labels = many if keep_name else many.without_name()
         if self.cardinality is Cardinality.ONE_TO_ONE:
             labels = labels.keep(self.labels) if self.on else labels.drop(self.labels)
@@ -87,16 +88,16 @@ class Matching:
 
 
 def between_scalars(op: str, left: Scalars, right: Scalars) -> Scalars:
-    """Arithmetic, or a comparison as 1 and 0."""
+    """Apply arithmetic, or a comparison that yields 1 or 0."""
     if op in COMPARISONS:
         return Scalars(compare(op, left.values, right.values).astype(np.float64))
     return Scalars(arithmetic(op, left.values, right.values))
 
 
 def with_scalars(op: str, left: Vectors | Scalars, right: Vectors | Scalars, *, as_bool: bool) -> Vectors:
-    """Combine a vector and a number per step.
+    """Combine a vector with one number per step.
 
-    A comparison filters the vector, or with `bool` returns 1 and 0.
+    A comparison filters the vector, or yields 1 or 0 with `bool`.
     """
     vectors = left if isinstance(left, Vectors) else right
     assert isinstance(vectors, Vectors)
@@ -109,7 +110,7 @@ def with_scalars(op: str, left: Vectors | Scalars, right: Vectors | Scalars, *, 
 def between_vectors(
     op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget, *, as_bool: bool
 ) -> Vectors:
-    """Combine every matching pair. Raises `ExecutionError` if more match than may."""
+    """Combine every matching pair. Raises `ExecutionError` if too many series match."""
     swapped = matching.cardinality is Cardinality.ONE_TO_MANY
     many, one = (right, left) if swapped else (left, right)
     many_keys, one_keys = _signatures(many, one, matching, budget)
@@ -137,7 +138,8 @@ def between_vectors(
 
 
 def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget) -> Vectors:
-    """`and`, `or`, `unless`: which series are there, by what they match on; values stay as they are."""
+    """Apply `and`, `or` or `unless`. They select series by their matching labels and leave values
+    unchanged."""
     left_keys, right_keys = _signatures(left, right, matching, budget)
     budget.charge((len(left.labels) + len(right.labels)) * left.values.shape[1])
     if op == "or":
@@ -155,14 +157,14 @@ def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, bu
 def _signatures(
     left: Vectors, right: Vectors, matching: Matching, budget: Budget
 ) -> tuple[Integers, Integers]:
-    """Return a number per row of both sides, equal for equal labels to match on."""
+    """Return a number for each row of both sides. Rows with equal matching labels have equal numbers."""
     keys = [matching.signature(labels) for labels in budget.watch((*left.labels, *right.labels))]
     numbers = group_by(keys)[1]
     return numbers[: len(left.labels)], numbers[len(left.labels) :]
 
 
 def _any_of(vectors: Vectors, keys: Integers, wanted: Integers) -> Mask:
-    """For each wanted key and step, whether any row of that key has a value."""
+    """Return, for each wanted key and step, whether any row with that key has a value."""
     size = int(max(keys.max(initial=-1), wanted.max(initial=-1))) + 1
     found = np.zeros((size, vectors.present.shape[1]), np.bool_)
     row, step = np.nonzero(vectors.present)
@@ -171,7 +173,7 @@ def _any_of(vectors: Vectors, keys: Integers, wanted: Integers) -> Mask:
 
 
 def _pairs(many_keys: Integers, one_keys: Integers) -> tuple[Integers, Integers]:
-    """Return every pair of rows with equal keys, in the order of the many side."""
+    """Return every pair of rows with equal keys, in the order of the "many" side."""
     order = np.argsort(one_keys, kind="stable")
     ordered = one_keys[order]
     low = np.searchsorted(ordered, many_keys, side="left")
@@ -191,7 +193,8 @@ def _combined(op: str, left: Floats, right: Floats, *, as_bool: bool) -> tuple[F
 
 
 def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str, budget: Budget) -> None:
-    """Ignore steps where the other side is empty: nothing matches there, so nothing is refused."""
+    """Raise `ExecutionError` for duplicates on the "one" side, except at steps where the other side is
+    empty."""
     clash = _clash(keys, one.present & many.present.any(axis=0), budget)
     if clash is None:
         return
@@ -209,7 +212,7 @@ def _refuse_many(keys: Integers, present: Mask, budget: Budget) -> None:
 
 
 def _clash(keys: Integers, present: Mask, budget: Budget) -> tuple[int, int] | None:
-    """Two rows of one key that have a value at one step, if there are any."""
+    """Return two rows with the same key that have a value at the same step, if there are any."""
     distinct, numbers = np.unique(keys, return_inverse=True)
     if len(distinct) == len(keys):
         return None

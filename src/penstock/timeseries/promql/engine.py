@@ -1,7 +1,7 @@
-"""Queries from text to answer, within limits.
+"""The query engine: it parses and evaluates queries within limits.
 
 prepared = engine.instant("sum(rate(requests_total[5m]))", at_ms)
-prepared.selections                      # what storage has to provide, to be awaited first
+prepared.selections                      # the data to read from storage first
 result = prepared.evaluate(source)
 """
 
@@ -43,17 +43,18 @@ _TIME_MAX_MS: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Limits and defaults of queries. Raises `ConfigError` for a value out of its range."""
+    """Limits and defaults of queries. Raises `ConfigError` for a value out of range."""
 
     lookback: DurationLike = "5m"
-    """Maximum age of a sample that counts as current; the default of Prometheus."""
+    """Maximum age of a sample that counts as current. The default is that of Prometheus."""
     subquery_step: DurationLike = "1m"
-    """The step of a subquery that names none."""
+    """Default step of a subquery."""
     samples_max: int = 20_000_000
-    """Samples read and cells made. Each takes up to 110 bytes while it is worked on, so 2.2 GB at most."""
+    """Limit on samples read plus cells created. Each takes up to 110 bytes during evaluation, so 2.2 GB at
+    most."""
     steps_max: int = 11_000
-    """Steps between the first and the last point of a range query: a point per pixel of any screen, and a
-    week by the minute. Clients divide their range by this."""
+    """Limit on the steps between the first and the last point of a range query. The default allows a point
+    per pixel of any screen, and a week in minutes. Clients divide their range by this number."""
     timeout: DurationLike = "2m"
     """Time limit of a query."""
 
@@ -79,7 +80,7 @@ class EngineConfig:
 
 
 class ResultType(enum.Enum):
-    """The type of an answer, as named in the HTTP API."""
+    """The type of a result, as named in the HTTP API."""
 
     MATRIX = "matrix"
     VECTOR = "vector"
@@ -98,7 +99,7 @@ class ResultSeries:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QueryResult:
-    """An answer. `text` is for a string only; `series` of a scalar is one without labels."""
+    """The result of a query. `text` is used for strings only. A scalar is one series without labels."""
 
     result_type: ResultType
     series: Sequence[ResultSeries] = ()
@@ -108,7 +109,7 @@ class QueryResult:
 
 
 class Engine:
-    """Prepares queries. Holds no state between them, so one serves any number of threads."""
+    """Engine that prepares queries. It keeps no state between them, so threads may share it."""
 
     def __init__(self, config: EngineConfig | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._config = config or EngineConfig()
@@ -124,9 +125,9 @@ class Engine:
     def range(
         self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
     ) -> Prepared:
-        """Prepare a query at every step from start to end, both included.
+        """Prepare a query at every step from start to end, inclusive.
 
-        Raises `BadRange`, and as `instant` does. The expression has to be a vector or a number.
+        The expression must be a vector or a number. Raises `BadRange` and the errors of `instant`.
         """
         if end_ms < start_ms:
             raise BadRange("end timestamp must not be before start time")
@@ -144,7 +145,7 @@ class Engine:
         config, budget = self._config, self.budget(timeout_s)
         tree = unwrapped(parse(query))
         if not instant and isinstance(tree, ast.MatrixSelector | ast.SubqueryExpr | ast.StringLiteral):
-            raise ParseError("a range query has to be a scalar or an instant vector")
+            raise ParseError("a range query must be a scalar or an instant vector")
         check_supported(tree, FUNCTIONS, frozenset(AGGREGATIONS) | PARAMETRIC_AGGREGATIONS)
         placement = Placement(
             query=grid,
@@ -154,13 +155,13 @@ class Engine:
         )
         try:
             return Prepared(tree, grid, placement, budget, instant=instant)
-        except (OutOfRange, OverflowError):  # the parser's own durations overflow when they are looked at
+        except (OutOfRange, OverflowError):  # the parser's durations overflow when they are read
             raise out_of_range(query) from None
         except InvalidInput as error:
             raise ParseError(str(error)) from None
 
     def budget(self, timeout_s: float | None = None) -> Budget:
-        """Return the budget of a query or another read; its time starts now."""
+        """Return the budget of a query or another read. Its time starts now."""
         limit = self._config.timeout_s
         return Budget(
             samples_max=self._config.samples_max,
@@ -170,7 +171,7 @@ class Engine:
 
 
 class Prepared:
-    """A query that has been read. Its time runs from here."""
+    """A parsed query. Its time limit runs from its creation."""
 
     def __init__(
         self, tree: ast.Expr, grid: Grid, placement: Placement, budget: Budget, *, instant: bool
@@ -180,14 +181,14 @@ class Prepared:
         self._placement = placement
         self._instant = instant
         self.budget = budget
-        """The rest of the query's budget. Readers charge it."""
+        """The remaining budget of the query. Readers charge it."""
         self.selections: tuple[Selection, ...] = shared_selections(selections(tree, grid, placement))
 
     def evaluate(self, source: SeriesSource, *, charged: bool = False) -> QueryResult:
-        """Return the answer over the series that `source` returns for `selections` and parts of them.
+        """Evaluate the query over the series that `source` returns for `selections` and parts of them.
 
-        `charged` says that its samples were charged to `budget` when they were read. Raises
-        `ExecutionError`, `TooManySamples` or `QueryTimeout`.
+        Pass `charged` if the samples were charged to `budget` when they were read. Raises `ExecutionError`,
+        `TooManySamples` or `QueryTimeout`.
         """
         evaluation = Evaluation(self._grid, self._placement, source, self.budget, call, charged=charged)
         if isinstance(self._tree, ast.MatrixSelector | ast.SubqueryExpr):
@@ -205,7 +206,7 @@ class Prepared:
         return self._result(ResultType.MATRIX, ordered)
 
     def _result(self, result_type: ResultType, series: list[ResultSeries]) -> QueryResult:
-        for one in series:  # an answer repeats the values of labels that series share in memory
+        for one in series:  # a response repeats the values of labels that series share in memory
             self.budget.charge(labels_cost(one.labels, 0))
         return QueryResult(
             result_type=result_type,
@@ -216,7 +217,7 @@ class Prepared:
 
 
 def parse_selector(text: str) -> tuple[Matcher, ...]:
-    """Return the matchers of a `match[]` parameter. Raises `ParseError` if it is no plain selector."""
+    """Return the matchers of a `match[]` parameter. Raises `ParseError` if it is not a plain selector."""
     tree = parse(text)
     if not isinstance(tree, ast.VectorSelector):
         raise ParseError("a series selector is expected")

@@ -1,4 +1,4 @@
-"""The evaluation of a query's tree at every step, over the series of a source."""
+"""Evaluation of a query's syntax tree at every step, over the series of a source."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from penstock.timeseries.promql.tree import Grid, Placement, Selection, literal_
 from penstock.timeseries.promql.vectors import Rows, Scalars, Text, Value, Vectors, Windows, latest
 
 SelectedSeries: TypeAlias = tuple[Labels, Times, Floats]
-"""Labels, timestamps in rising order without repetition, and their values."""
+"""Labels, strictly increasing timestamps, and their values."""
 
 
 class SeriesSource(Protocol):
-    """Returns series for selectors. Called on the evaluating thread, possibly twice for one selector."""
+    """Source of series for selectors. Called on the evaluating thread, possibly twice for one selector."""
 
     def select(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[SelectedSeries]:
         """Return every series that satisfies all matchers, with its samples in `[start_ms, end_ms]`.
 
-        Each label set comes once; stale markers are included.
+        Each label set occurs once. Stale markers are included.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """Series that were read before, by selection, for storage that has to be awaited.
+    """Series that were read in advance, by selection, because reading the storage is asynchronous.
 
     A selection serves every selection that it covers.
     """
@@ -69,7 +69,7 @@ class StaticSource:
 
 
 def _between(series: Sequence[SelectedSeries], start_ms: int, end_ms: int) -> list[SelectedSeries]:
-    """Return the samples within the times, as views; series without any are left out."""
+    """Return the samples within the times, as views. Omit series without any."""
     found: list[SelectedSeries] = []
     for labels, timestamps, values in series:
         low, high = np.searchsorted(timestamps, (start_ms, end_ms + 1)).tolist()
@@ -98,7 +98,7 @@ class Evaluation:
         *,
         charged: bool,
     ) -> None:
-        """`call` evaluates functions. `charged` says that the samples of `source` are charged already."""
+        """Evaluate functions with `call`. Pass `charged` if the samples of `source` are already charged."""
         self.grid = grid
         self.budget = budget
         self._call = call
@@ -126,19 +126,19 @@ class Evaluation:
         return self._call(self, node.func.name, list(node.args))
 
     def vectors(self, node: ast.Expr) -> Vectors:
-        """Return the value of a node that the parser has checked to be a vector."""
+        """Return the value of a node that the parser has verified to be a vector."""
         value = self.value(node)
         assert isinstance(value, Vectors)
         return value
 
     def scalars(self, node: ast.Expr) -> Scalars:
-        """Return the value of a node that the parser has checked to be a number."""
+        """Return the value of a node that the parser has verified to be a number."""
         value = self.value(node)
         assert isinstance(value, Scalars)
         return value
 
     def latest(self, node: ast.VectorSelector) -> tuple[Vectors, Times]:
-        """Return the newest sample of each series within the lookback, and when it was taken."""
+        """Return the newest sample of each series within the lookback, and its timestamp."""
         lookback_ms = self._placement.lookback_ms
         rows = self._rows(node, lookback_ms)
         self.budget.charge(len(rows.labels) * self.grid.count)
@@ -166,7 +166,7 @@ class Evaluation:
         return Rows.of(series)
 
     def _subquery(self, node: ast.SubqueryExpr) -> Rows:
-        """Evaluate the inner expression at its own steps, each of which becomes a sample."""
+        """Evaluate the inner expression at its own steps. Each value becomes a sample."""
         grid = self._placement.inner_grid(node, self.grid)
         if not grid.count:
             return Rows.of([])
@@ -219,7 +219,7 @@ class Evaluation:
 
 
 FunctionCall: TypeAlias = Callable[[Evaluation, str, list[ast.Expr]], Value]
-"""Evaluates a function by name over its arguments."""
+"""Callable that evaluates a function by name over its arguments."""
 
 
 def _grouping(modifier: ast.AggModifier | None) -> aggregation.Grouping:

@@ -1,4 +1,4 @@
-"""The functions by name, each applied to its arguments at every step."""
+"""PromQL functions by name, applied to their arguments at every step."""
 
 from __future__ import annotations
 
@@ -79,24 +79,24 @@ def round_to(vectors: Vectors, nearest: Floats) -> Vectors:
 
 
 def clamp(vectors: Vectors, low: Floats, high: Floats) -> Vectors:
-    """Between both bounds; nothing at steps where they are the wrong way round."""
+    """Limit to both bounds. Return no value at steps where `high` is below `low`."""
     with np.errstate(invalid="ignore"):
         allowed = vectors.where(np.broadcast_to(~(high < low), vectors.present.shape))
         return allowed.with_values(np.maximum(low, np.minimum(high, allowed.values)))
 
 
 def clamp_min(vectors: Vectors, low: Floats) -> Vectors:
-    """Limit to at least the bound."""
+    """Limit to values of at least `low`."""
     return vectors.with_values(np.maximum(vectors.values, low))
 
 
 def clamp_max(vectors: Vectors, high: Floats) -> Vectors:
-    """Limit to at most the bound."""
+    """Limit to values of at most `high`."""
     return vectors.with_values(np.minimum(vectors.values, high))
 
 
 def _of_calendar(part: Callable[[Times], Times]) -> Callable[[Floats], Floats]:
-    """Return a function for a part of the UTC date; NaN for times without one."""
+    """Return a function that extracts a part of the UTC date, with NaN for times out of range."""
 
     def function(values: Floats) -> Floats:
         known = np.isfinite(values) & (np.abs(values) < 2**43)
@@ -146,10 +146,11 @@ _RUN: Final = re.compile(r"[0-9]+|[^0-9]+")
 def label_replace(
     vectors: Vectors, into: str, template: str, source: str, expression: str, budget: Budget
 ) -> Vectors:
-    """Set label `into` to the filled template where all of label `source` matches.
+    """Set label `into` to the filled template where the whole label `source` matches.
 
-    Raises `ExecutionError` if the expression or the label's name is none, if two series become one, and
-    before a label is made that is longer than a stored one may be. Raises as `Budget.charge` does.
+    Raises `ExecutionError` if the expression or the label's name is invalid, if two series get the same
+    labels, and before it creates a label that is too long to be stored. Also raises the errors of
+    `Budget.charge`.
     """
     _check_name(into)
     try:
@@ -177,7 +178,7 @@ def label_replace(
 def label_join(
     vectors: Vectors, into: str, separator: str, sources: Sequence[str], budget: Budget
 ) -> Vectors:
-    """Label `into` becomes the values of the others, one after the other. Raises as `label_replace` does."""
+    """Set label `into` to the joined values of `sources`. Raises the same errors as `label_replace`."""
     _check_name(into)
 
     def joined(own: Labels) -> Labels:
@@ -195,13 +196,13 @@ def label_join(
 
 
 def absence(present: Mask, labels: Labels) -> Vectors:
-    """1, under `labels`, at the steps at which no row is there."""
+    """Return 1, with `labels`, at the steps at which no row has a value."""
     absent: Mask = np.logical_not(np.any(present, axis=0))
     return Vectors([labels], np.ones((1, len(absent))), absent[None]).compact()
 
 
 def absent_labels(matchers: Sequence[Matcher]) -> Labels:
-    """Return the known labels of an absent series: those with one matcher, for equality."""
+    """Return the known labels of an absent series: those with a single matcher that tests equality."""
     names = Counter(matcher.name for matcher in matchers)
     return Labels.of(
         (matcher.name, matcher.value)
@@ -211,7 +212,7 @@ def absent_labels(matchers: Sequence[Matcher]) -> Labels:
 
 
 def sort_by_value(vectors: Vectors, *, descending: bool) -> Vectors:
-    """Rows by value, NaN last. Over several steps rows have no order, so there nothing changes."""
+    """Sort rows by value, NaN last. Range queries have no order of rows, so they are unchanged."""
     if vectors.values.shape[1] != 1:
         return vectors
     values = vectors.values[:, 0]
@@ -219,9 +220,9 @@ def sort_by_value(vectors: Vectors, *, descending: bool) -> Vectors:
 
 
 def sort_by_label(vectors: Vectors, names: Sequence[str], budget: Budget, *, descending: bool) -> Vectors:
-    """Rows by the values of labels, digits within them as numbers, then by all labels.
+    """Sort rows by the values of labels, with digits in them compared as numbers, then by all labels.
 
-    Every part of a key is charged: raises as `Budget.charge` does.
+    Every part of a key is charged. Raises the errors of `Budget.charge`.
     """
     if vectors.values.shape[1] != 1:
         return vectors
@@ -238,7 +239,7 @@ def sort_by_label(vectors: Vectors, names: Sequence[str], budget: Budget, *, des
 
 
 def _natural(text: str) -> list[tuple[int, int, str, str]]:
-    """Runs of digits as numbers of any length, which sort before the runs of other characters."""
+    """Split a text into runs. Runs of digits compare as numbers of any length and sort before other runs."""
     parts: list[tuple[int, int, str, str]] = []
     for run in _RUN.findall(f"{text}\0"):
         if run[0] in "0123456789":
@@ -314,7 +315,7 @@ def _as_vector(scalars: Scalars) -> Vectors:
 
 
 def _scalar(evaluation: Evaluation, args: _Args) -> Scalars:
-    """Return the value of the only series at a step, NaN if there is none or more than one."""
+    """Return the value of the only series at a step, or NaN if there is none or more than one."""
     vectors = evaluation.vectors(args[0])
     alone = vectors.present.sum(axis=0) == 1
     values = np.where(vectors.present & alone, vectors.values, 0.0).sum(axis=0)
@@ -322,7 +323,7 @@ def _scalar(evaluation: Evaluation, args: _Args) -> Scalars:
 
 
 def _timestamp(evaluation: Evaluation, args: _Args) -> Vectors:
-    """Return the time of the sample for a selector, and of the step for any other expression."""
+    """Return the time of the sample for a selector, or of the step for any other expression."""
     selector = unwrapped(args[0])
     if isinstance(selector, ast.VectorSelector):
         vectors, stamps = evaluation.latest(selector)
@@ -371,7 +372,9 @@ def _quantile_over_time(evaluation: Evaluation, args: _Args) -> Vectors:
 
 def _predict_linear(evaluation: Evaluation, args: _Args) -> Vectors:
     windows = evaluation.windows(args[0])
-    since_end_s = (evaluation.grid.times - windows.ends) / 1000.0  # offset and @ move windows, not the step
+    since_end_s = (
+        evaluation.grid.times - windows.ends
+    ) / 1000.0  # `offset` and `@` move windows, not the step
     return range_functions.predict_linear(windows, evaluation.scalars(args[1]).values + since_end_s)
 
 
@@ -436,4 +439,4 @@ _SPECIAL: Final[dict[str, _Function]] = {
 }
 
 FUNCTIONS: Final = frozenset(_OF_A_RANGE) | ELEMENTWISE.keys() | CALENDAR.keys() | _SPECIAL.keys()
-"""The names of all functions that can be called."""
+"""Names of all supported functions."""

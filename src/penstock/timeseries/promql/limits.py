@@ -2,11 +2,11 @@
 
 InvalidInput
 ├── ParseError          the text is not a query; the message is the parser's
-└── BadRange            the steps asked for cannot be evaluated
+└── BadRange            the requested steps cannot be evaluated
 Unsupported
 └── UnsupportedQuery    a query that uses an unsupported part of the language
 Rejected
-└── ExecutionError      the data do not allow an answer (several series where one is needed)
+└── ExecutionError      the data does not allow a result (several series where one is needed)
 LimitExceeded
 ├── TooManySamples      the query would hold more samples than allowed
 └── QueryTimeout        the query took longer than allowed
@@ -24,7 +24,7 @@ from penstock.units import format_count, format_duration
 
 
 class ParseError(InvalidInput):
-    """The text is not a query. The message is the parser's and names the offending part where it can."""
+    """The text is not a query. The message comes from the parser and names the offending part if possible."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"parse error: {message}")
@@ -35,11 +35,11 @@ class BadRange(InvalidInput):
 
 
 class UnsupportedQuery(Unsupported):
-    """The query uses an unsupported part of the language; the message names it."""
+    """The query uses an unsupported part of the language. The message names it."""
 
 
 class ExecutionError(Rejected):
-    """The data do not allow an answer, such as several matches where there may be one."""
+    """The data does not allow a result, for example if several series match where one is expected."""
 
 
 class TooManySamples(LimitExceeded):
@@ -56,13 +56,13 @@ _SAMPLE_BYTES: Final = 110
 Labels are charged as the number of samples that fit into their bytes.
 """
 _ROWS_AT_ONCE: Final = 256
-"""Label sets made between two checks of the time."""
+"""Number of label sets processed between two checks of the time."""
 
 
 class Budget:
-    """The rest of a query's samples and time. Every charge checks the time.
+    """The remaining samples and time of a query. Every charge checks the time.
 
-    One part of a query uses it at a time, on whatever thread; `stop` may come from another.
+    Only one thread at a time may use it, except for `stop`, which any thread may call.
     """
 
     def __init__(self, *, samples_max: int, timeout_s: float, clock: Clock) -> None:
@@ -82,11 +82,11 @@ class Budget:
         return max(0.0, self._timeout_s - (self._clock.monotonic() - self._started))
 
     def stop(self) -> None:
-        """Cancel the query: the next check of the time ends the work."""
+        """Cancel the query. The next check of the time raises `QueryTimeout`."""
         self._stopped = True
 
     def charge(self, samples: int) -> None:
-        """Charge samples before they are made. Raises `TooManySamples` or `QueryTimeout`."""
+        """Charge samples before they are created. Raises `TooManySamples` or `QueryTimeout`."""
         self._samples_left -= samples
         if self._samples_left < 0:
             raise TooManySamples(
@@ -98,10 +98,10 @@ class Budget:
         self.check()
 
     def charge_labels(self, labels: Iterable[Labels]) -> Iterator[Labels]:
-        """Charge each label set that an expression makes before the next one is made.
+        """Charge each label set that an expression creates before the next one is created.
 
-        Names and values count in full although series may share one: an answer repeats them. Raises as
-        `charge` does.
+        Names and values count in full even if series share them, because a response repeats them. Raises the
+        same errors as `charge`.
         """
         for one in labels:
             names = sum(len(name) for name, _ in one)
@@ -109,14 +109,14 @@ class Budget:
             yield one
 
     def watch(self, labels: Iterable[Labels]) -> Iterator[Labels]:
-        """Yield parts of existing label sets, checking the time now and then."""
+        """Yield existing label sets, and check the time periodically."""
         for row, one in enumerate(labels):
             if row % _ROWS_AT_ONCE == 0:
                 self.check()
             yield one
 
     def check(self) -> None:
-        """Raise `QueryTimeout` if the time is over. Long work must call it now and then."""
+        """Raise `QueryTimeout` if the time is up. Long computations must call it periodically."""
         if self._stopped or self._clock.monotonic() - self._started > self._timeout_s:
             raise self.timed_out()
 
@@ -125,5 +125,5 @@ class Budget:
 
 
 def labels_cost(labels: Labels, least: int = 1) -> int:
-    """Return the samples that a label set counts as: one for every 110 bytes of values, at least `least`."""
+    """Return the cost of a label set in samples: one for every 110 bytes of values, and at least `least`."""
     return max(least, labels.memory_bytes // _SAMPLE_BYTES)

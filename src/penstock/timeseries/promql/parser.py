@@ -1,13 +1,13 @@
-"""From the text of a query to its tree.
+"""Parser of queries.
 
-The parser compiles regular expressions with the tables of all of Unicode and holds the interpreter lock
-meanwhile: some hundred characters would stop a server for seconds. It also panics on some numbers. Therefore
-the text is prepared before it is parsed:
+The underlying parser compiles regular expressions with full Unicode tables while it holds the interpreter
+lock: a few hundred characters would block a server for seconds. It also panics on some numbers. Therefore the
+text is prepared before it is parsed:
 
-- Each regular expression is replaced by a placeholder, which encodes it. Read as an expression, the
-  placeholder matches the empty text if the original does, because the parser refuses a selector whose
-  conditions all match it. RE2 decides later whether the original is valid.
-- Texts in backticks become texts in double quotes, because the parser reads escapes in backticks.
+- Each regular expression is replaced by a placeholder, which encodes it. As a regular expression, the
+  placeholder matches the empty text if and only if the original does, because the parser refuses selectors
+  whose conditions all match it. RE2 decides later whether the original is valid.
+- Strings in backticks become strings in double quotes, because the parser interprets escapes in backticks.
 - Length, nesting and durations are checked.
 """
 
@@ -26,9 +26,10 @@ from penstock.timeseries.promql.limits import ParseError, UnsupportedQuery
 
 QUERY_CHARACTERS_MAX: Final = 65_536
 TOKENS_MAX: Final = 2_000
-"""The parser needs quadratic time for a chain of operators; this many take a third of a second."""
+"""Limit on tokens. The parser needs quadratic time for a chain of operators; this many take a third of a
+second."""
 NESTING_MAX: Final = 100
-"""Trees are walked by recursion, here and in the parser, so their depth is bounded before parsing."""
+"""Limit on nesting. Trees are walked recursively, here and in the parser, so it is checked before parsing."""
 _QUICK_CHARACTERS: Final = 100
 _DURATION_MAX: Final = timedelta(milliseconds=2**53)
 _SECONDS_MAX: Final = 1e13
@@ -56,15 +57,15 @@ class _Token:
 
 
 def is_read_at_once(*texts: str) -> bool:
-    """Return whether queries or selectors can be parsed on the event loop, within some milliseconds.
+    """Return whether queries or selectors can be parsed on the event loop, within a few milliseconds.
 
-    Long ones cannot, and neither can those with regular expressions: one may take a tenth of a second.
+    False for long ones and for those with regular expressions, which may take a tenth of a second each.
     """
     return sum(map(len, texts)) < _QUICK_CHARACTERS and not any("~" in text for text in texts)
 
 
 def parse(query: str) -> ast.Expr:
-    """Return the tree of a query.
+    """Return the syntax tree of a query.
 
     Raises `ParseError` with the parser's message, and `UnsupportedQuery` for a query that the parser would
     misread.
@@ -81,12 +82,12 @@ def parse(query: str) -> ast.Expr:
 
 
 def expression_in(placeholder: str) -> str:
-    """Return the regular expression that a placeholder in a tree stands for."""
+    """Return the regular expression that a placeholder in a tree encodes."""
     return bytes.fromhex(placeholder.removeprefix(_MARK).removesuffix(_EMPTY)).decode()
 
 
 def out_of_range(query: str) -> ParseError:
-    """Return the error for a query with a duration, or a time after `@`, that does not fit a timestamp."""
+    """Return the error for a query whose duration or time after `@` does not fit a timestamp."""
     tokens = _tokens_of(query)
     for before, token in zip(["", *(token.text for token in tokens)], tokens, strict=False):
         text = token.text.lstrip(":")
@@ -97,7 +98,7 @@ def out_of_range(query: str) -> ParseError:
 
 
 def _tokens_of(query: str) -> list[_Token]:
-    """Return the tokens of any text, without spaces and comments."""
+    """Split any text into tokens, without whitespace and comments."""
     found = [match for match in _TOKEN.finditer(query) if match["token"] is not None]
     return [_Token(match["token"], match.start()) for match in found]
 
@@ -111,7 +112,7 @@ def _check_size(query: str, tokens: list[_Token]) -> None:
     before = ""
     for token in tokens:
         depth += (token.text in _CLOSING) - (token.text in _CLOSING.values())
-        # Consecutive signs and operators nest as well.
+        # Consecutive signs also nest.
         run = run + 1 if token.text in "+-" else 0
         if depth > NESTING_MAX or run > NESTING_MAX:
             raise ParseError(f"the expression is nested deeper than {NESTING_MAX}")
@@ -121,7 +122,7 @@ def _check_size(query: str, tokens: list[_Token]) -> None:
 
 
 def _check_durations(tokens: list[_Token]) -> None:
-    """Refuse numbers in place of a duration that would make the parser panic."""
+    """Raise `ParseError` for numeric durations that would make the parser panic."""
     before, in_brackets = "", False
     for token in tokens:
         in_brackets = token.text == "[" or (in_brackets and token.text != "]")
@@ -133,13 +134,13 @@ def _check_durations(tokens: list[_Token]) -> None:
 
 def _is_too_long(text: str) -> bool:
     try:
-        return not abs(float(text)) < _SECONDS_MAX  # true for NaN as well
+        return not abs(float(text)) < _SECONDS_MAX  # also true for NaN
     except ValueError:
         return False
 
 
 def _prepared(query: str, tokens: list[_Token]) -> str:
-    """Return the text for the parser: `query` with regular expressions and backticks replaced."""
+    """Return the text for the parser: `query` with replaced regular expressions and backticks."""
     parts: list[str] = []
     end, before = 0, ""
     for token in tokens:
@@ -156,7 +157,7 @@ def _prepared(query: str, tokens: list[_Token]) -> str:
 def _parsed(text: str) -> ast.Expr:
     """Return the parser's tree. Raises `ValueError`, `OverflowError`, `RecursionError`.
 
-    A panic of the parser becomes a `ValueError`: it would pass every `except Exception` and stop its caller.
+    A panic of the parser becomes a `ValueError`, because no `except Exception` would catch it.
     """
     try:
         tree: ast.Expr = ast.parse(text)
@@ -168,7 +169,7 @@ def _parsed(text: str) -> ast.Expr:
 
 
 def _text_of(literal: str) -> str | None:
-    """Return the text in a quoted literal, or None if it is not one."""
+    """Return the text in a quoted literal, or None if it is not a valid literal."""
     if literal[:1] == "`":
         return literal[1:-1] if literal[1:].endswith("`") else None
     try:
@@ -190,14 +191,14 @@ def _in_double_quotes(literal: str) -> str:
 
 
 def _placeholder(literal: str) -> str:
-    """Return the placeholder for the literal of a regular expression, or `literal` if it is not one."""
+    """Return the placeholder for the literal of a regular expression, or an invalid `literal` unchanged."""
     text = _text_of(literal)
     if text is None:
         return literal
     try:
         (is_empty,) = Pattern(text).matches([""])
     except InvalidInput:
-        is_empty = False  # making a matcher of it raises the error
+        is_empty = False  # creating the matcher raises the error later
     return f'"{_MARK}{text.encode().hex()}{_EMPTY if is_empty else ""}"'
 
 

@@ -1,7 +1,7 @@
-"""Functions over range vectors, and compensated sums: the error of each addition is added at the end.
+"""Functions over range vectors, and compensated sums, which add the accumulated rounding error at the end.
 
-Rows are added in pairs, then pairs of pairs, for all groups together, so that the work is a few passes over
-arrays for any number of rows.
+Rows are added in pairs, then pairs of pairs, for all groups together, so any number of rows takes only a few
+passes over arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.timeseries.promql.vectors import Block, Vectors, Windows
 
 
 def group_sums(values: Floats, groups: Integers, group_count: int) -> Floats:
-    """Return the sum of the rows of each group; rows without a value must hold 0.
+    """Return the sum of the rows of each group. Rows without a value must hold 0.
 
     Every group must have a row.
     """
@@ -30,17 +30,17 @@ def group_sums(values: Floats, groups: Integers, group_count: int) -> Floats:
             sums, error = _two_sum(sums[left], np.where(paired, sums[right], 0.0))
             lost = lost[left] + np.where(paired, lost[right], 0.0) + error
             counts = (counts + 1) // 2
-        # Beyond the finite numbers the error is meaningless.
+        # For infinite or NaN sums the error is meaningless.
         return np.where(np.isfinite(sums), sums + lost, sums)
 
 
 def group_means(values: Floats, groups: Integers, group_count: int, counts: Floats) -> Floats:
-    """Return the mean of each group, `counts` being how many values each has at each step."""
+    """Return the mean of each group. `counts` is the number of values of each group at each step."""
     with np.errstate(all="ignore"):
         sums = group_sums(values, groups, group_count)
         means = sums / counts
         if bool((np.isinf(sums) | np.isnan(sums)).any()):
-            # A sum of finite values may overflow where their mean does not: divide first.
+            # The sum of finite values may overflow even if their mean does not, so divide first.
             shares = group_sums(values / counts[groups], groups, group_count)
             means = np.where(np.isfinite(sums), means, shares)
     return means
@@ -61,7 +61,7 @@ def column_sums(values: Floats) -> Floats:
 
 
 def column_means(values: Floats, counts: Floats) -> Floats:
-    """Return the mean of each column, which has `counts` values."""
+    """Return the mean of each column. `counts` is the number of values of each column."""
     with np.errstate(all="ignore"):
         sums = column_sums(values)
         if bool(np.isfinite(sums).all()):
@@ -77,62 +77,62 @@ def _two_sum(left: Floats, right: Floats) -> tuple[Floats, Floats]:
 
 
 def sum_over_time(windows: Windows) -> Vectors:
-    """Return the compensated sum."""
+    """Return the sum of each window."""
     return windows.fold(lambda block: column_sums(block.values))
 
 
 def avg_over_time(windows: Windows) -> Vectors:
-    """The mean."""
+    """Return the mean of each window."""
     return windows.fold(lambda block: column_means(block.values, block.counts))
 
 
 def min_over_time(windows: Windows) -> Vectors:
-    """The smallest value; NaN only where all are."""
+    """Return the smallest value of each window, or NaN if all values are NaN."""
     return _reduced(windows, np.fmin)
 
 
 def max_over_time(windows: Windows) -> Vectors:
-    """The largest value; NaN only where all are."""
+    """Return the largest value of each window, or NaN if all values are NaN."""
     return _reduced(windows, np.fmax)
 
 
 def count_over_time(windows: Windows) -> Vectors:
-    """The number of samples."""
+    """Return the number of samples in each window."""
     return windows.vectors(windows.counts.astype(np.float64), windows.counts >= 1)
 
 
 def present_over_time(windows: Windows) -> Vectors:
-    """1 where there is a sample."""
+    """Return 1 for each window with a sample."""
     return windows.vectors(np.ones(windows.counts.shape), windows.counts >= 1)
 
 
 def last_over_time(windows: Windows) -> Vectors:
-    """The newest sample; it keeps the metric's name."""
+    """Return the newest sample of each window. The metric's name is kept."""
     return windows.vectors(windows.at(windows.high - 1)[1], windows.counts >= 1, keep_name=True)
 
 
 def first_over_time(windows: Windows) -> Vectors:
-    """The oldest sample; it keeps the metric's name."""
+    """Return the oldest sample of each window. The metric's name is kept."""
     return windows.vectors(windows.at(windows.low)[1], windows.counts >= 1, keep_name=True)
 
 
 def stdvar_over_time(windows: Windows) -> Vectors:
-    """The population variance."""
+    """Return the population variance of each window."""
     return windows.fold(_variance)
 
 
 def stddev_over_time(windows: Windows) -> Vectors:
-    """The population standard deviation."""
+    """Return the population standard deviation of each window."""
     return windows.fold(lambda block: np.sqrt(_variance(block)))
 
 
 def quantile_over_time(windows: Windows, quantile: Floats) -> Vectors:
-    """The quantile of each window, which may differ from step to step."""
+    """Return the quantile of each window. `quantile` may differ from step to step."""
     return windows.fold(lambda block: quantiles(block.values, block.inside, quantile[block.steps]))
 
 
 def mad_over_time(windows: Windows) -> Vectors:
-    """The median of the distances from the median."""
+    """Return the median absolute deviation of each window."""
 
     def deviation(block: Block) -> Floats:
         half = np.full(len(block.counts), 0.5)
@@ -143,12 +143,12 @@ def mad_over_time(windows: Windows) -> Vectors:
 
 
 def deriv(windows: Windows) -> Vectors:
-    """The slope per second of the straight line through the samples."""
+    """Return the slope per second of the regression line through the samples."""
     return windows.fold(lambda block: _line(block)[0], count_min=2)
 
 
 def predict_linear(windows: Windows, ahead_s: Floats) -> Vectors:
-    """The value of that line `ahead_s` seconds after the window's end."""
+    """Return the value of the regression line `ahead_s` seconds after the window's end."""
 
     def predicted(block: Block) -> Floats:
         slope, at_end = _line(block)
@@ -158,12 +158,12 @@ def predict_linear(windows: Windows, ahead_s: Floats) -> Vectors:
 
 
 def quantiles(values: Floats, inside: Mask, quantile: Floats) -> Floats:
-    """The quantile of each column's inside values, between neighbours by their distance.
+    """Return the quantile of the inside values of each column, with linear interpolation.
 
-    NaN counts as smaller than anything. A quantile below 0 is -Inf, above 1 +Inf.
+    NaN counts as smaller than any number. The result is -Inf for a quantile below 0 and +Inf above 1.
     """
     counts = inside.sum(axis=0)
-    ordered = np.sort(np.where(inside, values, np.nan), axis=0)  # NaNs, and what is outside, go last
+    ordered = np.sort(np.where(inside, values, np.nan), axis=0)  # NaNs and outside values go last
     nans = (inside & np.isnan(values)).sum(axis=0)
     with np.errstate(all="ignore"):
         rank = np.where(np.isnan(quantile), 0.0, np.clip(quantile, 0.0, 1.0)) * np.maximum(counts - 1, 0)
@@ -178,7 +178,7 @@ def quantiles(values: Floats, inside: Mask, quantile: Floats) -> Floats:
 
 
 def _ranked(ordered: Floats, rank: np.typing.NDArray[np.intp], nans: np.typing.NDArray[np.intp]) -> Floats:
-    """Return the value of a rank that counts NaN first, from columns with NaN last."""
+    """Return the value at a rank that counts NaNs first, from columns that hold NaNs last."""
     place = np.clip(rank - nans, 0, len(ordered) - 1)
     return np.where(rank < nans, np.nan, np.take_along_axis(ordered, place[None], axis=0)[0])
 
@@ -195,7 +195,8 @@ def _variance(block: Block) -> Floats:
 
 
 def _line(block: Block) -> tuple[Floats, Floats]:
-    """Slope and value at the window's end of the least-squares line; a constant has slope 0."""
+    """Return the slope of the least-squares line and its value at the window's end. A constant has slope
+    0."""
     x = np.where(block.inside, block.seconds, 0.0)
     count = block.counts
     middle_x, middle_y = column_means(x, count), column_means(block.values, count)
@@ -209,32 +210,32 @@ def _line(block: Block) -> tuple[Floats, Floats]:
 
 
 def rate(windows: Windows) -> Vectors:
-    """The increase of a counter per second."""
+    """Return the increase of a counter per second."""
     return _extrapolated(windows, counter=True, per_second=True)
 
 
 def increase(windows: Windows) -> Vectors:
-    """The increase of a counter over the window."""
+    """Return the increase of a counter over the window."""
     return _extrapolated(windows, counter=True, per_second=False)
 
 
 def delta(windows: Windows) -> Vectors:
-    """The difference of a gauge over the window."""
+    """Return the difference of a gauge over the window."""
     return _extrapolated(windows, counter=False, per_second=False)
 
 
 def irate(windows: Windows) -> Vectors:
-    """The increase per second between the last two samples."""
+    """Return the increase per second between the last two samples."""
     return _of_the_last_two(windows, counter=True)
 
 
 def idelta(windows: Windows) -> Vectors:
-    """The difference between the last two samples."""
+    """Return the difference between the last two samples."""
     return _of_the_last_two(windows, counter=False)
 
 
 def resets(windows: Windows) -> Vectors:
-    """The number of counter resets."""
+    """Return the number of counter resets."""
     values = windows.rows.values
     with np.errstate(invalid="ignore"):
         fell = values[1:] < values[:-1]
@@ -242,19 +243,19 @@ def resets(windows: Windows) -> Vectors:
 
 
 def changes(windows: Windows) -> Vectors:
-    """The number of changes of the value; from NaN to NaN is none."""
+    """Return the number of value changes. NaN followed by NaN is not a change."""
     values = windows.rows.values
     same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
     return _counted(windows, (~same).astype(np.float64))
 
 
 def _counted(windows: Windows, events: Floats) -> Vectors:
-    """Events between neighbours, of which `events[i]` lies between samples `i` and `i + 1`."""
+    """Sum events between neighbours. `events[i]` lies between samples `i` and `i + 1`."""
     return windows.vectors(_summed(windows, events), windows.counts >= 1)
 
 
 def _summed(windows: Windows, events: Floats) -> Floats:
-    """Most counters are never reset, and what lies between two series is no event of either."""
+    """Sum events in each window, ignoring those between two series. Return early if there are none."""
     edges = windows.rows.bounds[1:-1] - 1
     events[edges[(edges >= 0) & (edges < len(events))]] = 0.0
     if not events.any():
@@ -284,7 +285,7 @@ def _extrapolated(windows: Windows, *, counter: bool, per_second: bool) -> Vecto
 
 
 def _reach(gap: Floats, average: Floats) -> Floats:
-    """Return the extrapolation over the gap between a sample and the window's edge."""
+    """Return how far to extrapolate over the gap between a sample and the window's edge."""
     return np.where(gap >= average * 1.1, average / 2, gap)
 
 

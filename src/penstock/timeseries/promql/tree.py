@@ -1,4 +1,4 @@
-"""A query's tree: its children, what it selects from storage, and what of it is not supported."""
+"""Syntax trees of queries: their children, the data they select, and checks for unsupported parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Grid:
 
     @property
     def end_ms(self) -> int:
-        """The last step."""
+        """Time of the last step."""
         return self.start_ms + (self.count - 1) * self.step_ms
 
     @property
@@ -40,7 +40,7 @@ class OutOfRange(InvalidInput):
 
 
 DEPTH_MAX: Final = 200
-"""Trees are evaluated by recursion; this leaves room within Python's own limit."""
+"""Limit on the depth of trees. They are evaluated recursively; this stays well within Python's limit."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,7 +57,7 @@ _Shifted: TypeAlias = ast.VectorSelector | ast.SubqueryExpr
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The data that a selector needs from storage: all samples with `start_ms <= timestamp <= end_ms`."""
+    """The data that a selector reads from storage: all samples with `start_ms <= timestamp <= end_ms`."""
 
     matchers: tuple[Matcher, ...]
     start_ms: int
@@ -79,7 +79,7 @@ class Placement:
     steps_max: int
 
     def times(self, node: _Shifted, grid: Grid) -> Times:
-        """Return the time that each step of the grid reads, after `@` and `offset`."""
+        """Return the time that each step of the grid reads, with `@` and `offset` applied."""
         times = grid.times
         at = node.at
         if at is not None:
@@ -92,7 +92,8 @@ class Placement:
         return Selection(matchers_of(node), int(times.min()) - range_ms + 1, int(times.max()))
 
     def inner_grid(self, node: ast.SubqueryExpr, grid: Grid) -> Grid:
-        """Return the steps of a subquery: multiples of its step, independent of the query's steps.
+        """Return the steps of a subquery. They are multiples of its own step, independent of the query's
+        steps.
 
         Raises `TooManySamples` if there are too many of them.
         """
@@ -134,14 +135,14 @@ def unwrapped(node: ast.Expr) -> ast.Expr:
 
 
 def literal_text(node: ast.Expr) -> str:
-    """Return the text of a literal, in parentheses or not. The node must be one."""
+    """Return the text of a node that is a string literal, possibly in parentheses."""
     inner = unwrapped(node)
     assert isinstance(inner, ast.StringLiteral)
     return inner.val
 
 
 def matchers_of(node: ast.VectorSelector) -> tuple[Matcher, ...]:
-    """Return every matcher, including the metric's name. Raises `InvalidInput` for an invalid one."""
+    """Return all matchers, including the metric's name. Raises `InvalidInput` for an invalid one."""
     named = [Matcher(MatchOp.EQUAL, METRIC_NAME, node.name)] if node.name else []
     return (*named, *(_matcher(matcher) for matcher in node.matchers.matchers))
 
@@ -160,7 +161,7 @@ def children(node: ast.Expr) -> list[ast.Expr]:
 
 
 def check_supported(tree: ast.Expr, functions: frozenset[str], aggregations: frozenset[str]) -> None:
-    """Check that a query is supported. Raises `UnsupportedQuery` that names the part that is not."""
+    """Raise `UnsupportedQuery`, which names the unsupported part, if a query is not supported."""
     waiting = [(tree, 1)]
     while waiting:
         node, depth = waiting.pop()
@@ -171,7 +172,7 @@ def check_supported(tree: ast.Expr, functions: frozenset[str], aggregations: fro
 
 
 def selections(node: ast.Expr, grid: Grid, placement: Placement) -> Iterator[Selection]:
-    """Yield the selection of each selector in the tree; subqueries use their own steps."""
+    """Yield the selection of each selector in the tree. Subqueries use their own steps."""
     if isinstance(node, ast.MatrixSelector):
         yield placement.selection(node.vector_selector, grid, milliseconds(node.range))
     elif isinstance(node, ast.VectorSelector):
@@ -183,9 +184,9 @@ def selections(node: ast.Expr, grid: Grid, placement: Placement) -> Iterator[Sel
 
 
 def shared_selections(wanted: Iterable[Selection]) -> tuple[Selection, ...]:
-    """Selections that cover all of `wanted`: those of the same series whose times meet are one.
+    """Return selections that cover `wanted`. Merge those with the same matchers and adjacent times.
 
-    Apart from each other they stay apart: what lies between them is not wanted.
+    Selections with a gap between them stay separate, because the data in the gap is not needed.
     """
     by_matchers: dict[tuple[Matcher, ...], list[Selection]] = {}
     for one in sorted(wanted, key=lambda one: one.start_ms):

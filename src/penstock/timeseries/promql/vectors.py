@@ -1,4 +1,4 @@
-"""The value of an expression at every step: a vector of series, one number, or a text.
+"""Values of an expression at every step: a vector of series, a number, or a string.
 
 Presence is a separate mask, because NaN is an ordinary value.
 """
@@ -29,7 +29,7 @@ SAME_LABELS = "vector cannot contain metrics with the same labelset"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """An instant vector per step: one row per series, one column per step, and where there is a value."""
+    """An instant vector per step: a row per series, a column per step, and a mask of present values."""
 
     labels: Sequence[Labels]
     values: Floats
@@ -45,15 +45,15 @@ class Vectors:
         return Vectors([self.labels[row] for row in index.tolist()], self.values[index], self.present[index])
 
     def where(self, present: Mask) -> Vectors:
-        """Return only values present in the mask, without rows that become empty."""
+        """Return only the values in the mask, without rows that become empty."""
         return Vectors(self.labels, self.values, self.present & present).compact()
 
     def with_values(self, values: Floats) -> Vectors:
-        """Other values in the same places, without the metric's name: they are no longer that metric."""
+        """Replace the values and drop the metric's name, because they no longer belong to that metric."""
         return merged([labels.without_name() for labels in self.labels], values, self.present)
 
     def compact(self) -> Vectors:
-        """Without the rows that have no value at any step."""
+        """Drop the rows that have no value at any step."""
         some = self.present.any(axis=1)
         return self if bool(some.all()) else self.rows(np.flatnonzero(some))
 
@@ -67,7 +67,7 @@ class Scalars:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, the same at every step."""
+    """A string, the same at every step."""
 
     value: str
 
@@ -91,9 +91,9 @@ def rows_by_group(groups: Integers, count: int) -> list[Integers]:
 
 
 def merged(labels: Sequence[Labels], values: Floats, present: Mask, conflict: str = SAME_LABELS) -> Vectors:
-    """Rows of one label set as one row. It makes no more cells than it is given, which are charged already.
+    """Merge rows with the same labels. The result has no more cells than the input, which is already charged.
 
-    Raises `ExecutionError` with `conflict` if two of them have a value at one step.
+    Raises `ExecutionError` with `conflict` if two such rows have a value at the same step.
     """
     distinct, groups = group_by(labels)
     if len(distinct) == len(labels):
@@ -111,13 +111,13 @@ def merged(labels: Sequence[Labels], values: Floats, present: Mask, conflict: st
 
 _BLOCK_CELLS_MAX: Final = 1 << 20
 _PIECE_ITEMS_MAX: Final = 1 << 25
-"""Items that numpy reduces in some hundredths of a second, between two checks of the time."""
+"""Number of items to reduce between two checks of the time. It takes numpy a few hundredths of a second."""
 _KEY_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Concatenated series: row `i` is `bounds[i]` to `bounds[i + 1]` of both buffers, in order."""
+    """Concatenated series. Row `i` is `bounds[i]` to `bounds[i + 1]` of both buffers, in order."""
 
     labels: Sequence[Labels]
     bounds: Integers
@@ -126,7 +126,7 @@ class Rows:
 
     @classmethod
     def of(cls, series: Sequence[tuple[Labels, Times, Floats]]) -> Rows:
-        """Rows sorted by their labels."""
+        """Create rows sorted by their labels."""
         ordered = sorted(series, key=lambda one: one[0])
         counts = [len(timestamps) for _, timestamps, _ in ordered]
         return cls(
@@ -137,7 +137,7 @@ class Rows:
         )
 
     def without_stale(self) -> Rows:
-        """Without the markers: a range sees samples only."""
+        """Drop stale markers, because range functions use only samples."""
         kept = ~is_stale(self.values)
         if bool(kept.all()):
             return self
@@ -158,7 +158,8 @@ class Rows:
         return np.concatenate(parts)
 
     def _positions(self, rows: range, times: Times, low: int, reach: int) -> Integers:
-        """Search all rows in one pass: the row is the high part of the key, the time the low part."""
+        """Search all rows in one pass, with keys whose high part is the row and whose low part is the
+        time."""
         first, last = int(self.bounds[rows.start]), int(self.bounds[rows.stop])
         counts = np.diff(self.bounds[rows.start : rows.stop + 1])
         offsets = np.arange(len(rows), dtype=np.int64) * reach
@@ -170,7 +171,7 @@ class Rows:
 def latest(rows: Rows, times: Times, lookback_ms: int) -> tuple[Vectors, Times]:
     """Return the last sample of each row in `(time - lookback, time]`, and its timestamp.
 
-    A row whose last sample is a stale marker has no value there.
+    A row whose last sample is a stale marker has no value at that step.
     """
     after = rows.positions(times)
     shape = after.shape
@@ -188,10 +189,10 @@ def latest(rows: Rows, times: Times, lookback_ms: int) -> tuple[Vectors, Times]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some windows side by side: column `j` holds window `j`, its samples first, then nothing.
+    """A group of windows as columns. Column `j` holds the samples of window `j`, followed by padding.
 
-    Where `inside` is false, `values` is 0 and `seconds` means nothing. `seconds` counts from the
-    window's end.
+    Where `inside` is false, `values` is 0 and `seconds` is undefined. `seconds` is relative to the window's
+    end.
     """
 
     values: Floats
@@ -203,7 +204,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """For each row and step a slice `low[row, step]` to `high[row, step]` of the rows' buffers."""
+    """Windows of samples: for each row and step, `low[row, step]` to `high[row, step]` of the rows'
+    buffers."""
 
     rows: Rows
     ends: Times
@@ -211,11 +213,11 @@ class Windows:
     low: Integers
     high: Integers
     check: Callable[[], None]
-    """Called between pieces of work; raises when it has to end."""
+    """Called between pieces of work. It raises to stop the work."""
 
     @classmethod
     def over(cls, rows: Rows, ends: Times, range_ms: int, check: Callable[[], None]) -> Windows:
-        """Windows of `range_ms` that end at `ends`, over samples without stale markers."""
+        """Create windows of `range_ms` that end at `ends`. `rows` must not contain stale markers."""
         return cls(rows, ends, range_ms, rows.positions(ends - range_ms), rows.positions(ends), check)
 
     @property
@@ -223,21 +225,21 @@ class Windows:
         return self.high - self.low
 
     def at(self, index: Integers) -> tuple[Times, Floats]:
-        """Timestamp and value at a place in the buffers; places outside give those of the nearest one."""
+        """Return the timestamps and values at positions in the buffers. Positions outside are clamped."""
         if not len(self.rows.values):
             return np.zeros(index.shape, np.int64), np.zeros(index.shape)
         inside = np.clip(index, 0, len(self.rows.values) - 1)
         return self.rows.timestamps[inside], self.rows.values[inside]
 
     def vectors(self, values: Floats, present: Mask, *, keep_name: bool = False) -> Vectors:
-        """Make the result of a function: a value per window, without the metric's name unless kept."""
+        """Create the result of a function: a value per window. Drop the metric's name unless `keep_name`."""
         found = Vectors(self.rows.labels, values, present).compact()
         if keep_name:
             return found
         return merged([labels.without_name() for labels in found.labels], found.values, found.present)
 
     def fold(self, function: Callable[[Block], Floats], count_min: int = 1) -> Vectors:
-        """`function` over every window of at least `count_min` samples."""
+        """Apply `function` to every window of at least `count_min` samples."""
         counts = self.counts
         present = counts >= count_min
         values = np.zeros(counts.shape)
@@ -248,7 +250,7 @@ class Windows:
         return self.vectors(values, present)
 
     def reduce(self, ufunc: np.ufunc, items: Floats, low: Integers, high: Integers) -> Floats:
-        """`ufunc` over `items[low:high]` of every window where that is not empty, 0 elsewhere."""
+        """Apply `ufunc` to `items[low:high]` of every window. The result is 0 where that is empty."""
         values = np.zeros(low.shape)
         some = high > low
         edges = np.stack((low[some], high[some]), axis=1)
@@ -262,7 +264,8 @@ class Windows:
         return values
 
     def _blocks(self, present: Mask) -> Iterator[tuple[Integers, Integers, Block]]:
-        """Windows in pieces of bounded size, those of like size together so that little is padding."""
+        """Yield windows in blocks of bounded size. Windows of similar size share a block to limit the
+        padding."""
         row, step = np.nonzero(present)
         counts = self.counts[row, step]
         order = np.argsort(counts, kind="stable")
@@ -284,7 +287,7 @@ class Windows:
 
 
 def _pieces(work: Integers) -> Iterator[slice]:
-    """Yield groups of neighbours with bounded total work; one that exceeds the bound is a group alone."""
+    """Yield groups of neighbours with bounded total work. An item above the bound is a separate group."""
     done = np.cumsum(work)
     first = 0
     while first < len(work):
@@ -295,7 +298,7 @@ def _pieces(work: Integers) -> Iterator[slice]:
 
 
 def checked_labels(labels: Labels, maker: str) -> Labels:
-    """Check that labels could be stored. Raises `ExecutionError` that names the limit."""
+    """Return `labels` if they could be stored. Raise `ExecutionError`, which names the limit, otherwise."""
     total = 0
     for name, value in labels:
         size = _size(name) + _size(value)

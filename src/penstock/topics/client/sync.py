@@ -1,4 +1,4 @@
-"""The blocking client: the same names, with calls that wait. For scripts and Spark tasks.
+"""Blocking form of the client, with the same names, for scripts and Spark tasks.
 
 with Client("http://127.0.0.1:4000") as client:
     client.write("clicks", [{"user": 1}])

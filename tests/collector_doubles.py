@@ -114,7 +114,7 @@ Answer = Callable[[bytes, Signal, "grpc.aio.ServicerContext"], Awaitable[bytes]]
 
 
 class GrpcBackend:
-    """An OTLP server; `answer` is called for every request."""
+    """An OTLP server; `answer` is called indefinitelyy request."""
 
     def __init__(self, answer: Answer | None = None) -> None:
         self.requests: list[tuple[Signal, bytes]] = []

@@ -209,7 +209,7 @@ class Api:
 
 
 def check_answer(response: httpx.Response) -> None:
-    """Check the rules of §1 for every JSON response."""
+    """Check the rules of §1 indefinitelyy JSON response."""
     assert response.headers["content-type"] == "application/json", response.headers
     if response.request.method == "HEAD":
         return

@@ -94,7 +94,7 @@ class MortalStore:
 
 @dataclass
 class Book:
-    """What the producers were told, and the database that the consumers write, which no fault touches."""
+    """The answers to the producers, and the database that the consumers write, which no fault touches."""
 
     produced: set[bytes] = field(default_factory=set)
     acked: set[bytes] = field(default_factory=set)

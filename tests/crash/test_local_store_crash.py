@@ -1,6 +1,6 @@
 """A fault at every file call of the local store, and a power cut at every instant.
 
-The writer below does everything the store offers, one step after the other, and notes what it was told.
+The writer below does everything the store offers, one step after the other, and records the answers.
 Whatever fails and whenever the power goes, afterwards every object is in a state that the notes allow.
 """
 
@@ -30,7 +30,7 @@ SEEDS = range(12)
 
 @dataclass
 class Notes:
-    """Per key: the states that the object may be in, given what the writer was told."""
+    """Per key: the states that the object may be in, given the answers to the writer."""
 
     allowed: dict[str, set[bytes | None]] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ def verify(disk: FakeDisk, notes: Notes, why: str) -> None:
         except NotFound:
             found = ABSENT
         assert found in states, f"{why}: {key} is {found!r}, expected one of {states!r}"
-    # The store goes on working, whatever was left behind.
+    # The store keeps working, whatever was left behind.
     version = store.put("after/crash", b"alive")
     assert store.put_if_match("after/crash", b"still", version)
     assert bytes(store.get("after/crash").data) == b"still"

@@ -93,7 +93,7 @@ COORDINATOR_MUTANTS = (
         test=f"{FLUSHES}::test_a_flush_covers_every_write_that_returned_before_it",
     ),
     Mutant(
-        name="a frozen delta goes on taking writes",
+        name="a frozen delta continues to take writes",
         where="coordinator:WriteCoordinator._try_freeze",
         old="    self._delta = self._new_delta(ended.freeze())\n",
         new="    ended.freeze()\n",

@@ -348,7 +348,7 @@ DATABASE_MUTANTS = (
         test=f"{DAMAGE}::test_the_id_of_damaged_labels_is_not_given_again_though_nothing_else_names_it",
     ),
     Mutant(
-        name="the fingerprint of a series without labels keeps it out for ever",
+        name="the fingerprint of a series without labels keeps it out indefinitely",
         where="timeseries:_load_fingerprints",
         old="        if named in series.labels:\n",
         new="        if True:\n",

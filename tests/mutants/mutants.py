@@ -466,7 +466,7 @@ MUTANTS = (
         test=f"{FILE_ACCESS}::test_a_data_directory_in_use_names_the_holder_and_whether_it_is_stopped",
     ),
     Mutant(
-        name="files are created for everybody to read",
+        name="files are created indefinitelyybody to read",
         where="storage:DataModes",
         old="    file: int = 0o600\n",
         new="    file: int = 0o644\n",

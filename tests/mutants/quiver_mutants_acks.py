@@ -29,7 +29,7 @@ QUIVER_ACK_MUTANTS = (
         test=f"{BOOK}::test_replayed_records_are_not_trusted_before_a_checkpoint_of_this_process",
     ),
     Mutant(
-        name="the ack log goes on in a file whose sync failed",
+        name="the ack log continues in a file whose sync failed",
         where="quiver:OffsetLogWriter._write",
         old="    except BaseException:\n        self._give_up()\n        raise\n",
         new="    except BaseException:\n        raise\n",
@@ -43,7 +43,7 @@ QUIVER_ACK_MUTANTS = (
         test=f"{BOOK}::test_the_mark_stops_before_a_segment_that_is_not_fully_resolved",
     ),
     Mutant(
-        name="segment numbers start anew when every file is gone",
+        name="segment numbers start again when every file is gone",
         where="quiver:OffsetState.apply",
         old="    self.highest_seq = max(self.highest_seq, _segment_of(record))\n",
         new="",

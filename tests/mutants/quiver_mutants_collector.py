@@ -123,7 +123,7 @@ COLLECTOR_MUTANTS = (
         test=f"{COURIER}::test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down",
     ),
     Mutant(
-        name="a request beyond a cap stops a queue for ever",
+        name="a request beyond a cap stops a queue indefinitely",
         where="collector:BufferExportWorker._records",
         old="        except (InvalidInput, LimitExceeded) as error:\n",
         new="        except InvalidInput as error:\n",

@@ -162,7 +162,7 @@ QUIVER_WAL_MUTANTS = (
         test=f"{ADMISSION}::test_space_is_reserved_once",
     ),
     Mutant(
-        name="what is left of the log keeps large bundles out for ever",
+        name="what is left of the log keeps large bundles out indefinitely",
         where="quiver:DiskSpace._cut_active_log",
         old="            self._appender.rotate()\n            self._flusher.cut_log()\n",
         new="            pass\n",
@@ -183,14 +183,14 @@ QUIVER_WAL_MUTANTS = (
         test=f"{ADMISSION}::test_a_bundle_that_is_not_accepted_releases_its_space",
     ),
     Mutant(
-        name="marks of the log keep its files for ever",
+        name="marks of the log keep its files indefinitely",
         where="quiver:Appender.rotate",
         old="            self._committer.rotate(self._skip_marks)\n",
         new="            self._committer.rotate()\n",
         test=f"{ADMISSION}::test_marks_of_the_log_do_not_block_bundles",
     ),
     Mutant(
-        name="marks from before a restart keep the log for ever",
+        name="marks from before a restart keep the log indefinitely",
         where="quiver:Core._replay",
         old="        self.memtable.add((), end=self.wal.active_start)\n",
         new="        pass\n",

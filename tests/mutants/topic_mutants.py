@@ -425,7 +425,7 @@ TOPIC_MUTANTS = (
         test=f"{PROMISES}::test_a_sync_covers_everything_that_was_written_before_it",
     ),
     Mutant(
-        name="a file goes on after a failed sync",
+        name="a file is used after a failed sync",
         where="storage:AppendLog.sync",
         old="self._active().datasync()\n    except BaseException:\n        self._break()\n",
         new="self._active().datasync()\n    except BaseException:\n",
@@ -753,7 +753,7 @@ TOPIC_MUTANTS = (
         test=f"{WORK}::test_a_waiting_stream_is_woken_immediately",
     ),
     Mutant(
-        name="a stream that hangs is given jobs for ever",
+        name="a stream that hangs is given jobs indefinitely",
         where="topics:WorkerSession.takes_jobs",
         old="    return self.is_open and not self.expired\n",
         new="    return self.is_open\n",
@@ -823,7 +823,7 @@ TOPIC_MUTANTS = (
         test=f"{QUEUE_FAULTS}::test_a_claim_that_cannot_be_logged_does_not_count_as_a_delivery",
     ),
     Mutant(
-        name="a letter that is refused is tried first for ever",
+        name="a letter that is refused is tried first indefinitely",
         where="topics:LeaseTable._park",
         old="    self._stuck.append(seq)\n",
         new="    self._stuck.appendleft(seq)\n",
@@ -1081,7 +1081,7 @@ TOPIC_MUTANTS = (
         test=f"{STRONG}::test_a_copy_waits_for_the_sync_of_its_original",
     ),
     Mutant(
-        name="a page goes on behind its bound",
+        name="a page continues after its bound",
         where="topics:PageCursor.step",
         old="    bound = self._last_seq() + 1\n",
         new="    bound = self._index.head_seq + 1\n",

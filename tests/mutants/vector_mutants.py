@@ -48,7 +48,7 @@ VECTOR_MUTANTS = (
         test=f"{STORE}::test_the_last_write_to_an_id_wins_inside_a_flush_and_across_flushes",
     ),
     Mutant(
-        name="a flusher goes on after a failure",
+        name="a flusher continues after a failure",
         where="vector:VectorFlusher.flush",
         old="    self._is_poisoned = True\n",
         new="",
@@ -153,7 +153,7 @@ VECTOR_MUTANTS = (
         test=f"{API}::test_an_acknowledged_write_is_durable_and_found",
     ),
     Mutant(
-        name="ids begin anew where the block is damaged",
+        name="ids begin again where the block is damaged",
         where="vector:_check_block",
         old="        blocks.skip_past(max(first, last))\n",
         new="        pass\n",

@@ -1,6 +1,6 @@
-"""A database process that journals what it was told: `kill_coordinator.py STORE JOURNAL NAME`.
+"""A database process that journals the answers it gets: `kill_coordinator.py STORE JOURNAL NAME`.
 
-It notes a word before it is written and again when it is durable, and goes on until it is killed.
+It notes a word before it is written and again when it is durable, and continues until it is killed.
 """
 
 from __future__ import annotations

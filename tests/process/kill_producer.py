@@ -1,6 +1,6 @@
-"""A producer process that journals what it was told: `kill_producer.py STORE JOURNAL NAME`.
+"""A producer process that journals the answers it gets: `kill_producer.py STORE JOURNAL NAME`.
 
-It writes a line before each call and another after its ack, and goes on until it is killed.
+It writes a line before each call and another after its ack, and continues until it is killed.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Plant:
         assert code == 0, err
 
     def wait_for_acks(self, count: int) -> None:
-        """Until the producers were told `count` times that their records are durable."""
+        """Until the producers learned `count` times that their records are durable."""
         deadline = time.monotonic() + PATIENCE_S
         while len(self.journaled("acked")) < count:
             assert time.monotonic() < deadline, "the producers make no progress"

@@ -33,7 +33,7 @@ Records = tuple[list[bytes], bytes]
 
 
 class Source(threading.Thread):
-    """Produces batches until it is told to stop; one of ten holds a record that nobody can read."""
+    """Produces batches until it is stopped; one of ten holds a record that nobody can read."""
 
     def __init__(self, queue: Path, make: Callable[[int], Records]) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ class Told:
             elif kind == "acked":
                 first, last = int(words[2]), int(words[3])
                 for seq in range(first, last + 1):
-                    # An ephemeral topic goes on behind its last checkpoint.
+                    # An ephemeral topic continues after its last checkpoint.
                     assert words[0] == "ephemeral" or seq not in self.acked[words[0]], (
                         f"{words[0]} {seq} was acknowledged twice"
                     )

@@ -206,8 +206,8 @@ class World:
     async def transact(self, name: str, skew_ms: int, versions: int) -> None:
         """Run a query that commits one version after the other, and repeats a version until it is confirmed.
 
-        It crashes in the middle of anything, and repeats some of what it was told is done: each version is in
-        the queue once. Every run stores its records anew.
+        It crashes in the middle of anything and repeats versions that were reported as done. Each version
+        is in the queue once. Every run stores its records again.
         """
         rng = self.sim.child_rng(name)
         for version in range(versions):

@@ -48,7 +48,7 @@ async def parked(
     """Start a poll and wait until the server has begun it, which updates the topic's read time."""
     before = await last_read(other, topic)
     task = asyncio.create_task(poll(client, topic, **fields))
-    for _ in range(100):  # two looks within one millisecond cannot be told apart
+    for _ in range(100):  # two looks within one millisecond cannot be distinguished
         if await last_read(other, topic) != before:
             break
         await asyncio.sleep(0.002)

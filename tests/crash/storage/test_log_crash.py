@@ -1,8 +1,8 @@
 """A fault at every file call of the append log, and a power cut at every instant.
 
 The writer below appends alone and in groups, with and without a sync, lets the log rotate, marks, prepares
-and drops, and notes what it was told. Whatever fails and whenever the power goes, afterwards the log holds
-what the notes ask for, nothing that they forbid, and goes on working.
+and drops, and records the answers. Whatever fails and whenever the power goes, afterwards the log holds
+what the notes ask for, nothing that they forbid, and keeps working.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CRASHES = [DiskFault.CRASH_BEFORE, DiskFault.CRASH_AFTER]
 
 @dataclass
 class Notes:
-    """What the writer was told of each record, by its number."""
+    """The answer that the writer got for each record, by its number."""
 
     attempted: int = 0
     delivered: list[int] = field(default_factory=list)
@@ -125,7 +125,7 @@ def work(disk: FakeDisk, notes: Notes) -> None:
     writer.do(writer.log.mark)
     disk.plan = None
     writer.write(True)
-    assert notes.delivered[-1] == notes.attempted - 1, "when the faults stop, the log goes on"
+    assert notes.delivered[-1] == notes.attempted - 1, "when the faults stop, the log continues"
     assert notes.durable == len(notes.delivered)
     writer.log.close()
 

@@ -4,7 +4,7 @@ The writer below takes an engine through everything that touches a disk: topics 
 writes are committed alone and in groups; the log rotates; checkpoints append to segments, seal them, move
 them to a cold directory and drop what is dead; records are deleted by prefix and by tag. It notes what it was
 told. Whatever fails and whenever the power goes, afterwards the data directory holds what the notes ask for,
-nothing that they forbid, and goes on working; and recovering it twice is recovering it once.
+nothing that they forbid, and keeps working; and recovering it twice is recovering it once.
 
 `PENSTOCK_SOAK=1` strikes at every call instead of every few.
 """
@@ -189,7 +189,7 @@ async def work(world: World, writer: Writer) -> None:
         if not life.made:
             await writer.make(name)
         await writer.write(name)
-        assert writer.lives[name].writes[-1].first_seq, "when the faults stop, everything goes on"
+        assert writer.lives[name].writes[-1].first_seq, "when the faults stop, everything continues"
 
 
 async def work_and_close(world: World, writer: Writer) -> None:

@@ -113,7 +113,7 @@ async def live(world: World, *, closed: bool, snapshots: bool = True) -> Lived:
 
 
 async def read(engine: Engine, name: str, from_seq: int) -> tuple[dict[int, object], list[Tombstone], bool]:
-    """Records and gaps after `from_seq`, and whether the reader is told that something is unreadable."""
+    """Records and gaps after `from_seq`, and whether the reader learns that something is unreadable."""
     found: dict[int, object] = {}
     gaps: list[Tombstone] = []
     while True:

@@ -57,7 +57,7 @@ def tiers_of(disk: FakeDisk) -> Tiers:
 
 @dataclass
 class Keeper:
-    """Does what an engine does with the segments of a topic, and notes what it was told."""
+    """Does what an engine does with the segments of a topic, and records the answers."""
 
     disk: FakeDisk
     entries: dict[int, SegmentEntry] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def check_records(
 def go_on(
     disk: FakeDisk, keeper: Keeper, entries: list[SegmentEntry], gone: frozenset[int], number: int
 ) -> None:
-    """Whatever was left behind, the life of the segments goes on."""
+    """Whatever was left behind, the life of the segments continues."""
     after = Keeper(disk, {entry.first_seq: entry for entry in entries}, set(keeper.deleted), number=number)
     after.start(301, 2)
     for entry in entries:

@@ -213,7 +213,7 @@ def test_the_collector_waits_for_the_delay_a_destination_requests(tmp_path: Path
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """Ignore the warnings that the SDK emits for every retry."""
+    """Ignore the warnings that the SDK emits indefinitelyy retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -238,7 +238,7 @@ async def test_the_sdk_waits_for_the_requested_delay(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_sdk() -> Iterator[None]:
-    """Ignore the warnings that the SDK emits for every retry."""
+    """Ignore the warnings that the SDK emits indefinitelyy retry."""
     logger = logging.getLogger("opentelemetry")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -3,7 +3,7 @@
     python -m tests.unit.compatibility.surface [MODULE:NAME ...]
 
 writes `tests/golden/surface` again, with these names of Python in addition. Do that only for an addition, or
-for a removal that the changelog announces: `test_surface` fails for every other difference. The interface
+for a removal that the changelog announces: `test_surface` fails indefinitelyy other difference. The interface
 of a package may have more names, for other packages; users are promised those that `python.json` lists.
 """
 

@@ -220,7 +220,7 @@ async def broken() -> SlateStorage:
         except binding.Error:
             pass
         await asyncio.sleep(0.01)
-    raise AssertionError("SlateDB goes on")
+    raise AssertionError("SlateDB continues")
 
 
 async def test_a_database_that_stopped_permanently_is_not_reported_as_one_to_retry() -> None:

@@ -53,12 +53,12 @@ def keys(cls: type) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_every_key_of_a_node_is_told(name: str) -> None:
+def test_every_key_of_a_node_is_documented(name: str) -> None:
     told = words(section(REFERENCE, name))
     assert keys(SECTIONS[name]) - ONE_SIDED <= told
 
 
-def test_the_keys_of_the_file_are_told() -> None:
+def test_the_keys_of_the_file_are_documented() -> None:
     told = words(section(REFERENCE, "The file"))
     assert {"nodes", "dead_letters", "drain_timeout", "cores"} <= told
     assert {f"telemetry.{field.name}" for field in dataclasses.fields(TelemetrySettings)} <= told

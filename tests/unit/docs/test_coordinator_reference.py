@@ -25,7 +25,7 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"`([\w.]+)", text))
 
 
-def test_settings_are_told_with_their_defaults() -> None:
+def test_settings_are_documented_with_their_defaults() -> None:
     rows = {
         row.split("|")[1].strip().strip("`"): row.split("|")[2].strip()
         for row in section("config.md", "CoordinatorConfig").splitlines()
@@ -38,7 +38,7 @@ def test_settings_are_told_with_their_defaults() -> None:
             assert rows[name] == f"`{getattr(default, 'value', default)}`", name
 
 
-def test_metrics_are_told_and_no_others() -> None:
+def test_metrics_are_documented_and_no_others() -> None:
     registry = Registry()
     Instruments(registry)
     told = words(section("metrics.md", "Write coordination")) - {"timeseries_write_coordinator_flush_total"}
@@ -46,7 +46,7 @@ def test_metrics_are_told_and_no_others() -> None:
     assert {word for word in told if word.startswith("write_coordinator_")} == names
 
 
-def test_errors_are_told() -> None:
+def test_errors_are_documented() -> None:
     errors = {
         name
         for name in promised_names("penstock.coordinator")
@@ -56,7 +56,7 @@ def test_errors_are_told() -> None:
     assert errors <= words(section("errors.md", "Write coordination (`penstock.coordinator`)"))
 
 
-def test_every_public_name_is_told() -> None:
+def test_every_public_name_is_documented() -> None:
     text = section("api.md", "`penstock.coordinator`")
     assert [
         name for name in promised_names("penstock.coordinator") if not re.search(rf"\b{name}\b", text)

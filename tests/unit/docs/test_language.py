@@ -56,3 +56,15 @@ def test_the_report_can_be_read_by_programs(tmp_path: Path, capsys: pytest.Captu
 def test_every_page_and_package_is_read() -> None:
     names = {path.name for path in files_of((*PLACES, *PAGES))}
     assert {"README.md", "CHANGELOG.md", "producer.py", "glossary.md", "app.js"} <= names
+
+
+@pytest.mark.parametrize("place", ["src/penstock", "docs", "examples", "deploy", "tools", *PAGES])
+def test_no_word_that_is_never_right_is_left(place: str) -> None:
+    found = [
+        f"{remark.file}:{remark.line}: {remark.text}"
+        for path in files_of([place])
+        for passage in passages_of(path)
+        for remark in remarks_on(passage)
+        if remark.kind == "never"
+    ]
+    assert not found, "\n".join(found)

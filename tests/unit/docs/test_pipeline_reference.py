@@ -54,13 +54,13 @@ def test_every_plain_default_is_stated(title: str, kind: type) -> None:
         assert (told[field.name][2] == "required") == required, field.name
 
 
-def test_merge_and_the_one_key_of_the_source_are_told() -> None:
+def test_merge_and_the_one_key_of_the_source_are_documented() -> None:
     for field in dataclasses.fields(sink_spec.MergeSpec):
         assert f"`{field.name}` (list, required)" in section("delta")
     assert [field.name for field in dataclasses.fields(spec.SourceSpec)] == ["buffer"]
 
 
-def test_the_columns_of_a_letter_are_told() -> None:
+def test_the_columns_of_a_letter_are_documented() -> None:
     told = set(re.findall(r"`(\w+)`", section("The dead-letter table")))
     assert {column.split()[0] for column in LETTER_COLUMNS.split(", ")} <= told
 

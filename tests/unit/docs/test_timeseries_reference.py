@@ -29,7 +29,7 @@ def first_words(text: str) -> set[str]:
     return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_path_is_told_with_its_methods() -> None:
+def test_every_path_is_documented_with_its_methods() -> None:
     settings = TimeSeriesSettings()
     api = TimeSeriesApi(settings, clock=SYSTEM_CLOCK, registry=Registry())
     app = timeseries_app(api, settings)
@@ -47,20 +47,20 @@ def test_every_path_is_told_with_its_methods() -> None:
         assert methods == set(row.split("|")[2].strip().split(", ")), path
 
 
-def test_settings_are_told() -> None:
+def test_settings_are_documented() -> None:
     for kind in (TimeSeriesConfig, TimeSeriesSettings):
         fields = {field.name for field in dataclasses.fields(kind)}
         assert first_words(section(PAGE, kind.__name__)) == fields
 
 
-def test_options_of_the_command_are_told() -> None:
+def test_options_of_the_command_are_documented() -> None:
     text = section((REFERENCE / "cli.md").read_text(encoding="utf-8"), "`penstock timeseries serve`")
     told = {option for cell in first_words(text) for option in re.findall(r"--[a-z-]+", cell)}
     options = {name for one in serve.params if isinstance(one, click.Option) for name in one.opts}
     assert told == {name for name in options if name.startswith("--")}
 
 
-async def test_metrics_are_told() -> None:
+async def test_metrics_are_documented() -> None:
     from tests.unit.timeseries.database_doubles import config, disk
 
     from penstock.buffer import ConsumerConfig

@@ -63,7 +63,7 @@ def test_the_metrics_are_those_that_are_there() -> None:
     assert names == set(re.findall(r"`(fleet_\w+)", section("Probes")))
 
 
-def test_the_example_can_run_and_its_parts_have_the_names_that_are_told() -> None:
+def test_the_example_can_run_and_its_parts_have_the_names_that_are_documented() -> None:
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
     plan = plan_of(read_settings(yaml.safe_load(example), where="example"), base="/srv", key=Secret("k"))
     names = [part.name for part in plan.parts]

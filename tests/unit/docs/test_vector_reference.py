@@ -24,7 +24,7 @@ def section(page: str, title: str) -> str:
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-def test_settings_are_told_with_their_defaults() -> None:
+def test_settings_are_documented_with_their_defaults() -> None:
     rows = {
         row.split("|")[1].strip().strip("`"): row.split("|")[2].strip()
         for row in section("vector.md", "VectorConfig").splitlines()
@@ -37,19 +37,19 @@ def test_settings_are_told_with_their_defaults() -> None:
             assert rows[name] == f"`{getattr(default, 'value', default)}`", name
 
 
-def test_options_are_told() -> None:
+def test_options_are_documented() -> None:
     shown = CliRunner().invoke(cli, ["vector", "serve", "--help"]).output
     told = set(re.findall(r"`(--[a-z-]+)", section("vector.md", "Options")))
     assert told == set(re.findall(r"^  (--[a-z][a-z-]+)", shown, re.MULTILINE)) - {"--help"}
 
 
-def test_metrics_are_told() -> None:
+def test_metrics_are_documented() -> None:
     registry = Registry()
     VectorApi(VectorSettings(), clock=SYSTEM_CLOCK, registry=registry)
     told = set(re.findall(r"`(\w+)`", section("vector.md", "Metrics")))
     assert {name.replace(".", "_") for name in registry.snapshot()} <= told
 
 
-def test_every_public_name_is_told() -> None:
+def test_every_public_name_is_documented() -> None:
     text = section("api.md", "`penstock.vector`")
     assert [name for name in promised_names("penstock.vector") if not re.search(rf"\b{name}\b", text)] == []

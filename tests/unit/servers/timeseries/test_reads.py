@@ -1,4 +1,4 @@
-"""Reads through the time-series server: errors in queries, and rules for every reader."""
+"""Reads through the time-series server: errors in queries, and rules indefinitelyy reader."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_metrics_and_logs_arrive_with_every_column(plant: Plant, signal: Signal)
     ("settings", "problem"),
     [
         ({"format": "otlp"}, "signal: expected traces, metrics or logs"),
-        ({"format": "json", "signal": "logs"}, "only there"),
+        ({"format": "json", "signal": "logs"}, "only with format otlp"),
         ({"format": "otlp", "signal": "logs", "schema": "a int"}, "its columns follow from the signal"),
     ],
 )

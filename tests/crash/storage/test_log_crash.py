@@ -214,14 +214,14 @@ def test_a_crash_at_every_call_of_the_repair_loses_nothing(kind: DiskFault) -> N
 
 def _switching(disk: FakeDisk, first: int, second: PlannedFault) -> None:
     """Plan the second fault as soon as the first has struck."""
-    strike = disk._strike
+    inject = disk._inject
 
     def watched(plan: PlannedFault, number: int, name: str, path: str) -> None:
         if number == first:
             disk.plan = second
-        strike(plan, number, name, path)
+        inject(plan, number, name, path)
 
-    disk._strike = watched  # type: ignore[method-assign]
+    disk._inject = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("kind", [*CRASHES, *FAULTS], ids=lambda kind: kind.name.lower())

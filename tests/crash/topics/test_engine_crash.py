@@ -432,14 +432,14 @@ def test_a_checkpoint_that_failed_with_an_unknown_outcome_harms_nothing_later() 
 
 def _switching(disk: FakeDisk, first: int, second: PlannedFault) -> None:
     """Plan the second fault as soon as the first has struck."""
-    strike = disk._strike
+    inject = disk._inject
 
     def watched(plan: PlannedFault, number: int, name: str, path: str) -> None:
         if number == first:
             disk.plan = second
-        strike(plan, number, name, path)
+        inject(plan, number, name, path)
 
-    disk._strike = watched  # type: ignore[method-assign]
+    disk._inject = watched  # type: ignore[method-assign]
 
 
 def test_a_topic_that_is_not_there_is_not_there() -> None:

@@ -19,6 +19,7 @@ CAUGHT: Final = "text of any depth: RecursionError is caught, or `unreadable` is
 ANSWER: Final = "answers of a server without values of users"
 OWN: Final = "text that Penstock or Spark wrote itself, of a fixed shape, without values of users"
 KNOWN: Final[dict[str, tuple[int, str]]] = {
+    "buffer/fsck.py": (1, CAUGHT),
     "buffer/sharded.py": (1, OWN),
     "buffer/side_objects.py": (1, OWN),
     "buffer/transactions.py": (1, OWN),

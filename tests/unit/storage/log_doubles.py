@@ -70,12 +70,12 @@ def append(log: AppendLog, body: bytes, *, sync: bool = True) -> bool:
 class FillingDisk(FakeDisk):
     """A disk that gets full: no new name, no new bytes; what is allocated can be written and synced."""
 
-    def _strike(self, plan: PlannedFault, number: int, name: str, path: str) -> None:
+    def _inject(self, plan: PlannedFault, number: int, name: str, path: str) -> None:
         takes_room = name in {"create", "allocate", "write", "mkdir"} or (
             name == "rename" and not self._is_there(path)
         )
         if takes_room or plan.kind is not DiskFault.NO_SPACE:
-            super()._strike(plan, number, name, path)
+            super()._inject(plan, number, name, path)
 
     def _is_there(self, path: str) -> bool:
         try:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from penstock import http
 from penstock.coordinator import (
     CoordinatorConfig,
     Delta,
@@ -31,7 +32,6 @@ from penstock.coordinator import (
     WriteCoordinator,
 )
 from penstock.coordinator.slate import SlateStorage
-from penstock.http import process
 from penstock.metrics import Registry
 from penstock.servers.scheduling import shorten_slice
 from rounds import Plan, interleave, scratch
@@ -134,7 +134,7 @@ def over_slate(plan: Plan, work: Callable[[Storage], Awaitable[float]]) -> float
 
     shorten_slice()
     with scratch(plan) as root:
-        process.run(lambda stop: run(root.as_uri()))  # both sides run on the loop with a server's settings
+        http.run(lambda stop: run(root.as_uri()))  # both sides run on the loop with a server's settings
     return found[0]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from penstock.http import process
+from penstock.http.listener import settle, tune
 from penstock.topics import Engine, EngineConfig, NewRecord, TopicConfig
 from topics_floor import DiskFloor
 from topics_server import texts
@@ -73,13 +73,13 @@ async def _answer(root: Path, byte_count: int, pause_s: float) -> None:
     with DiskFloor(root / "floor", byte_count) as disk:
         async with await Engine.open(EngineConfig(data_dir=str(root / "data"))) as engine:
             await engine.put_topic(_TOPIC, TopicConfig(durable=True))
-            process.settle()
+            settle()
             for line in sys.stdin:
                 print(*await _measured(engine, disk, float(line), pause_s), flush=True)
 
 
 if __name__ == "__main__":
-    process.tune()
+    tune()
     Path(sys.argv[1]).mkdir()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_answer(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

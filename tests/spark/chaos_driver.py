@@ -20,6 +20,7 @@ from penstock.spark import build_session
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.ledger import Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
+from penstock.spark.pipeline.outputs import Output
 from penstock.spark.pipeline.spec import read_spec
 
 
@@ -57,7 +58,7 @@ def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
     steps = Steps(int(sys.argv[2]) if len(sys.argv) > 2 else None)
     steps.before(MicroBatches, "run")
-    steps.after(MicroBatches, "_save")
+    steps.after(Output, "save")
     steps.after(MicroBatches, "_merge")
     steps.after(Ledger, "write")
     conf = {

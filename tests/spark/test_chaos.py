@@ -24,6 +24,7 @@ from penstock.config import Setting
 from penstock.spark.pipeline import Pipeline, RunningPipeline
 from penstock.spark.pipeline.ledger import Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
+from penstock.spark.pipeline.outputs import Output
 from penstock.spark.pipeline.spec import read_spec
 
 DRIVER = Path(__file__).with_name("chaos_driver.py")
@@ -187,7 +188,7 @@ def test_a_micro_batch_that_ends_after_any_step_is_repeated_exactly(
 
         monkeypatch.setattr(owner, name, step)
 
-    counted(MicroBatches, "_save")
+    counted(Output, "save")
     counted(MicroBatches, "_merge")
     counted(Ledger, "write")
     for step in range(1, LAST_STEP + 1):

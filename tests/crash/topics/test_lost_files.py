@@ -20,7 +20,7 @@ from penstock.topics.model import Predicate, Tombstone
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.verify import verify
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 NAMES = ("a", "b", "d")
 STEPS = 6
